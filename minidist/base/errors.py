@@ -1,0 +1,53 @@
+"""Every way in which a run can be wrong has a name here, so that a program, a test and a person can tell them apart.
+
+An error message is one sentence that names the rank, the value, the place and the remedy. The classes carry no logic.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MinidistError(Exception):
+    """Base of every error that minidist raises on purpose."""
+
+
+class UsageError(MinidistError, ValueError):
+    """Wrong input from the user: a flag, a file, a shape. The command line prints it and exits with code 2."""
+
+
+class CommunicationError(MinidistError):
+    """Base of everything that can go wrong between ranks."""
+
+
+class DeadlockError(CommunicationError):
+    """Every unfinished rank waits for something that nobody will send or receive."""
+
+
+class MismatchError(CommunicationError):
+    """Two sides of one message disagree: another operation, dtype, shape or size."""
+
+
+class UnmatchedMessageError(CommunicationError):
+    """A message was sent and never received."""
+
+
+class UnwaitedRequestError(CommunicationError):
+    """A nonblocking operation was started and nobody waited for it."""
+
+
+class BufferReuseError(CommunicationError):
+    """A buffer changed while a nonblocking operation still used it."""
+
+
+class RankTimeoutError(CommunicationError):
+    """A rank computed, or waited, longer than --timeout."""
+
+
+class LauncherError(CommunicationError):
+    """The launcher and the MPI library do not belong together, or there are fewer slots than ranks."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

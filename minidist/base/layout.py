@@ -1,0 +1,58 @@
+"""Where the pieces of a global array are, as data: no communicator, no arrays.
+
+A strategy says *that* a tensor is split, this file says *how*: into chunks of nearly equal size, over which axis, along
+which dim. It also declares in which order gradient contributions are added (`GradientOrder`), because floating-point
+addition is not associative and "equal to one device, bit for bit" is a statement about an order.
+"""
+
+from dataclasses import dataclass
+
+
+def chunk_sizes(total: int, parts: int) -> list[int]:
+    """Sizes of `parts` consecutive chunks of `total` elements: the first `total % parts` get one more."""
+    if parts < 1:
+        raise ValueError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
+    quotient, remainder = divmod(total, parts)
+    return [quotient + 1] * remainder + [quotient] * (parts - remainder)
+
+
+def offsets(sizes: list[int]) -> list[int]:
+    """Start of each chunk, and the end of the last: `len(sizes) + 1` numbers."""
+    result = [0]
+    for size in sizes:
+        result.append(result[-1] + size)
+    return result
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one global tensor lies over a mesh.
+
+    `axes` and `dims` pair up: the tensor is cut along `dims[i]` over mesh axis `axes[i]`; on every other axis it is
+    replicated. `partial_over` names axes over which the values are still summands (a gradient before its reduction).
+    """
+
+    global_shape: tuple[int, ...]
+    axes: tuple[str, ...] = ()
+    dims: tuple[int, ...] = ()
+    partial_over: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.dims):
+            raise ValueError(f"layout has {len(self.axes)} axes {self.axes} but {len(self.dims)} dims {self.dims}")
+
+
+@dataclass(frozen=True)
+class GradientOrder:
+    """The declared order in which one parameter's gradient contributions are added.
+
+    A contribution is the gradient of one use site in one micro-batch, computed whole. The sum is nested: inside a
+    replica the pipeline stages are added in stage order; inside a stage the micro-batches are added in
+    `microbatches[stage]` (indices local to the replica), and inside a micro-batch the sites in backward order. Replicas
+    are added last, in rank order. When `synchronize_each` is true replicas are reduced after every micro-batch and the
+    reduced sums are then accumulated (ZeRO-2 and -3, DDP without `no_sync`).
+    """
+
+    replicas: int = 1
+    microbatches: tuple[tuple[int, ...], ...] = ((0,),)
+    synchronize_each: bool = False
