@@ -1,1 +1,1 @@
-"""The ground floor: arrays, errors, randomness, layouts and the trace. Knows neither tensors nor ranks' conversations."""
+"""The ground floor: arrays, errors, randomness, layouts and the trace. Knows no tensor and no rank's conversation."""

@@ -4,8 +4,9 @@ Lessons draw it, tests count it, closed forms are compared with it. A `Trace` be
 appended to; `TraceFile` functions write and read a whole run as JSON lines (one event a line, so that a killed run
 leaves a readable file).
 
-A message is recorded once on each side, at the moment its request is *posted* (`kind` "send" or "receive"), and its times
-are filled in when it completes. Volumes count payload bytes; the bytes of check headers stand in a column of their own.
+A message is recorded once on each side, at the moment its request is *posted* (`kind` "send" or "receive"), and its
+times are filled in when it completes. Volumes count payload bytes; the bytes of check headers stand in a column of
+their own.
 """
 
 import json
@@ -18,8 +19,8 @@ from typing import Any
 
 PURPOSES = (
     "gradient_reduce", "parameter_gather", "tensor_forward", "tensor_backward", "regather", "pipeline_activation",
-    "pipeline_gradient", "tied", "dispatch", "loss_divisor", "overflow", "clip_norm", "metrics", "checkpoint", "startup",
-    "parameter_push", "parameter_pull", "user",
+    "pipeline_gradient", "tied", "dispatch", "loss_divisor", "overflow", "clip_norm", "metrics", "checkpoint",
+    "startup", "parameter_push", "parameter_pull", "user",
 )  # fmt: skip
 
 _purpose: ContextVar[str] = ContextVar("minidist_message_purpose", default="user")

@@ -1,0 +1,22 @@
+"""The package as a whole: what an import must not do."""
+
+import subprocess
+import sys
+
+
+def imported_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has after `statement`."""
+    program = f"import sys; {statement}; print(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(process.stdout.split())
+
+
+def test_importing_minidist_imports_neither_mpi_nor_pictures():
+    """Importing mpi4py starts MPI, in a process that may be no rank; matplotlib takes half a second."""
+    assert not imported_by("import minidist") & {"mpi4py", "matplotlib", "cupy", "torch"}
+
+
+def test_a_plan_needs_nothing_but_the_ground_floor():
+    """Python runs pipeline/__init__.py before pipeline/plan.py, and import-linter does not see that arrow."""
+    above = {f"minidist.{name}" for name in ("autograd", "nn", "comm", "collectives", "parallel", "train")}
+    assert not imported_by("import minidist.pipeline") & above
