@@ -1,0 +1,161 @@
+"""Every collective, built from send and receive alone; one file an algorithm family.
+
+    broadcast   reduce   gather   scatter   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
+
+Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too) and
+ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by name.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes
+from minidist.base.trace import current_purpose, purpose
+from minidist.collectives.operations import check_op
+from minidist.collectives.registry import find
+from minidist.comm.communicator import Comm, Work
+
+
+def all_reduce(
+    comm: Comm, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
+) -> np.ndarray | Work:
+    """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it. Same shape and dtype everywhere."""
+    check_op(op, array)
+    return _call(comm, "all_reduce", algorithm, async_op, array, op)
+
+
+def reduce_scatter(
+    comm: Comm, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
+    algorithm: str = "ring", async_op: bool = False,
+) -> np.ndarray | Work:  # fmt: skip
+    """Rank r gets chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
+
+    counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes.
+    """
+    check_op(op, array)
+    sizes = _counts(comm, counts, array.size, "reduce_scatter")
+    out = _output(comm, out, sizes[comm.rank], array, "reduce_scatter")
+    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op)
+
+
+def all_gather(
+    comm: Comm, shard: np.ndarray, *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
+    algorithm: str = "ring", async_op: bool = False,
+) -> np.ndarray | Work:  # fmt: skip
+    """Every rank gets all ranks' shards (flattened), one after the other in rank order.
+
+    counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
+    already lies at its place in `out` is not copied.
+    """
+    sizes = [shard.size] * comm.size if counts is None else list(counts)
+    if len(sizes) != comm.size or sizes[comm.rank] != shard.size:
+        raise UsageError(f"rank {comm.rank}: all_gather of {shard.size} elements with counts {sizes}; counts[rank] must be the shard's size")
+    out = _output(comm, out, sum(sizes), shard, "all_gather")
+    return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out)
+
+
+def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> np.ndarray | Work:
+    """Every rank's `array` becomes the root's, in place; returns it."""
+    return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, root, "broadcast"))
+
+
+def reduce(
+    comm: Comm, array: np.ndarray, root: int = 0, op: str = "sum", *, algorithm: str = "naive", async_op: bool = False
+) -> np.ndarray | Work | None:
+    """The root gets the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
+    check_op(op, array)
+    return _call(comm, "reduce", algorithm, async_op, array, _root(comm, root, "reduce"), op)
+
+
+def gather(
+    comm: Comm, shard: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None, algorithm: str = "naive",
+    async_op: bool = False,
+) -> np.ndarray | Work | None:  # fmt: skip
+    """The root gets all ranks' shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
+    sizes = [shard.size] * comm.size if counts is None else list(counts)
+    return _call(comm, "gather", algorithm, async_op, shard, sizes, _root(comm, root, "gather"))
+
+
+def scatter(
+    comm: Comm, array: np.ndarray | None, out: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None,
+    algorithm: str = "naive", async_op: bool = False,
+) -> np.ndarray | Work:  # fmt: skip
+    """Rank r receives chunk r of the root's `array` into `out`. Only the root passes `array`; counts as in `reduce_scatter`."""
+    root = _root(comm, root, "scatter")
+    sizes: list[int] = []
+    if comm.rank == root:
+        if array is None:
+            raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
+        sizes = _counts(comm, counts, array.size, "scatter")
+    return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root)
+
+
+def all_to_all(
+    comm: Comm, array: np.ndarray, *, send_counts: Sequence[int] | None = None, receive_counts: Sequence[int] | None = None,
+    algorithm: str = "pairwise", async_op: bool = False,
+) -> np.ndarray | Work:  # fmt: skip
+    """Rank r gets chunk r of every rank's array, in rank order. Default counts: equal chunks (the size must divide)."""
+    if send_counts is None and array.size % comm.size:
+        raise UsageError(f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide; pass counts")
+    sends = _counts(comm, send_counts, array.size, "all_to_all")
+    receives = sends if receive_counts is None else list(receive_counts)
+    return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
+
+
+def barrier(comm: Comm) -> None:
+    """Nobody leaves before everybody has entered."""
+    comm.barrier()
+
+
+def _call(comm: Comm, operation: str, algorithm: str, async_op: bool, array: np.ndarray | None, *arguments: Any) -> Any:
+    """Open a channel for the call and run the algorithm on it, now or in the communicator's lane."""
+    function = find(operation, algorithm)
+    if array is not None and not array.flags.c_contiguous:
+        raise UsageError(f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array")
+    channel = comm.collective(f"{operation}/{algorithm}")
+    run = partial(function, channel, array, *arguments)
+    if not async_op:
+        return run()
+    name = current_purpose()  # the lane runs later, when the caller may be doing something else
+
+    def in_lane() -> Any:
+        with purpose(name):
+            return run()
+
+    return channel.post(in_lane)
+
+
+def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:
+    sizes = chunk_sizes(total, comm.size) if counts is None else list(counts)
+    if len(sizes) != comm.size or sum(sizes) != total or min(sizes) < 0:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of {total} elements with counts {sizes}; "
+            f"it needs {comm.size} counts of at least 0 that sum to {total}"
+        )
+    return sizes
+
+
+def _output(comm: Comm, out: np.ndarray | None, size: int, like: np.ndarray, operation: str) -> np.ndarray:
+    if out is None:
+        return np.empty_like(like, shape=(size,))
+    if out.size != size or out.dtype != like.dtype or not out.flags.c_contiguous:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, got {out.size} of {out.dtype}"
+        )
+    return out.reshape(-1)
+
+
+def _root(comm: Comm, root: int, operation: str) -> int:
+    if not 0 <= root < comm.size:
+        raise UsageError(f"rank {comm.rank}: {operation} with root {root}; ranks are 0..{comm.size - 1}")
+    return root
+
+
+__all__ = [
+    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce",
+    "reduce_scatter", "scatter",
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""What one would write first: everything goes through, or comes from, one rank. Correct, easy to read, and a bottleneck.
+
+The root's port carries (n-1) messages while the others wait, so time grows with n where a tree's grows with log n. Sums
+are added in rank order. All-to-all's *pairwise* exchange has no root and lives here because it is as plain: in step s rank
+r sends to r+s and receives from r-s.
+"""
+
+import numpy as np
+
+from minidist.base.layout import offsets
+from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.collectives.registry import algorithm
+from minidist.comm.communicator import Comm
+
+
+@algorithm("broadcast", "naive")
+def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+    """The root sends the array to each of the others: (n-1) nbytes leave the root."""
+    if comm.rank == root:
+        comm.waitall([comm.isend(array, other) for other in range(comm.size) if other != root])
+    else:
+        comm.recv(array, root)
+    return array
+
+
+@algorithm("reduce", "naive")
+def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+    """Everybody sends its array to the root, which adds them in rank order."""
+    if comm.rank != root:
+        comm.send(array, root)
+        return None
+    parts = [array if other == root else np.empty_like(array) for other in range(comm.size)]
+    comm.waitall([comm.irecv(parts[other], other) for other in range(comm.size) if other != root])
+    total = parts[0].copy() if root == 0 else parts[0]
+    for part in parts[1:]:
+        accumulate(op, total, part)
+    divide_if_average(op, total, comm.size)
+    return total
+
+
+@algorithm("gather", "naive")
+def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
+    """Everybody sends its shard to the root."""
+    if comm.rank != root:
+        comm.send(shard.reshape(-1), root)
+        return None
+    start = offsets(sizes)
+    whole = np.empty_like(shard, shape=(start[-1],))
+    whole[start[root] : start[root + 1]] = shard.reshape(-1)
+    comm.waitall([comm.irecv(whole[start[r] : start[r + 1]], r) for r in range(comm.size) if r != root])
+    return whole
+
+
+@algorithm("scatter", "naive")
+def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
+    """The root sends each rank its chunk."""
+    if comm.rank != root:
+        comm.recv(out.reshape(-1), root)
+        return out
+    assert array is not None
+    flat, start = array.reshape(-1), offsets(sizes)
+    sends = [comm.isend(flat[start[r] : start[r + 1]], r) for r in range(comm.size) if r != root]
+    out.reshape(-1)[...] = flat[start[root] : start[root + 1]]
+    comm.waitall(sends)
+    return out
+
+
+@algorithm("all_gather", "naive")
+def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+    """Gather to rank 0, then broadcast the whole."""
+    whole = gather(comm, shard, sizes, 0)
+    if whole is not None:
+        out[...] = whole
+    return broadcast(comm, out, 0)
+
+
+@algorithm("reduce_scatter", "naive")
+def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+    """Reduce to rank 0, then scatter the chunks."""
+    return scatter(comm, reduce(comm, array, 0, op), sizes, out, 0)
+
+
+@algorithm("all_reduce", "naive")
+def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+    """Reduce to rank 0, then broadcast."""
+    total = reduce(comm, array, 0, op)
+    if total is not None:
+        array[...] = total
+    return broadcast(comm, array, 0)
+
+
+@algorithm("all_to_all", "pairwise")
+def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
+    """n-1 exchanges; a rank sends everything but the chunk that it keeps."""
+    n, rank = comm.size, comm.rank
+    flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)
+    out = np.empty_like(flat, shape=(place[-1],))
+    out[place[rank] : place[rank + 1]] = flat[start[rank] : start[rank + 1]]
+    for step in range(1, n):
+        to, source = (rank + step) % n, (rank - step) % n
+        comm.sendrecv(flat[start[to] : start[to + 1]], to, out[place[source] : place[source + 1]], source)
+    return out

@@ -1,0 +1,29 @@
+"""How two contributions become one: sum, avg, max, min, prod, element by element and in place."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+
+_UFUNCS: dict[str, Callable[..., np.ndarray]] = {
+    "sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply,
+}  # fmt: skip
+
+
+def check_op(op: str, array: np.ndarray) -> None:
+    if op not in _UFUNCS:
+        raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
+    if op == "avg" and array.dtype.kind in "iub":
+        raise UsageError(f"the average of {array.dtype} values is not an integer; reduce with 'sum', or convert to a float dtype")
+
+
+def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
+    """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
+    _UFUNCS[op](total, contribution, out=total)
+
+
+def divide_if_average(op: str, total: np.ndarray, ranks: int) -> None:
+    """The last step of 'avg': the sum is divided once, at the end, by whoever holds it."""
+    if op == "avg":
+        total /= total.dtype.type(ranks)

@@ -1,0 +1,105 @@
+"""The ring: every rank talks to its two neighbours only, and every link carries the same bytes all the time.
+
+Reduce-scatter, 4 ranks; chunk j travels once around and picks up each rank's part on its way home to rank j:
+
+    step 1    0 ──3──▶ 1 ──0──▶ 2 ──1──▶ 3 ──2──▶ 0        rank r sends chunk r-1, receives r-2 and adds its own part
+    step 2    0 ──2──▶ 1 ──3──▶ 2 ──0──▶ 3 ──1──▶ 0        ... passes on what it has just added
+    step 3    0 ──1──▶ 1 ──2──▶ 2 ──3──▶ 3 ──0──▶ 0        chunk r has arrived at rank r: complete
+
+All-gather is the same walk without the adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
+which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of a
+sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
+
+Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
+"""
+
+import numpy as np
+
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.collectives.registry import algorithm
+from minidist.comm.communicator import Comm
+
+
+@algorithm("reduce_scatter", "ring")
+def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+    """Rank r sends every chunk but its own to rank r+1: `array.nbytes - chunk r`, in n-1 messages."""
+    n, rank = comm.size, comm.rank
+    flat, start = array.reshape(-1), offsets(sizes)
+    first = (rank - 1) % n
+    travelling = flat[start[first] : start[first + 1]]  # what this rank sends next
+    for step in range(1, n):
+        chunk = (rank - 1 - step) % n
+        mine = flat[start[chunk] : start[chunk + 1]]
+        incoming = out if chunk == rank else np.empty_like(mine)
+        comm.sendrecv(travelling, (rank + 1) % n, incoming, (rank - 1) % n)
+        accumulate(op, incoming, mine)
+        travelling = incoming
+    if n == 1:
+        out[...] = flat
+    divide_if_average(op, out, n)
+    return out
+
+
+@algorithm("all_gather", "ring")
+def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+    """Rank r sends every chunk but that of rank r+1 to rank r+1, in n-1 messages."""
+    n, rank = comm.size, comm.rank
+    start = offsets(sizes)
+    place = out[start[rank] : start[rank + 1]]
+    if not same_memory(place, shard):
+        place[...] = shard.reshape(-1)
+    for step in range(n - 1):
+        leaving, arriving = (rank - step) % n, (rank - step - 1) % n
+        comm.sendrecv(
+            out[start[leaving] : start[leaving + 1]], (rank + 1) % n, out[start[arriving] : start[arriving + 1]], (rank - 1) % n
+        )
+    return out
+
+
+@algorithm("all_reduce", "ring")
+def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+    """Reduce-scatter into this rank's chunk of `array`, then all-gather: 2 (n-1) messages a rank."""
+    flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
+    start = offsets(sizes)
+    mine = flat[start[comm.rank] : start[comm.rank + 1]]
+    total = np.empty_like(mine)  # the reduce-scatter still reads this rank's own part while the total arrives
+    mine[...] = reduce_scatter(comm, flat, sizes, total, op)
+    all_gather(comm, mine, sizes, flat)
+    return array
+
+
+@algorithm("broadcast", "ring")
+def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+    """A chain of n-1 messages from the root around the ring, each the whole array."""
+    distance = (comm.rank - root) % comm.size
+    if distance > 0:
+        comm.recv(array, (comm.rank - 1) % comm.size)
+    if distance < comm.size - 1:
+        comm.send(array, (comm.rank + 1) % comm.size)
+    return array
+
+
+@algorithm("reduce", "ring")
+def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+    """A chain that ends at the root: each rank adds its part to what arrives and passes it on; n-1 messages in all."""
+    n = comm.size
+    distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
+    total = array
+    if distance > 0:
+        total = np.empty_like(array)
+        comm.recv(total, (comm.rank - 1) % n)
+        accumulate(op, total, array)
+    if distance < n - 1:
+        comm.send(total, (comm.rank + 1) % n)
+        return None
+    total = total.copy() if total is array else total
+    divide_if_average(op, total, n)
+    return total
+
+
+def same_memory(a: np.ndarray, b: np.ndarray) -> bool:
+    """Do two contiguous arrays of equal size start at the same address?"""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(a.ctypes.data == b.ctypes.data) and a.nbytes == b.nbytes
+    return a is b

@@ -1,0 +1,94 @@
+"""Which of several waiting messages does a wildcard receive get? Under MPI: whichever came first, that is, nobody knows.
+
+In the simulated world the choice is made when nobody can run any further, one match at a time, by a *chooser*: a function
+from the list of candidates to the index of one. The same program can so be run in its most likely order, in a random but
+repeatable one, in every possible one, or in the very order that a real run took.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from minidist.base.errors import MismatchError
+from minidist.base.trace import Trace
+
+T = TypeVar("T")
+
+
+class Candidate(NamedTuple):
+    """One possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`."""
+
+    time: float
+    receiver: int
+    sender: int
+
+
+Chooser = Callable[[Sequence[Candidate]], int]
+
+
+def earliest(candidates: Sequence[Candidate]) -> int:
+    """The message that is there first; ties by receiver, then sender. The default."""
+    return min(range(len(candidates)), key=candidates.__getitem__)
+
+
+def seeded(seed: int) -> Chooser:
+    """A random order, the same for the same seed."""
+    generator = random.Random(seed)
+    return lambda candidates: generator.randrange(len(candidates))
+
+
+def drawn(data: Any) -> Chooser:
+    """Let hypothesis draw (and shrink) the order: `data` is the value of `hypothesis.strategies.data()`."""
+    from hypothesis import strategies
+
+    return lambda candidates: data.draw(strategies.integers(0, len(candidates) - 1), label="wildcard choice")
+
+
+def replay(traces: Sequence[Trace]) -> Chooser:
+    """The order of a recorded run: each wildcard receive gets the sender that it got there."""
+    recorded: dict[int, deque[int]] = defaultdict(deque)
+    for trace in traces:
+        for message in trace.messages:
+            if message.wildcard:
+                recorded[trace.rank].append(message.peer)
+
+    def choose(candidates: Sequence[Candidate]) -> int:
+        for index, candidate in enumerate(candidates):
+            queue = recorded[candidate.receiver]
+            if queue and queue[0] == candidate.sender:
+                queue.popleft()
+                return index
+        wanted = {receiver: queue[0] for receiver, queue in recorded.items() if queue}
+        raise MismatchError(
+            f"the recorded run cannot be replayed: it goes on with {wanted} (receiver: sender), "
+            f"but the waiting messages are {[(c.receiver, c.sender) for c in candidates]}; "
+            "replay the same program on the same number of ranks"
+        )
+
+    return choose
+
+
+def explore(run: Callable[[Chooser], T], limit: int = 100_000) -> Iterator[T]:
+    """Every possible order, once each: yields `run(chooser)` for each. Depth first over the tree of choices.
+
+    `run` builds a fresh world with the chooser that it is given, runs it and returns what the caller wants to look at.
+    """
+    path: list[int] = []
+    for _ in range(limit):
+        widths: list[int] = []
+
+        def choose(candidates: Sequence[Candidate], widths: list[int] = widths) -> int:
+            depth = len(widths)
+            widths.append(len(candidates))
+            if depth == len(path):
+                path.append(0)
+            return path[depth]
+
+        yield run(choose)
+        while path and path[-1] + 1 >= widths[len(path) - 1]:
+            path.pop()
+        if not path:
+            return
+        path[-1] += 1
+    raise RuntimeError(f"more than {limit} orders; make the case smaller or raise explore(limit=...)")

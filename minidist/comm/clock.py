@@ -1,0 +1,47 @@
+"""What a message costs: the alpha-beta model, with one port in and one port out for each lane of a rank.
+
+    sender    post ──▶ depart = max(post, out_free)          out_free = depart + beta n
+    wire      arrival = depart + alpha + beta n
+    receiver  wait ends at max(arrival, in_free + beta n, receive posted, now)          in_free = that end
+
+Every term depends only on the order in which a lane's program posts and waits, never on the order in which a scheduler
+happens to run the ranks. So a program without wildcards has exactly one virtual time. The price: contention inside the
+fabric is not modelled here (it would depend on the schedule); it can be replayed from a trace afterwards.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minidist.base.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LinkModel:
+    """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s a rank.
+
+    alpha: seconds of latency a message. beta: seconds a byte. flops: floating-point operations a second a rank.
+    memory_bandwidth: bytes a second a rank. link: optional `(source, destination) -> (alpha, beta)` in world ranks, for
+    networks whose links differ (fast inside a node, slow across nodes).
+    """
+
+    alpha: float = 1e-6
+    beta: float = 1e-10
+    flops: float = 1e11
+    memory_bandwidth: float = 5e10
+    link: Callable[[int, int], tuple[float, float]] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be at least 0 seconds")
+        for name in ("flops", "memory_bandwidth"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be above 0 a second")
+
+    def cost(self, source: int, destination: int) -> tuple[float, float]:
+        """(alpha, beta) of the link between two world ranks."""
+        return self.link(source, destination) if self.link else (self.alpha, self.beta)
+
+    def seconds(self, operations: list[tuple[float, float]]) -> float:
+        """Time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
+        return sum(max(flops / self.flops, moved / self.memory_bandwidth) for flops, moved in operations)

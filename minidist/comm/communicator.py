@@ -1,0 +1,243 @@
+"""The one interface that every strategy is written against, whatever a rank really is.
+
+A `Comm` is a rank's handle on a group of ranks. It offers point-to-point messages only; `minidist.collectives` builds the
+rest from them. All messages of one collective call share a *channel*: a `Comm` whose tag is the number of the call, so that
+two different collectives that meet by mistake are recognised and named instead of exchanging each other's bytes.
+
+A *lane* is how an operation becomes nonblocking: the blocking function runs in a greenlet of its own beside the rank's
+main program, first posted, first run. There is no second, asynchronous version of any algorithm.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import MessageEvent, Trace, purpose
+from minidist.comm.site import Site, user_site
+
+if TYPE_CHECKING:
+    from minidist.comm.world import World
+
+ANY = -1  # "from whoever sends": a wildcard source
+MAX_TAG = 2**15 - 1  # all that the MPI standard guarantees
+CALLS = 2**14  # collective calls on one communicator are numbered modulo this
+
+
+class Request:
+    """A nonblocking send or receive. `peer` is a rank of the communicator; a wildcard's peer is known after the wait."""
+
+    __slots__ = ("array", "comm", "event", "finished", "kind", "operation", "peer", "site", "state", "tag")
+
+    def __init__(
+        self, comm: "Comm", kind: str, array: np.ndarray, peer: int, tag: int, operation: str, site: Site, event: MessageEvent
+    ) -> None:
+        self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
+        self.operation, self.site, self.event = operation, site, event
+        self.finished = False  # has it been waited for?
+        self.state: Any = None  # what the world needs to remember
+
+    def wait(self) -> np.ndarray:
+        return self.comm.wait(self)
+
+    def describe(self) -> str:
+        way = "to" if self.kind == "send" else "from"
+        other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
+        what = self.kind if self.operation == "message" else f"{self.operation}: {self.kind}"
+        return f"{what} {way} {other}, tag {self.tag}, {self.array.nbytes} B, at {self.site}"
+
+
+class Work:
+    """A posted collective: `wait()` returns what the blocking call would have returned."""
+
+    __slots__ = ("comm", "end", "finished", "function", "operation", "posted", "result", "site", "waited")
+
+    def __init__(self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float) -> None:
+        self.comm, self.function, self.operation, self.site, self.posted = comm, function, operation, site, posted
+        self.finished = False
+        self.waited = False
+        self.result: Any = None
+        self.end = posted
+
+    def wait(self) -> Any:
+        return self.comm.world.wait_work(self)
+
+    def describe(self) -> str:
+        return f"{self.operation}, posted at {self.site}"
+
+
+class Comm:
+    """A rank's handle on a group of ranks.
+
+    rank, size: this rank's number in the group, and the group's size. members: world rank of each member. name: the
+    context; equal on all members, and unlike any other communicator's. Arrays must be C-contiguous; nothing is copied.
+    """
+
+    def __init__(self, world: "World", name: str, members: Sequence[int], rank: int) -> None:
+        self.world, self.name, self.members, self.rank = world, name, members, rank
+        self.size = len(members)
+        self.operation = "message"
+        self.context = name
+        self.call: int | None = None  # a channel's tag
+        self.site: Site | None = None  # where a channel's collective was called
+        self._calls = 0
+        self._children = 0
+        world.register(self)
+
+    def __repr__(self) -> str:
+        return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
+
+    # point to point ------------------------------------------------------------------------------------------------
+
+    def isend(self, array: np.ndarray, dest: int, tag: int = 0) -> Request:
+        """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
+        return self._post("send", array, dest, tag, True)
+
+    def irecv(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
+        """Start receiving into `array` from rank `source` (or ANY); do not touch it before `wait`."""
+        return self._post("receive", array, source, tag, True)
+
+    def wait(self, request: Request) -> np.ndarray:
+        """Block until the request is complete; returns its array."""
+        if not request.finished:
+            self.world.wait(request)
+            request.finished = True
+        return request.array
+
+    def waitall(self, requests: Sequence[Request]) -> None:
+        """Wait for each request, in the order given."""
+        for request in requests:
+            self.wait(request)
+
+    def send(self, array: np.ndarray, dest: int, tag: int = 0) -> None:
+        """Send and block until the buffer may be used again. May block until the receiver arrives: never rely on it not to."""
+        self.wait(self._post("send", array, dest, tag, False))
+
+    def recv(self, array: np.ndarray, source: int, tag: int = 0) -> int:
+        """Receive into `array`; returns the source's rank (of interest with ANY)."""
+        request = self._post("receive", array, source, tag, False)
+        self.wait(request)
+        return request.peer
+
+    def sendrecv(self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int = 0) -> None:
+        """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        receive = self._post("receive", incoming, source, tag, False)
+        send = self._post("send", outgoing, dest, tag, False)
+        self.wait(receive)
+        self.wait(send)
+
+    def send_object(self, value: Any, dest: int, tag: int = 0) -> None:
+        """Send any picklable object: two messages, its length (8 B) and its bytes."""
+        data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        self.send(np.array([data.size], dtype=np.int64), dest, tag)
+        self.send(data, dest, tag)
+
+    def recv_object(self, source: int, tag: int = 0) -> Any:
+        """Receive what `send_object` sent."""
+        length = np.empty(1, dtype=np.int64)
+        source = self.recv(length, source, tag)
+        data = np.empty(int(length[0]), dtype=np.uint8)
+        self.recv(data, source, tag)
+        return pickle.loads(data.tobytes())
+
+    def barrier(self) -> None:
+        """Nobody leaves before everybody has entered: ceil(log2 n) rounds of empty messages (Hensgen, Finkel, Manber 1988)."""
+        channel = self.collective("barrier")
+        nothing = np.empty(0, dtype=np.uint8)
+        distance = 1
+        while distance < channel.size:
+            to, source = (channel.rank + distance) % channel.size, (channel.rank - distance) % channel.size
+            channel.sendrecv(nothing, to, nothing, source)
+            distance *= 2
+
+    # time ------------------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Seconds since the run began, on this lane's clock (virtual or real)."""
+        return self.world.time()
+
+    def compute(
+        self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
+    ) -> None:
+        """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances the virtual clock; nothing on MPI."""
+        self.world.compute(operations, seconds, name)
+
+    def progress(self) -> None:
+        """Let lanes advance. Answers nothing, so nothing becomes nondeterministic."""
+        self.world.progress()
+
+    @property
+    def trace(self) -> Trace:
+        """This rank's record."""
+        return self.world.trace_of(self)
+
+    # groups ------------------------------------------------------------------------------------------------------------
+
+    def dup(self) -> "Comm":
+        """The same ranks, another context: its messages never meet this one's."""
+        return self.group(range(self.size), "dup")
+
+    def group(self, ranks: Sequence[int], label: str) -> "Comm":
+        """A communicator of `ranks` (of this one, in that order), this rank among them. Sends nothing.
+
+        Every member must call it with the same ranks, as its same-numbered call of `group`, `dup` or `split` here.
+        """
+        self._children += 1
+        ranks = list(ranks)
+        if self.rank not in ranks or len(set(ranks)) != len(ranks):
+            raise UsageError(f"rank {self.rank}: a group needs distinct ranks and its caller among them, got {ranks}")
+        return Comm(self.world, f"{self.name}.{self._children}{label}", [self.members[r] for r in ranks], ranks.index(self.rank))
+
+    def split(self, color: int, key: int = 0) -> "Comm":
+        """One communicator for each color, ordered by (key, rank). Every rank sends (color, key), 16 B, to every other."""
+        if color < 0:
+            raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
+        channel = self.collective("split")
+        table = np.zeros((self.size, 2), dtype=np.int64)
+        table[self.rank] = (color, key)
+        with purpose("startup"):
+            receives = [channel.irecv(table[r], r) for r in range(self.size) if r != self.rank]
+            sends = [channel.isend(table[self.rank], r) for r in range(self.size) if r != self.rank]
+            channel.waitall(receives)
+            channel.waitall(sends)
+        same = [r for r in range(self.size) if table[r, 0] == color]
+        return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
+
+    # collectives -------------------------------------------------------------------------------------------------------
+
+    def collective(self, operation: str) -> "Comm":
+        """A channel for the next collective call. On a channel: itself, so that collectives may be composed of others."""
+        if self.call is not None:
+            return self
+        channel = Comm.__new__(Comm)
+        channel.__dict__.update(self.__dict__)
+        channel.operation, channel.context = operation, self.name + "/collectives"
+        channel.call, channel.site = self._calls % CALLS, user_site(2)
+        self._calls += 1
+        return channel
+
+    def post(self, function: Callable[[], Any]) -> Work:
+        """Run `function` in this communicator's lane; called on the channel that the function uses."""
+        return self.world.post_work(Work(self, function, self.operation, self.site or user_site(2), self.world.time()))
+
+    # ---------------------------------------------------------------------------------------------------------------------
+
+    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int, guarded: bool) -> Request:
+        if self.call is not None:
+            tag, site = self.call, self.site
+            assert site is not None
+        else:
+            site = user_site(3)
+            if not 0 <= tag <= MAX_TAG:
+                raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{MAX_TAG}, at {site}")
+        if not 0 <= peer < self.size and not (peer == ANY and kind == "receive"):
+            raise UsageError(f"rank {self.rank}: {kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}, at {site}")
+        if not array.flags.c_contiguous:
+            raise UsageError(
+                f"rank {self.rank}: {kind} of an array with strides {array.strides} at {site}; "
+                "messages need C-contiguous arrays: pass numpy.ascontiguousarray(array) or receive into a fresh one"
+            )
+        return self.world.post(self, kind, array, peer, tag, site, guarded)
+

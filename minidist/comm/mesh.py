@@ -1,0 +1,73 @@
+"""Ranks in a grid: the *axes* of a mesh are the kinds of parallelism, and a slice along one axis is a communicator.
+
+    init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))        the last axis is the fastest:
+
+              tp 0  tp 1
+    pp 0 dp 0    0     1        mesh["tp"] of rank 5 is {4, 5}: its neighbours differ in tp only
+         dp 1    2     3        mesh["dp"] of rank 5 is {5, 7}
+    pp 1 dp 0    4     5        mesh["pp"] of rank 5 is {1, 5}
+         dp 1    6     7
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from minidist.base.errors import UsageError, nearest
+from minidist.comm.communicator import Comm
+
+
+class Mesh:
+    """`mesh["tp"]` is this rank's communicator along axis tp; `mesh["dp", "tp"]` the one over both (first slowest)."""
+
+    def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
+        self.comm, self.shape, self.axis_names = comm, tuple(shape), tuple(axis_names)
+        if len(self.shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
+            raise UsageError(f"a mesh needs one distinct name for each axis, got shape {self.shape} and names {self.axis_names}")
+        if prod(self.shape) != comm.size or any(n < 1 for n in self.shape):
+            product = " x ".join(map(str, self.shape)) or "1"
+            raise UsageError(
+                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, but there are "
+                f"{comm.size}; make the product of the axes equal to the number of ranks"
+            )
+        self.ranks = np.arange(comm.size).reshape(self.shape)
+        self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
+        # Made at once and in order, so that every rank numbers them alike.
+        self._comms = {(name,): self._slice((name,)) for name in self.axis_names}
+
+    def __repr__(self) -> str:
+        return f"Mesh({dict(zip(self.axis_names, self.shape, strict=True))}, rank {self.comm.rank} at {self.coordinate})"
+
+    def _index(self, name: str) -> int:
+        if name not in self.axis_names:
+            raise UsageError(f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; its axes are {', '.join(self.axis_names)}")
+        return self.axis_names.index(name)
+
+    def _slice(self, names: tuple[str, ...]) -> Comm:
+        axes = [self._index(name) for name in names]
+        index = tuple(slice(None) if axis in axes else self.coordinate[axis] for axis in range(len(self.shape)))
+        return self.comm.group(self.ranks[index].reshape(-1).tolist(), "x".join(names) + self._others(axes))
+
+    def _others(self, axes: list[int]) -> str:
+        """Which of the parallel slices this is, as text: part of the communicator's name."""
+        return "".join(f"_{self.axis_names[a]}{self.coordinate[a]}" for a in range(len(self.shape)) if a not in axes)
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
+        names = (names,) if isinstance(names, str) else tuple(names)
+        if names not in self._comms:
+            self._comms[names] = self._slice(names)
+        return self._comms[names]
+
+    def size(self, name: str) -> int:
+        """Number of ranks along an axis."""
+        return self.shape[self._index(name)]
+
+    def get_local_rank(self, name: str) -> int:
+        """This rank's coordinate on an axis."""
+        return self.coordinate[self._index(name)]
+
+
+def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:
+    """A mesh over all ranks of `comm`, last axis fastest. Sends nothing: every rank computes every slice."""
+    return Mesh(comm, mesh_shape, mesh_dim_names)

@@ -1,0 +1,64 @@
+"""Where in the *user's* program an operation was started: what a report must name to be of any use.
+
+Walks from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs, to the first
+frame outside comm/ and collectives/. Costs about a quarter of a microsecond, so it is done once a collective call.
+"""
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PLUMBING = (str(Path(_PACKAGE) / "comm"), str(Path(_PACKAGE) / "collectives"))
+_OTHERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(sys.executable).parent), "<frozen")
+_USER, _OURS, _PLUMBER, _OTHER = range(4)
+_place: dict[CodeType, int] = {}  # a cache of a pure function
+
+
+class Site(NamedTuple):
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        path = Path(self.filename)
+        try:
+            return f"{path.relative_to(Path.cwd())}:{self.line}"
+        except ValueError:
+            return f"{path}:{self.line}"
+
+
+def _classify(code: CodeType) -> int:
+    filename = code.co_filename
+    if filename.startswith(_PLUMBING):
+        place = _PLUMBER
+    elif filename.startswith(_PACKAGE):
+        place = _OURS
+    else:
+        place = _OTHER if filename.startswith(_OTHERS) else _USER
+    _place[code] = place
+    return place
+
+
+def site_of(frame: FrameType | None) -> Site:
+    """The user's place in the stack that ends in `frame`."""
+    fallback: FrameType | None = None
+    while frame is not None:
+        code = frame.f_code
+        place = _place.get(code)
+        if place is None:
+            place = _classify(code)
+        if place == _USER:
+            return Site(code.co_filename, frame.f_lineno)
+        if place == _OURS and fallback is None:
+            fallback = frame
+        frame = frame.f_back
+    if fallback is not None:
+        return Site(fallback.f_code.co_filename, fallback.f_lineno)
+    return Site("unknown", 0)
+
+
+def user_site(depth: int = 1) -> Site:
+    """The user's place, seen from `depth` frames above the caller's callee."""
+    return site_of(sys._getframe(depth))

@@ -1,0 +1,40 @@
+"""What a world must offer to its communicators: post, wait, clock and lanes. `SimWorld` and `MPIWorld` are the two."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from minidist.base.trace import Trace
+from minidist.comm.communicator import Comm, Request, Work
+from minidist.comm.site import Site
+
+
+class World(Protocol):
+    def register(self, comm: Comm) -> None:
+        """A communicator was made on this rank."""
+
+    def post(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool) -> Request:
+        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
+        ...
+
+    def wait(self, request: Request) -> None:
+        """Return when the request is complete; other lanes of the rank run meanwhile."""
+
+    def post_work(self, work: Work) -> Work:
+        """Queue work in the lane of its communicator."""
+        ...
+
+    def wait_work(self, work: Work) -> Any:
+        """Return the work's result when it is there."""
+
+    def time(self) -> float: ...
+
+    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None: ...
+
+    def progress(self) -> None: ...
+
+    def trace_of(self, comm: Comm) -> Trace: ...
+
+
+Main = Callable[..., Any]
