@@ -85,14 +85,15 @@ def run_mpi(
         if isinstance(error, SystemExit) and code == 0:
             raise
         if isinstance(error, MinidistError):
-            print(f"minidist: rank {world.rank} of {world.size}: {error}", file=sys.stderr, flush=True)
+            place = "" if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: "
+            print(f"minidist: {place}{error}", file=sys.stderr, flush=True)
         else:
             text = traceback.format_exc()
             print(f"minidist: rank {world.rank} of {world.size} raised; the job ends.\n{text}", file=sys.stderr, flush=True)
         if world.watchdog:
             world.watchdog.write()
         world.MPI.COMM_WORLD.Abort(code)
-        raise
+        os._exit(code)  # some libraries return from Abort
 
 
 def gather_traces(world: MPIWorld, path: str) -> list[Trace] | None:
