@@ -145,11 +145,7 @@ class Parameter(Tensor):
         if value is None:
             self.zero_grad()
             return
-        self._check(value)
-        if self._grad is None:
-            self._grad = track(xp.array(value), "gradient")
-        else:
-            xp.copyto(self._grad, value)
+        xp.copyto(self._buffer(), self._check(value))
         self.stale = False
         self.contributions = max(self.contributions, 1)
 
@@ -187,7 +183,10 @@ class Parameter(Tensor):
 
     def _buffer(self) -> xp.Array:
         if self._grad is None:
-            self._grad = track(xp.empty(self._shape, self._dtype, self._data), "gradient")
+            if self.flat is None:
+                self._grad = track(xp.empty(self._shape, self._dtype, self._data), "gradient")
+            else:
+                self.flat.make_grad()  # binds the buffers of all its parameters
         return self._grad
 
     def _check(self, value: xp.Array) -> xp.Array:

@@ -110,12 +110,14 @@ class FlatParameters:
     @property
     def grad_buffer(self) -> xp.Array:
         """The same array with nothing cleared: before its first contribution a parameter's slice holds old values."""
-        if self._grad is None:
-            like = self._data
-            self._grad = track(xp.empty(self.padded_numel, self.dtype, like), "gradient")
-            self._grad[self.numel :] = 0
-            for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-                parameter._grad = self._grad[start:end].reshape(parameter.shape)
+        return self.make_grad() if self._grad is None else self._grad
+
+    def make_grad(self) -> xp.Array:
+        """Allocate the gradient buffer and make the parameters' gradients views of it."""
+        self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
+        self._grad[self.numel :] = 0
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            parameter._grad = self._grad[start:end].reshape(parameter.shape)
         return self._grad
 
     def zero_grad(self) -> None:
