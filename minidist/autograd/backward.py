@@ -76,6 +76,11 @@ class BackwardPass:
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.meter: Meter | None = meter.get()
         self.account = memory_account.get()
+        self._at_end: dict[Any, Callable[[], None]] = {}
+
+    def at_end(self, key: Any, callback: Callable[[], None]) -> None:
+        """Call `callback()` once when this pass has visited every node; a second one with the same key is ignored."""
+        self._at_end.setdefault(key, callback)
 
     def run(self, root: Any, gradient: xp.Array) -> "DeferredWeights | None":
         """Walk from the node `root` with the gradient of its output."""
@@ -85,12 +90,13 @@ class BackwardPass:
         tape = self._collect(root)
         root.receive(gradient, fresh=False)
         token = current_pass.set(self)
-        after_node = self.after_node
         try:
             while tape:
                 self._visit(tape.pop())
-                if after_node is not None:
-                    after_node()
+                if self.after_node is not None:
+                    self.after_node()
+            for callback in self._at_end.values():
+                callback()
         finally:
             current_pass.reset(token)
         return self.deferred

@@ -41,7 +41,7 @@ class Parameter(Tensor):
 
     __slots__ = (
         "_data", "_grad", "_requires_grad", "_shape", "_dtype", "_version", "flat", "name", "contributions", "stale",
-        "ready_hooks", "init",
+        "settled", "ready_hooks", "init",
     )  # fmt: skip
 
     def __init__(self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None) -> None:
@@ -55,6 +55,7 @@ class Parameter(Tensor):
         self.name = name
         self.contributions = 0
         self.stale = True  # the buffer (if any) holds values from before zero_grad
+        self.settled: xp.Array | None = None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
         self.ready_hooks: list[Callable[[Parameter], None]] = []
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
 
@@ -138,7 +139,7 @@ class Parameter(Tensor):
     @property
     def grad(self) -> xp.Array | None:
         """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`."""
-        return None if self.stale else self._grad
+        return self.settled if self.stale else self._grad
 
     @grad.setter
     def grad(self, value: xp.Array | None) -> None:
@@ -153,6 +154,7 @@ class Parameter(Tensor):
         """Forget the gradient. The buffer is kept and is overwritten by the next contribution, so nothing is cleared."""
         self.contributions = 0
         self.stale = True
+        self.settled = None
 
     def zero_fill(self) -> None:
         """Make a gradient without contributions read as zeros (an unused parameter that takes part in a reduction)."""

@@ -125,6 +125,24 @@ class FlatParameters:
         for parameter in self.parameters:
             parameter.zero_grad()
 
+    def settle(self) -> None:
+        """Set the gradient aside: it is complete (summed over ranks), and what comes next is not to be mixed into it.
+
+        Parameters read as before until their next contribution; `add_settled` adds the two, `zero_grad` forgets both.
+        """
+        kept = track(xp.array(self.grad_buffer), "gradient")
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            if not parameter.stale:
+                parameter.zero_grad()
+                parameter.settled = kept[start:end].reshape(parameter.shape)
+
+    def add_settled(self) -> None:
+        """Add what was set aside to the gradient that has come since."""
+        for parameter in self.parameters:
+            settled, parameter.settled = parameter.settled, None
+            if settled is not None:
+                parameter.accumulate(settled)
+
     def release_grad(self) -> None:
         """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
         self.zero_grad()
