@@ -50,7 +50,10 @@ def comm():
         pytest.fail("the fixture `comm` is one rank's communicator: mark the test with @pytest.mark.mpi(n)")
     from minidist.comm.mpi import MPIWorld
 
-    return MPIWorld().comm
+    world = MPIWorld()
+    yield world.comm
+    world.finish()  # no request unwaited, no message left over
+    world.close()
 
 
 # ---------------------------------------------------------------------------------------------------- in each rank
@@ -131,7 +134,7 @@ class Parent:
                 item.add_marker(pytest.mark.skip(reason=f"{missing} is not installed: pip install 'minidist[mpi]'"))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item):
+    def pytest_runtest_protocol(self, item, nextitem):
         if item.get_closest_marker("mpi") is None or item.get_closest_marker("skip") is not None:
             return None
         results = self.config.stash[RESULTS]
@@ -143,6 +146,7 @@ class Parent:
         for report in results[item.nodeid]:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        item.session._setupstate.teardown_exact(nextitem)  # of ordinary tests before it in this module
         return True
 
 

@@ -20,8 +20,9 @@ from minidist.comm.simulated import SimWorld
 
 
 def launch(
-    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, argv: Sequence[str] | None = None, **options: Any
-) -> list[Any]:
+    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, argv: Sequence[str] | None = None,
+    **options: Any,
+) -> list[Any]:  # fmt: skip
     """Run `main(comm, *arguments)` on every rank; returns the results of the ranks in this process.
 
     Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
@@ -66,34 +67,54 @@ def run(
             write_traces(trace, world.traces, world="simulated")
         return results
     if ranks is not None and ranks != size:
-        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
+        raise UsageError(
+            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
+        )
     return run_mpi(main, *arguments, timeout=timeout, synchronous=synchronous, trace=trace)
 
 
 def run_mpi(
-    main: Callable[..., Any], *arguments: Any, timeout: float, synchronous: bool = False, trace: str | None = None, **options: Any
-) -> list[Any]:
+    main: Callable[..., Any], *arguments: Any, timeout: float, synchronous: bool = False, trace: str | None = None,
+    **options: Any,
+) -> list[Any]:  # fmt: skip
     """Be one rank. Any exception is printed with this rank's number and ends the whole job: no other rank is left waiting."""
     world = MPIWorld(timeout=timeout, synchronous=synchronous, **options)
     try:
-        results = world.run(main, *arguments)
+        try:
+            results = world.run(main, *arguments)
+        except SystemExit as end:
+            if end.code:
+                raise
+            world.finish()  # `sys.exit()` is one way to return
+            results = [None]
         if trace:
             gather_traces(world, trace)
+        world.close()
         return results
     except BaseException as error:
-        code = 0 if isinstance(error, SystemExit) and not error.code else 2 if isinstance(error, UsageError) else 1
-        if isinstance(error, SystemExit) and code == 0:
-            raise
-        if isinstance(error, MinidistError):
-            place = "" if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: "
-            print(f"minidist: {place}{error}", file=sys.stderr, flush=True)
-        else:
-            text = traceback.format_exc()
-            print(f"minidist: rank {world.rank} of {world.size} raised; the job ends.\n{text}", file=sys.stderr, flush=True)
-        if world.watchdog:
-            world.watchdog.write()
-        world.MPI.COMM_WORLD.Abort(code)
-        os._exit(code)  # some libraries return from Abort
+        end_job(world, error)
+        raise  # not reached
+
+
+def end_job(world: MPIWorld, error: BaseException) -> None:
+    """Say once what went wrong on this rank and end all processes. Does not return."""
+    place = f"rank {world.rank} of {world.size}"
+    if isinstance(error, MinidistError):
+        text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
+        text = "\n  ".join([text, *getattr(error, "__notes__", ())])
+    elif isinstance(error, SystemExit | KeyboardInterrupt):
+        text = f"{place}: {type(error).__name__} {error}; the job ends."
+    else:
+        text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
+    sys.stdout.flush()  # Abort would lose what was printed before
+    print(f"minidist: {text}", file=sys.stderr, flush=True)
+    code = 2 if isinstance(error, UsageError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code
+    if world.watchdog:
+        world.watchdog.write()
+    world.MPI.COMM_WORLD.Abort(code)
+    os._exit(code)  # some libraries return from Abort
 
 
 def gather_traces(world: MPIWorld, path: str) -> list[Trace] | None:
