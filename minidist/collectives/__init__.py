@@ -2,10 +2,12 @@
 
     broadcast   reduce   gather   scatter   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
-Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too) and
-ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by name.
+Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too)
+and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
+name.
 
-The return type is an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type checker.
+The return type is an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type
+checker.
 """
 
 from collections.abc import Sequence
@@ -24,14 +26,14 @@ from minidist.comm.communicator import Comm, Work
 def all_reduce(
     comm: Comm, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
 ) -> Any:
-    """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it. Same shape and dtype everywhere."""
+    """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it."""
     check_op(op, array)
     return _call(comm, "all_reduce", algorithm, async_op, array, op, variant=op)
 
 
 def reduce_scatter(
-    comm: Comm, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
-    algorithm: str = "ring", async_op: bool = False,
+    comm: Comm, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None,
+    out: np.ndarray | None = None, algorithm: str = "ring", async_op: bool = False,
 ) -> Any:  # fmt: skip
     """Rank r gets chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
 
@@ -43,14 +45,14 @@ def reduce_scatter(
     out = _output(comm, out, sizes[comm.rank], array, "reduce_scatter")
     if may_overlap(out, array):
         raise UsageError(
-            f"rank {comm.rank}: reduce_scatter into a part of its own input; the other ranks still need it: pass an out elsewhere"
+            f"rank {comm.rank}: reduce_scatter into its own input, which other ranks still need; pass an out elsewhere"
         )
     return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, variant=op)
 
 
 def all_gather(
-    comm: Comm, shard: np.ndarray, *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
-    algorithm: str = "ring", async_op: bool = False,
+    comm: Comm, shard: np.ndarray, *, counts: Sequence[int] | None = None,
+    out: np.ndarray | None = None, algorithm: str = "ring", async_op: bool = False,
 ) -> Any:  # fmt: skip
     """Every rank gets all ranks' shards (flattened), one after the other in rank order.
 
@@ -79,7 +81,7 @@ def gather(
     comm: Comm, shard: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None, algorithm: str = "naive",
     async_op: bool = False,
 ) -> Any:  # fmt: skip
-    """The root gets all ranks' shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
+    """The root gets all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
     sizes = _shard_counts(comm, counts, shard.size, "gather")
     return _call(comm, "gather", algorithm, async_op, shard, sizes, _root(comm, root, "gather"))
 
@@ -104,8 +106,8 @@ def scatter(
 
 
 def all_to_all(
-    comm: Comm, array: np.ndarray, *, send_counts: Sequence[int] | None = None, receive_counts: Sequence[int] | None = None,
-    algorithm: str = "pairwise", async_op: bool = False,
+    comm: Comm, array: np.ndarray, *, send_counts: Sequence[int] | None = None,
+    receive_counts: Sequence[int] | None = None, algorithm: str = "pairwise", async_op: bool = False,
 ) -> Any:  # fmt: skip
     """Rank r gets chunk r of every rank's array, one after the other in rank order, as a new 1-D array.
 
@@ -139,7 +141,8 @@ def _call(
 ) -> Any:  # fmt: skip
     """Open a channel for the call and run the algorithm on it, now or in the communicator's lane.
 
-    variant: the reduction; part of the channel's name unless it is the sum, so that ranks that reduce differently are told.
+    variant: the reduction; part of the channel's name unless it is the sum, so that ranks that reduce differently are
+    told.
     """
     function = find(operation, algorithm)
     if array is not None and not array.flags.c_contiguous:

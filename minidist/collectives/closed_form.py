@@ -1,11 +1,12 @@
 """What each algorithm must send and how long it takes, from the actual chunk sizes: what traces are compared with.
 
-The volume functions return (messages, elements) that leave `rank`; multiply by the item size for bytes. Where n divides the
-size these are the papers' expressions: ring and ordered all-reduce 2 (n-1)/n of the array, which is the least that any
-algorithm can send (Patarasuk and Yuan 2009), reduce-scatter and all-gather half of it.
+The volume functions return (messages, elements) that leave `rank`; multiply by the item size for bytes. Where n divides
+the size these are the papers' expressions: ring and ordered all-reduce 2 (n-1)/n of the array, which is the least that
+any algorithm can send (Patarasuk and Yuan 2009), reduce-scatter and all-gather half of it.
 
-The `_time` functions return seconds on the alpha-beta clock until the last rank is done, when all ranks begin at once and n
-divides the size: alpha seconds a message, beta seconds a byte, `nbytes` of the whole array. Adding costs nothing here.
+The `_time` functions return seconds on the alpha-beta clock until the last rank is done, when all ranks begin at once
+and n divides the size: alpha seconds a message, beta seconds a byte, `nbytes` of the whole array. Adding costs nothing
+here.
 """
 
 from collections.abc import Callable, Sequence

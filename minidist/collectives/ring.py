@@ -7,8 +7,8 @@ Reduce-scatter, 4 ranks; chunk j travels once around and picks up each rank's pa
     step 3    0 ──1──▶ 1 ──2──▶ 2 ──3──▶ 3 ──0──▶ 0        chunk r has arrived at rank r: complete
 
 All-gather is the same walk without the adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
-which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of a
-sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
+which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of
+a sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
 """
@@ -58,7 +58,8 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce-scatter, then all-gather: 2 (n-1) messages a rank.
 
-    The sums grow inside `array`, which is to be overwritten anyway, so one chunk of memory is all that is needed beside it.
+    The sums grow inside `array`, which is to be overwritten anyway, so one chunk of memory is all that is needed beside
+    it.
     """
     n, rank = comm.size, comm.rank
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)

@@ -1,8 +1,8 @@
-"""Which of several waiting messages does a wildcard receive get? Under MPI: whichever came first, that is, nobody knows.
+"""Which of several waiting messages does a wildcard receive get? Under MPI: nobody knows, whichever came first.
 
-In the simulated world the choice is made when nobody can run any further, one match at a time, by a *chooser*: a function
-from the list of candidates to the index of one. The same program can so be run in its most likely order, in a random but
-repeatable one, in every possible one, or in the very order that a real run took.
+In the simulated world the choice is made when nobody can run any further, one match at a time, by a *chooser*: a
+function from the list of candidates to the index of one. The same program can so be run in its most likely order, in a
+random but repeatable one, in every possible one, or in the very order that a real run took.
 """
 
 import random

@@ -1,8 +1,9 @@
 """The one interface that every strategy is written against, whatever a rank really is.
 
-A `Comm` is a rank's handle on a group of ranks. It offers point-to-point messages only; `minidist.collectives` builds the
-rest from them. All messages of one collective call share a *channel*: a `Comm` whose tag is the number of the call, so that
-two different collectives that meet by mistake are recognised and named instead of exchanging each other's bytes.
+A `Comm` is a rank's handle on a group of ranks. It offers point-to-point messages only; `minidist.collectives` builds
+the rest from them. All messages of one collective call share a *channel*: a `Comm` whose tag is the number of the call,
+so that two different collectives that meet by mistake are recognised and named instead of exchanging each other's
+bytes.
 
 A *lane* is how an operation becomes nonblocking: the blocking function runs in a greenlet of its own beside the rank's
 main program, first posted, first run. There is no second, asynchronous version of any algorithm.
@@ -94,7 +95,7 @@ class Comm:
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
 
-    # point to point ------------------------------------------------------------------------------------------------
+    # point to point ---------------------------------------------------------------------------------------------------
 
     def isend(self, array: np.ndarray, dest: int, tag: int = 0) -> Request:
         """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
@@ -117,7 +118,7 @@ class Comm:
             self.wait(request)
 
     def send(self, array: np.ndarray, dest: int, tag: int = 0) -> None:
-        """Send; block until the buffer may be used again, which may be as late as the receiver arrives: rely on neither."""
+        """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
         self.wait(self._post("send", array, dest, tag, False))
 
     def recv(self, array: np.ndarray, source: int, tag: int = 0) -> int:
@@ -148,7 +149,7 @@ class Comm:
         return pickle.loads(data.tobytes())
 
     def barrier(self) -> None:
-        """Nobody leaves before everybody has entered: ceil(log2 n) rounds of empty messages (Hensgen, Finkel, Manber 1988)."""
+        """Nobody leaves before all have entered: ceil(log2 n) rounds of empty messages (Hensgen, Finkel, Manber 1988)."""
         channel = self.collective("barrier")
         nothing = np.empty(0, dtype=np.uint8)
         distance = 1
@@ -157,7 +158,7 @@ class Comm:
             channel.sendrecv(nothing, to, nothing, source)
             distance *= 2
 
-    # time ------------------------------------------------------------------------------------------------------------
+    # time -------------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Seconds since the run began, on this lane's clock (virtual or real)."""
@@ -166,7 +167,7 @@ class Comm:
     def compute(
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
-        """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances the virtual clock; nothing on MPI."""
+        """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
         self.world.compute(operations, seconds, name)
 
     def progress(self) -> None:
@@ -178,10 +179,10 @@ class Comm:
         """This rank's record."""
         return self.world.trace_of(self)
 
-    # groups ------------------------------------------------------------------------------------------------------------
+    # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
-        """The same ranks, another context: its messages never meet this one's. Every member must call it. Sends nothing."""
+        """The same ranks, another context: its messages never meet this one's. All members must call it. Sends nothing."""
         self._children += 1
         return Comm(self.world, f"{self.name}.{self._children}dup", self.members, self.rank)
 
@@ -194,7 +195,7 @@ class Comm:
         ranks = [int(r) for r in ranks]
         if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
             raise UsageError(
-                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} and its caller among them, got {ranks}"
+                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1}, its caller among them, got {ranks}"
             )
         name = f"{self.name}.{self._children}{label}"
         return Comm(self.world, name, [self.members[r] for r in ranks], ranks.index(self.rank))
@@ -202,8 +203,8 @@ class Comm:
     def split(self, color: int, key: int = 0) -> "Comm":
         """One communicator for each color, ordered by (key, rank).
 
-        Everybody learns everybody's (color, key), 16 B each, in ceil(log2 n) messages a rank (Bruck et al. 1997): row i of
-        a rank's table is that of rank + i; who has the next rows of the table sends them.
+        Everybody learns everybody's (color, key), 16 B each, in ceil(log2 n) messages a rank (Bruck et al. 1997): row i
+        of a rank's table is that of rank + i; who has the next rows of the table sends them.
         """
         if color < 0:
             raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
@@ -221,10 +222,10 @@ class Comm:
         same = np.flatnonzero(table[:, 0] == color).tolist()
         return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
 
-    # collectives -------------------------------------------------------------------------------------------------------
+    # collectives ------------------------------------------------------------------------------------------------------
 
     def collective(self, operation: str) -> "Comm":
-        """A channel for the next collective call. On a channel: itself, so that collectives may be composed of others."""
+        """A channel for the next collective call; a channel answers itself, so that collectives may be composed."""
         if self.call is not None:
             return self
         channel = Comm.__new__(Comm)
@@ -238,7 +239,7 @@ class Comm:
         """Run `function` in this communicator's lane; called on the channel that the function uses."""
         return self.world.post_work(Work(self, function, self.operation, self.site or user_site(2), self.world.time()))
 
-    # ---------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int, guarded: bool) -> Request:
         if self.call is not None:

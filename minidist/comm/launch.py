@@ -25,8 +25,9 @@ def launch(
 ) -> list[Any]:  # fmt: skip
     """Run `main(comm, *arguments)` on every rank; returns the results of the ranks in this process.
 
-    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
-    else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong input, else 1.
+    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves
+    everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong
+    input, else 1.
     """
     flags, _ = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     try:
@@ -54,8 +55,8 @@ def under_mpiexec() -> bool:
 
 
 def run(
-    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, timeout: float = 60.0, trace: str | None = None,
-    eager_bytes: int = 0, synchronous: bool = False, **options: Any,
+    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, timeout: float = 60.0,
+    trace: str | None = None, eager_bytes: int = 0, synchronous: bool = False, **options: Any,
 ) -> list[Any]:  # fmt: skip
     """`launch` without the command line; errors are raised in the simulated world and end the job under MPI."""
     limit_blas_threads()
@@ -77,7 +78,7 @@ def run_mpi(
     main: Callable[..., Any], *arguments: Any, timeout: float, synchronous: bool = False, trace: str | None = None,
     **options: Any,
 ) -> list[Any]:  # fmt: skip
-    """Be one rank. Any exception is printed with this rank's number and ends the whole job: no other rank is left waiting."""
+    """Be one rank. Any exception is printed with this rank's number and ends the whole job: nobody is left waiting."""
     world = MPIWorld(timeout=timeout, synchronous=synchronous, **options)
     try:
         try:

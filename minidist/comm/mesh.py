@@ -30,8 +30,8 @@ class Mesh:
         if prod(self.shape) != comm.size or any(n < 1 for n in self.shape):
             product = " x ".join(map(str, self.shape)) or "1"
             raise UsageError(
-                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, but there are "
-                f"{comm.size}; make the product of the axes equal to the number of ranks"
+                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, but there "
+                f"are {comm.size}; make the product of the axes equal to the number of ranks"
             )
         self.ranks = np.arange(comm.size).reshape(self.shape)
         self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
@@ -46,7 +46,7 @@ class Mesh:
     def _index(self, name: str) -> int:
         if name not in self.axis_names:
             raise UsageError(
-                f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; its axes are {', '.join(self.axis_names)}"
+                f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; it has {', '.join(self.axis_names)}"
             )
         return self.axis_names.index(name)
 

@@ -1,15 +1,15 @@
-"""The MPI world: this process is one rank, and messages are real. Same interface, same record, same words when it fails.
+"""The MPI world: this process is one rank, and messages are real. Same interface, same record, same errors.
 
-Bytes travel as `[buffer, MPI.BYTE]` (automatic datatype discovery rejects bfloat16, and nothing is gained by it). What MPI
-does not check is checked here: a 64-byte header goes ahead of each payload, on the same communicator, its tag in the upper
-half of the tags, and is compared before the payload is received:
+Bytes travel as `[buffer, MPI.BYTE]` (automatic datatype discovery rejects bfloat16, and nothing is gained by it). What
+MPI does not check is checked here: a 64-byte header goes ahead of each payload, on the same communicator, its tag in
+the upper half of the tags, and is compared before the payload is received:
 
     sender     Isend header (tag + 2**14) ── Isend payload (tag)
     receiver   Irecv header, at once ── ... it comes: compare ── Irecv payload ── wait
 
-Header receives are posted when the user posts, so MPI itself decides which message each gets, wildcards too. A payload that
-nobody has asked for can block its sender, so whoever waits, for anything, also takes the headers that have come.
-A lane is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume all lanes.
+Header receives are posted when the user posts, so MPI itself decides which message each gets, wildcards too. A payload
+that nobody has asked for can block its sender, so whoever waits, for anything, also takes the headers that have come. A
+lane is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume all lanes.
 """
 
 import contextvars
@@ -72,9 +72,9 @@ class Lane:
 class MPIWorld:
     """All processes that `mpiexec` started.
 
-    checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports every
-    rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive (MPI_Issend),
-    which makes programs that rely on buffering deadlock at once. record: keep a trace.
+    checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
+    every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
+    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -136,10 +136,10 @@ class MPIWorld:
         """Give back the last of MPI's resources. Collective; nothing works afterwards."""
         self.base.Free()
 
-    # posting -----------------------------------------------------------------------------------------------------------
+    # posting ----------------------------------------------------------------------------------------------------------
 
     def register(self, comm: Comm) -> None:
-        """One MPI communicator for messages and one for collectives, for each context. Blocks until all members are here."""
+        """One MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
         while self.active and self.running is None:  # another member may want its lanes done before it comes here
@@ -193,8 +193,8 @@ class MPIWorld:
     def _header_came(self, request: MPIRequest, source: int) -> None:
         """The sender has said what it sends: compare, then ask for it.
 
-        Payloads must be asked for in the order of their headers. A receive that was posted earlier and could have had this
-        header has had an earlier one, even if MPI has not told us yet; it goes first.
+        Payloads must be asked for in the order of their headers. A receive that was posted earlier and could have had
+        this header has had an earlier one, even if MPI has not told us yet; it goes first.
         """
         for other in self.expected[: self.expected.index(request)]:
             if other.peer in (source, ANY) and other.tag == request.tag and other.comm.context == request.comm.context:
@@ -209,8 +209,8 @@ class MPIWorld:
         assert request.header is not None
         if request.header != pack(header_of(request.operation, request.array)):
             compare(
-                unpack(bytes(request.header)), header_of(request.operation, request.array), request.event.peer, self.rank,
-                f"{request.site} (receiver)",
+                unpack(bytes(request.header)), header_of(request.operation, request.array), request.event.peer,
+                self.rank, f"{request.site} (receiver)",
             )  # fmt: skip
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
@@ -221,7 +221,7 @@ class MPIWorld:
             request.peer = source
             request.event.peer = request.comm.members[source]
 
-    # waiting -------------------------------------------------------------------------------------------------------------
+    # waiting ----------------------------------------------------------------------------------------------------------
 
     def wait(self, request: Any) -> None:
         event = request.event
@@ -295,7 +295,7 @@ class MPIWorld:
             if request in self.expected and request.header_request.Test(status):  # not taken care of by a later one
                 self._header_came(request, status.Get_source())
 
-    # lanes -----------------------------------------------------------------------------------------------------------------
+    # lanes ------------------------------------------------------------------------------------------------------------
 
     def post_work(self, work: Work) -> Work:
         lane = self.lanes.get(work.comm.name)
@@ -351,7 +351,7 @@ class MPIWorld:
                 self.main.switch()
         return work.result
 
-    # clock -----------------------------------------------------------------------------------------------------------------
+    # clock ------------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return time.perf_counter() - self.started
@@ -389,6 +389,6 @@ def check_launcher(size: int, library: str) -> None:
     expected = launched_size()
     if expected is not None and expected != size:
         raise LauncherError(
-            f"the launcher started {expected} processes but {library} sees {size}: they belong to different MPI installations; "
-            "use the mpiexec that came with this library (minidist doctor shows both)"
+            f"the launcher started {expected} processes but {library} sees {size}: they belong to different MPI "
+            "installations; use the mpiexec that came with this library (minidist doctor shows both)"
         )

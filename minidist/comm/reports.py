@@ -1,4 +1,4 @@
-"""What to say when ranks wait forever: who waits for what, at which line, in which circle, and what might be meant instead."""
+"""What to say when ranks wait forever: who waits for what, at which line, in which circle, and what was meant."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

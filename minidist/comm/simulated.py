@@ -1,8 +1,8 @@
-"""The simulated world: ranks are greenlets in this process, time is virtual, and a deadlock is a certainty, not a timeout.
+"""The simulated world: ranks are greenlets in this process, time is virtual, a deadlock is a certainty.
 
-Greenlets switch only where a rank blocks, so a run is deterministic; when no greenlet can run, nobody ever will, and the
-report can say exactly who waits for whom. Sends are synchronous by default (they complete when the receive is posted):
-a program that relies on buffering deadlocks here, always, instead of on the day when its messages grow.
+Greenlets switch only where a rank blocks, so a run is deterministic; when no greenlet can run, nobody ever will, and
+the report can say exactly who waits for whom. Sends are synchronous by default (they complete when the receive is
+posted): a program that relies on buffering deadlocks here, always, instead of on the day when its messages grow.
 
     hub (this scheduler) ──▶ a lane runs until it blocks ──▶ hub ──▶ the next ready lane
     nobody ready: 1 match one wildcard receive, else 2 everybody has finished, else 3 deadlock
@@ -40,7 +40,7 @@ Key = tuple[str, int, int, int]  # context, source, destination (world ranks), t
 
 
 class Lane:
-    """One flow of control of a rank, with a clock and two ports of its own: the main program, or a communicator's lane."""
+    """One flow of control of a rank, with a clock and two ports: the main program, or a communicator's lane."""
 
     __slots__ = ("greenlet", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
 
@@ -60,8 +60,8 @@ class SimRequest(Request):
     )  # fmt: skip
 
     def __init__(
-        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent, lane: Lane,
-        order: int,
+        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent, lane:
+        Lane, order: int,
     ) -> None:  # fmt: skip
         # Not super().__init__: it would be a tenth of the time of a message.
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
@@ -88,12 +88,13 @@ def checksum(array: np.ndarray) -> int:
 class SimWorld:
     """`ranks` virtual ranks that run one function.
 
-    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is synchronous.
-    links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare headers and watch
-    buffers in flight. timeout: seconds of real time that one rank may compute without communicating. record: keep traces.
+    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
+    synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
+    headers and watch buffers in flight. timeout: seconds of real time that one rank may compute without communicating.
+    record: keep traces.
 
-    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception on
-    any rank ends the run and is raised here, with a note naming the rank.
+    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
+    on any rank ends the run and is raised here, with a note naming the rank.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class SimWorld:
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.kind = "simulated"
 
-    # running -----------------------------------------------------------------------------------------------------------
+    # running ----------------------------------------------------------------------------------------------------------
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         self.traces = [Trace(rank, self.size) for rank in range(self.size)]
@@ -203,7 +204,7 @@ class SimWorld:
         lane.waiting = on
         self.hub.switch()
 
-    # posting and matching ------------------------------------------------------------------------------------------------
+    # posting and matching ---------------------------------------------------------------------------------------------
 
     def register(self, comm: Comm) -> None:
         pass
@@ -296,8 +297,8 @@ class SimWorld:
     def _check_untouched(self, request: SimRequest) -> None:
         if checksum(request.array) != request.checksum:
             raise BufferReuseError(
-                f"rank {request.lane.rank}: the buffer of its {request.describe()} was changed while the operation was in "
-                "flight; wait() first, or give each message a buffer of its own"
+                f"rank {request.lane.rank}: the buffer of its {request.describe()} was changed while the operation was "
+                "in flight; wait() first, or give each message a buffer of its own"
             )
 
     def _match_one_wildcard(self) -> bool:
@@ -331,7 +332,7 @@ class SimWorld:
             while key in self.receives and key in self.sends and not self._behind_wildcard(self.receives[key][0], key):
                 self._deliver(_take(self.sends, key), _take(self.receives, key))
 
-    # waiting -------------------------------------------------------------------------------------------------------------
+    # waiting ----------------------------------------------------------------------------------------------------------
 
     def wait(self, request: Any) -> None:
         lane = self.running
@@ -355,7 +356,7 @@ class SimWorld:
             lane.time = end
         event.end = lane.time
 
-    # lanes -----------------------------------------------------------------------------------------------------------------
+    # lanes ------------------------------------------------------------------------------------------------------------
 
     def post_work(self, work: Work) -> Work:
         rank, name = self.running.rank, work.comm.name
@@ -389,7 +390,7 @@ class SimWorld:
         lane.time = max(lane.time, work.end)
         return work.result
 
-    # clock -----------------------------------------------------------------------------------------------------------------
+    # clock ------------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self.running.time
@@ -432,7 +433,7 @@ def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
 
 
 class _Watch:
-    """Stops a rank that computes without end: raises RankTimeoutError inside it after `timeout` seconds without a switch."""
+    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` seconds without a switch."""
 
     def __init__(self, world: SimWorld) -> None:
         self.world, self.thread_id = world, threading.get_ident()

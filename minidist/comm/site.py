@@ -1,7 +1,8 @@
 """Where in the *user's* program an operation was started: what a report must name to be of any use.
 
-Walks from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs, to the first
-frame outside comm/ and collectives/. Costs about a quarter of a microsecond, so it is done once a collective call.
+Walks from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs, to the
+first frame outside comm/ and collectives/. Costs about a quarter of a microsecond, so it is done once a collective
+call.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Nothing hangs: when an MPI operation is pending for too long, say who waits for what on every rank, and end the job.
 
 A thread beside each rank looks once a second at what the main program waits in (reading one attribute: the rank pays
-nothing) and writes it, with the trace so far, into a file of its own. The files survive a killed process. The first rank
-that has waited longer than the timeout reads all of them and prints one report.
+nothing) and writes it, with the trace so far, into a file of its own. The files survive a killed process. The first
+rank that has waited longer than the timeout reads all of them and prints one report.
 """
 
 import json
@@ -116,7 +116,8 @@ class Watchdog:
     def text(self) -> str:
         """The report."""
         lines = [
-            f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); every rank's pending operation:"
+            f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); "
+            "every rank's pending operation:"
         ]
         waiting = []
         for rank in range(self.world.size):
