@@ -433,7 +433,7 @@ def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
 
 
 class _Watch:
-    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` seconds without a switch."""
+    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` s without a switch."""
 
     def __init__(self, world: SimWorld) -> None:
         self.world, self.thread_id = world, threading.get_ident()
