@@ -112,6 +112,7 @@ class SimWorld:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
+        self.eager_limit = eager_bytes or -1  # an empty message is synchronous too
         self.kind = "simulated"
 
     # running ----------------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class SimWorld:
             request.depart = depart = max(lane.time, lane.out_free)
             request.sent = lane.out_free = sent = depart + beta * nbytes
             request.arrival = sent + alpha
-            request.eager = nbytes <= self.eager_bytes
+            request.eager = nbytes <= self.eager_limit
             if request.watched:
                 request.checksum = checksum(array)
             key = (comm.context, rank, world_peer, tag)

@@ -1,4 +1,4 @@
-"""Ordered sums have the bits of additions in rank order, wherever chunks or buckets end (museum 23); a ring's do not."""
+"""Ordered sums have the bits of additions in rank order, wherever buckets end (museum 23); those of a ring do not."""
 
 import numpy as np
 import pytest
