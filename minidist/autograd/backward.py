@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from minidist.autograd.modes import Meter, meter
+from minidist.autograd.errors import AutogradError, ShapeError
+from minidist.autograd.modes import Meter, contribution_recorder, meter
 from minidist.autograd.node import Node
 from minidist.base import arrays as xp
 from minidist.base.memory import memory_account
@@ -42,8 +43,6 @@ def backward(
 
     The graph is used up: a second backward through any node of it raises AutogradError.
     """
-    from minidist.autograd.tensor import AutogradError, ShapeError
-
     if weight_gradients not in ("now", "deferred"):
         raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {weight_gradients!r}")
     if tensor.node is None:
@@ -62,7 +61,7 @@ def backward(
 
 
 class BackwardPass:
-    """One walk over one graph. Recomputation starts a walk inside a walk (`nested`), which settles with the outer one."""
+    """One walk over one graph. Recomputation walks its replayed graph inside the same pass, with `run_nested`."""
 
     def __init__(
         self,
@@ -87,19 +86,30 @@ class BackwardPass:
         if root.__class__ is not Node:  # backward from a parameter itself
             root.accumulate(gradient)
             return self.deferred
-        tape = self._collect(root)
-        root.receive(gradient, fresh=False)
         token = current_pass.set(self)
         try:
-            while tape:
-                self._visit(tape.pop())
-                if self.after_node is not None:
-                    self.after_node()
+            self._walk(root, gradient)
             for callback in self._at_end.values():
                 callback()
         finally:
             current_pass.reset(token)
         return self.deferred
+
+    def run_nested(self, root: Any, gradient: xp.Array, replayed: "tuple[Parameter, ...]") -> None:
+        """Walk a graph that a node of this pass has just recomputed, and settle the sites that stood for the replay."""
+        tape = self._collect(root) if root is not None else []
+        for parameter in replayed:
+            self.site_done(parameter)
+        if tape:
+            self._walk(root, gradient, tape)
+
+    def _walk(self, root: Node, gradient: xp.Array, tape: list[Node] | None = None) -> None:
+        tape = self._collect(root) if tape is None else tape
+        root.receive(gradient, fresh=False)
+        while tape:
+            self._visit(tape.pop())
+            if self.after_node is not None:  # a reducer may set it during the walk
+                self.after_node()
 
     def _collect(self, root: Node) -> list[Node]:
         """The nodes that `root` depends on, oldest first; counts the use sites of each parameter on the way."""
@@ -110,8 +120,6 @@ class BackwardPass:
         while todo:
             node = todo.pop()
             if node.inputs is None:
-                from minidist.autograd.tensor import AutogradError
-
                 raise AutogradError(
                     f"second backward through {node.name!r}: the first one freed what it saved; run the forward again"
                 )
@@ -121,6 +129,8 @@ class BackwardPass:
                     seen.add(source)
                     todo.append(source)
             for parameter, _ in node.weights:
+                sites[parameter] = sites.get(parameter, 0) + 1
+            for parameter in node.replays:
                 sites[parameter] = sites.get(parameter, 0) + 1
         tape.sort(key=_index)
         return tape
@@ -165,6 +175,8 @@ class BackwardPass:
         """One contribution less to wait for; the last one makes the parameter ready."""
         self.sites[parameter] -= 1
         if self.sites[parameter] == 0:
+            if parameter.stale and contribution_recorder.get() is None:
+                parameter.zero_fill()  # a replay read it and did not differentiate it
             for hook in parameter.ready_hooks:
                 hook(parameter)
             if self.on_ready is not None:
@@ -189,8 +201,6 @@ class DeferredWeights:
     def run(self) -> None:
         """Compute them all, once; a second run is an error (every weight would be counted twice)."""
         if self._work is None:
-            from minidist.autograd.tensor import AutogradError
-
             raise AutogradError("deferred weight gradients ran already; each backward pass leaves them once")
         work, self._work = self._work, None
         self._owner.meter = meter.get()

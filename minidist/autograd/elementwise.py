@@ -7,8 +7,9 @@ whichever it needs, and nothing else.
 from math import pi, sqrt as square_root
 from typing import Any
 
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.operands import mismatch, pair, summed_to, unbroadcast
-from minidist.autograd.tensor import AutogradError, Tensor, record
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 

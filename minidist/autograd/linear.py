@@ -4,9 +4,10 @@ Input gradient and weight gradient are separate products. The derivative of the 
 for both; it is computed in forward and stored, so nothing of the forward is repeated.
 """
 
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.tensor import AutogradError, Tensor, record
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 

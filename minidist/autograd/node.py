@@ -29,9 +29,10 @@ class Node:
     prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
     grad: sum of the gradients that have arrived so far; `owned` says that no one else holds that array.
     cost: (flops, bytes) of one vjp when a meter was on in forward.
+    replays: parameters to which a replay inside this node will contribute (recomputation).
     """
 
-    __slots__ = ("index", "name", "inputs", "weights", "prepare", "grad", "owned", "cost")
+    __slots__ = ("index", "name", "inputs", "weights", "prepare", "grad", "owned", "cost", "replays")
 
     index: int
     name: str
@@ -41,6 +42,7 @@ class Node:
     grad: Any
     owned: bool
     cost: tuple[int, int] | None
+    replays: "tuple[Parameter, ...]"
 
     def __init__(self, name, inputs=(), weights=(), prepare=None):  # type: ignore[no-untyped-def]
         self.index = _creation_index()
@@ -51,6 +53,7 @@ class Node:
         self.grad = None
         self.owned = False
         self.cost = None
+        self.replays = ()
 
     def receive(self, gradient: Any, fresh: bool) -> None:
         """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""

@@ -5,7 +5,8 @@ agree, and the gradient of a broadcast operand is summed back to the operand's s
 from collections.abc import Callable
 from typing import Any
 
-from minidist.autograd.tensor import DtypeError, ShapeError, Tensor
+from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 
 

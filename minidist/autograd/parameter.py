@@ -10,26 +10,14 @@ contributions and on nothing else.
 """
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
+from minidist.autograd.errors import AutogradError, ShapeError, VersionError
+from minidist.autograd.modes import contribution_recorder, parameter_reads
 from minidist.autograd.node import Node
-from minidist.autograd.tensor import AutogradError, ShapeError, Tensor
+from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.memory import track
-
-Recorder = Callable[["Parameter", xp.Array], None]
-
-# When set, contributions go to this function, one call a use site, and not into the gradient.
-contribution_recorder: ContextVar[Recorder | None] = ContextVar("minidist_contribution_recorder", default=None)
-
-# When set, `Parameter.data` appends the parameter at each read; recomputation asks in this way what a function uses.
-parameter_reads: ContextVar["list[Parameter] | None"] = ContextVar("minidist_parameter_reads", default=None)
-
-
-class VersionError(AutogradError):
-    """A parameter was updated between the forward and the backward that needs the older values."""
-
 
 class Parameter(Tensor):
     """A leaf tensor that a model trains.

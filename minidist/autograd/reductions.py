@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from minidist.autograd.tensor import ShapeError, Tensor, record
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 

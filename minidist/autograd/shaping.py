@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.autograd.tensor import DtypeError, ShapeError, Tensor, record
+from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 

@@ -7,23 +7,11 @@ tape is the set of nodes that this leaves behind. Everything else in this packag
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.modes import grad_enabled, meter
 from minidist.autograd.node import Node
 from minidist.base import arrays as xp
-from minidist.base.errors import MinidistError
 from minidist.base.memory import memory_account
-
-
-class AutogradError(MinidistError):
-    """An operation or a backward pass that cannot be done as asked."""
-
-
-class ShapeError(AutogradError, ValueError):
-    """Operands whose shapes do not fit; the message names the operation and both shapes."""
-
-
-class DtypeError(AutogradError, TypeError):
-    """Operands of two dtypes: minidist never promotes silently (a float64 would travel into a float32 buffer)."""
 
 
 class Tensor:

@@ -66,7 +66,7 @@ __all__ = [
     "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like", "exp", "expand_dims",
     "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite", "log", "log1p", "matmul",
     "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones", "ones_like", "owner", "power", "prod",
-    "reciprocal", "result_type", "scatter_add", "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes",
+    "reciprocal", "result_type", "scatter_add", "scatter_add_rows", "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes",
     "take", "take_along_axis", "tanh", "transpose", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
@@ -138,3 +138,14 @@ def dot_rows(a: Array, b: Array) -> Array:
 def scatter_add(target: Array, index: Any, values: Array) -> None:
     """`target[index] += values` where an index that occurs twice is added twice, in index order."""
     np.add.at(target, index, values)
+
+
+def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
+    """`target[rows[i]] += values[i]` for each i in order: target (n, width), rows (m,) of integers, values (m, width)."""
+    if type(target) is not ndarray:
+        np.add.at(target, rows, values)
+    elif rows.size:
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
