@@ -11,9 +11,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from minidist.base.errors import MinidistError, UsageError
+from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
 from minidist.comm.mpi import MPIWorld, launched_size
 from minidist.comm.simulated import SimWorld
@@ -52,61 +54,76 @@ def under_mpiexec() -> bool:
     return launched_size() is not None
 
 
-def run(
+@dataclass
+class Outcome:
+    """What a run left behind. `results`, `traces`: of all ranks, in rank order; under MPI on rank 0 only (empty elsewhere)."""
+
+    world: str  # "simulated" | "mpi"
+    size: int
+    local: list[Any]  # results of the ranks in this process
+    results: list[Any]
+    traces: list[Trace]
+
+    @property
+    def is_root(self) -> bool:
+        """Is this the process that may print?"""
+        return bool(self.results)
+
+
+def run(main: Callable[..., Any], *arguments: Any, trace: str | None = None, **options: Any) -> list[Any]:
+    """`launch` without the command line: the results of the ranks in this process."""
+    return execute(main, *arguments, trace=trace, **options).local
+
+
+def execute(
     main: Callable[..., Any], *arguments: Any, ranks: int | None = None, timeout: float = 60.0, trace: str | None = None,
     eager_bytes: int = 0, synchronous: bool = False, **options: Any,
-) -> list[Any]:  # fmt: skip
-    """`launch` without the command line; errors are raised in the simulated world and end the job under MPI."""
-    limit_blas_threads()
+) -> Outcome:  # fmt: skip
+    """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
+    tune_process(None if blas_threads_are_set() else 1)
     size = launched_size()
+    if size is not None and ranks is not None and ranks != size:
+        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
     if size is None:
         world = SimWorld(ranks or 1, timeout=timeout, eager_bytes=eager_bytes, **options)
         results = world.run(main, *arguments)
-        if trace:
-            write_traces(trace, world.traces, world="simulated")
-        return results
-    if ranks is not None and ranks != size:
-        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    return run_mpi(main, *arguments, timeout=timeout, synchronous=synchronous, trace=trace)
+        outcome = Outcome("simulated", world.size, results, results, world.traces)
+    else:
+        outcome = _execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
+    if trace and outcome.is_root:
+        write_traces(trace, outcome.traces, world=outcome.world)
+    return outcome
 
 
-def run_mpi(
-    main: Callable[..., Any], *arguments: Any, timeout: float, synchronous: bool = False, trace: str | None = None, **options: Any
-) -> list[Any]:
+def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
     """Be one rank. Any exception is printed with this rank's number and ends the whole job: no other rank is left waiting."""
-    world = MPIWorld(timeout=timeout, synchronous=synchronous, **options)
+    world = MPIWorld(**options)
     try:
-        results = world.run(main, *arguments)
-        if trace:
-            gather_traces(world, trace)
-        return results
-    except BaseException as error:
-        code = 0 if isinstance(error, SystemExit) and not error.code else 2 if isinstance(error, UsageError) else 1
-        if isinstance(error, SystemExit) and code == 0:
+        local = world.run(main, *arguments)
+        everybody = world.base.gather((local[0], world.trace))  # our own business: not in the trace
+    except SystemExit as error:
+        if not error.code:
             raise
-        if isinstance(error, MinidistError):
-            place = "" if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: "
-            print(f"minidist: {place}{error}", file=sys.stderr, flush=True)
-        else:
-            text = traceback.format_exc()
-            print(f"minidist: rank {world.rank} of {world.size} raised; the job ends.\n{text}", file=sys.stderr, flush=True)
-        if world.watchdog:
-            world.watchdog.write()
-        world.MPI.COMM_WORLD.Abort(code)
-        os._exit(code)  # some libraries return from Abort
+        _abort(world, error, int(error.code) if isinstance(error.code, int) else 1)
+    except BaseException as error:
+        _abort(world, error, 2 if isinstance(error, UsageError) else 1)
+    results = [result for result, _ in everybody or ()]
+    return Outcome("mpi", world.size, local, results, [trace for _, trace in everybody or ()])
 
 
-def gather_traces(world: MPIWorld, path: str) -> list[Trace] | None:
-    """Rank 0 collects all traces and writes the file (not part of the trace itself)."""
-    traces: list[Trace] | None = world.base.gather(world.trace)
-    if traces is not None:
-        write_traces(path, traces, world="mpi")
-    return traces
+def _abort(world: MPIWorld, error: BaseException, code: int) -> NoReturn:
+    if isinstance(error, MinidistError):
+        place = "" if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: "
+        print(f"minidist: {place}{error}", file=sys.stderr, flush=True)
+    else:
+        text = traceback.format_exc()
+        print(f"minidist: rank {world.rank} of {world.size} raised; the job ends.\n{text}", file=sys.stderr, flush=True)
+    if world.watchdog:
+        world.watchdog.write()
+    world.MPI.COMM_WORLD.Abort(code)
+    os._exit(code)  # some libraries return from Abort
 
 
-def limit_blas_threads(threads: int = 1) -> None:
-    """One BLAS thread a rank, unless the environment already says otherwise: more ranks than cores would crawl."""
-    if "OPENBLAS_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in os.environ:
-        from threadpoolctl import threadpool_limits
-
-        threadpool_limits(threads)
+def blas_threads_are_set() -> bool:
+    """Did the user choose the number of BLAS threads?"""
+    return any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
