@@ -44,13 +44,20 @@ def pytest_configure(config):
 
 
 @pytest.fixture
-def comm():
-    """A communicator over all ranks of an `mpi` test, duplicated for this test alone."""
+def comm(request):
+    """A communicator over all ranks of an `mpi` test, of a world of its own.
+
+    After a test that passed the world is finished, so a request that was never waited for, or a message that was never
+    received, fails the test. After a failure that question would wait for ranks that no longer answer.
+    """
     if DIRECTORY not in os.environ:
         pytest.fail("the fixture `comm` is one rank's communicator: mark the test with @pytest.mark.mpi(n)")
     from minidist.comm.mpi import MPIWorld
 
-    return MPIWorld().comm
+    world = MPIWorld()
+    yield world.comm
+    if not request.config.pluginmanager.get_plugin("minidist-mpi-rank").failed:
+        world.finish()
 
 
 # ---------------------------------------------------------------------------------------------------- in each rank
