@@ -28,9 +28,15 @@ class Summary:
     peak_bytes: list[int]
     trace: str
     seconds: float
+    digest: str
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace")}
+        """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
+        return {name: getattr(self, name) for name in ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest")}
+
+    def volumes_hold(self) -> bool:
+        """Does every purpose's measured volume equal its closed form?"""
+        return all(volume["measured"] == volume["closed_form"] for volume in self.bytes_by_purpose.values())
 
     def table(self) -> str:
         """Bytes by purpose beside the closed form, and the peaks."""
@@ -88,8 +94,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     }
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
     return Summary(
-        outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds
-    )
+        outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
+        first.digest,
+    )  # fmt: skip
 
 
 def run_comparison(config: TrainConfig, ranks: int | None, timeout: float, eager_bytes: int = 0) -> Comparison | None:
