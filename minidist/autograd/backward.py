@@ -7,6 +7,7 @@ as a list to run later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble 
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
@@ -18,6 +19,8 @@ from minidist.base.memory import memory_account
 if TYPE_CHECKING:
     from minidist.autograd.parameter import Parameter
     from minidist.autograd.tensor import Tensor
+
+_creation = attrgetter("index")
 
 # Defaults of the arguments of the same name, for callers that do not call `backward` themselves.
 on_ready_hook: ContextVar["Callable[[Parameter], None] | None"] = ContextVar("minidist_on_ready", default=None)
@@ -126,14 +129,14 @@ class BackwardPass:
                 sites[parameter] = sites.get(parameter, 0) + 1
             for parameter in node.replays:
                 sites[parameter] = sites.get(parameter, 0) + 1
-        tape.sort(key=_index)
+        tape.sort(key=_creation)
         return tape
 
     def _visit(self, node: Node) -> None:
         inputs, weights = node.inputs, node.weights
         if node.name == "leaf":  # the gradient stays, as an array that belongs to the leaf alone
-            if not node.owned:
-                node.grad, node.owned = xp.array(node.grad), True
+            node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
+            node.owned = True
             return
         gradient, prepare, cost = node.grad, node.prepare, node.cost
         node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
@@ -201,7 +204,3 @@ class DeferredWeights:
         work.reverse()
         while work:
             self._owner.contribute(*work.pop())
-
-
-def _index(node: Node) -> int:
-    return node.index

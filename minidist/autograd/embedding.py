@@ -21,7 +21,7 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         out = xp.empty((rows, width), kind, g) if out is None else out
         out.fill(0)
-        xp.scatter_add_rows(out, indices.reshape(-1), g.reshape(-1, width))
+        xp.scatter_add_rows(out, indices.reshape(-1), xp.as_rows(g))
         return out
 
     return record("embedding", xp.take(weight.data, indices, axis=0), (), ((weight, grad),), flops=0, saved=(indices,))

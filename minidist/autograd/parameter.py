@@ -125,8 +125,8 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`."""
-        return None if self.stale else self._grad
+        """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`, and when frozen."""
+        return None if self.stale or not self._requires_grad else self._grad
 
     @grad.setter
     def grad(self, value: xp.Array | None) -> None:
