@@ -8,8 +8,8 @@ so nothing is copied. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Da
 
 from operator import itemgetter
 
-from minidist.autograd.errors import ShapeError
 from minidist.autograd import elementwise, reductions, shaping
+from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
@@ -42,7 +42,9 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Separate form: q, k, v (batch, heads, T, head size) -> the same shape."""
     if q.ndim != 4 or q.shape != k.shape or k.shape != v.shape:
-        raise mismatch("causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)")
+        raise mismatch(
+            "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
+        )
     o = xp.empty(q.shape, q.dtype, q.data)
     saved = _forward(q.data, k.data, v.data, o)
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()

@@ -49,13 +49,19 @@ def backward(
     if weight_gradients not in ("now", "deferred"):
         raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {weight_gradients!r}")
     if tensor.node is None:
-        raise AutogradError(f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained")
+        raise AutogradError(
+            f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained"
+        )
     if gradient is None:
         if tensor.size != 1:
-            raise AutogradError(f"backward from a tensor of shape {tensor.shape} needs gradient=; only one element can do without")
+            raise AutogradError(
+                f"backward from a tensor of shape {tensor.shape} needs gradient=; only one element can do without"
+            )
         gradient = xp.ones_like(tensor.data)
     else:
-        gradient = xp.as_array(getattr(gradient, "data", gradient) if not xp.is_array(gradient) else gradient, tensor.dtype)
+        gradient = xp.as_array(
+            getattr(gradient, "data", gradient) if not xp.is_array(gradient) else gradient, tensor.dtype
+        )
         if gradient.shape != tensor.shape:
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {tensor.shape}")
     return BackwardPass(on_ready or on_ready_hook.get(), after_node or after_node_hook.get(), weight_gradients).run(
@@ -161,7 +167,9 @@ class BackwardPass:
             else:
                 self.contribute(parameter, vjp, gradient, cost)
 
-    def contribute(self, parameter: "Parameter", vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None) -> None:
+    def contribute(
+        self, parameter: "Parameter", vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None
+    ) -> None:
         """Compute one weight gradient and add it to its parameter."""
         parameter.accumulate(lambda out: vjp(gradient, out))
         if self.meter is not None and cost is not None:

@@ -4,7 +4,8 @@ A vjp keeps the operand (through `saved()`, so that a Parameter is re-read and i
 whichever it needs, and nothing else.
 """
 
-from math import pi, sqrt as square_root
+from math import pi
+from math import sqrt as square_root
 from typing import Any
 
 from minidist.autograd.errors import AutogradError
@@ -159,7 +160,9 @@ def absolute(x: Tensor) -> Tensor:
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where the condition (an array of bools, no tensor) is true, else b."""
     if isinstance(condition, Tensor):
-        raise AutogradError("where: the condition must be an array of bools, not a Tensor; compare the .data of tensors")
+        raise AutogradError(
+            "where: the condition must be an array of bools, not a Tensor; compare the .data of tensors"
+        )
     condition = xp.as_array(condition)
     a, b = pair("where", a, b)
     try:

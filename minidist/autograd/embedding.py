@@ -15,7 +15,9 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
         raise AutogradError(f"embedding: indices must be integers, not {indices.dtype}")
     if indices.size and (indices.min() < 0 or indices.max() >= rows):
         worst = int(indices.min() if indices.min() < 0 else indices.max())
-        raise AutogradError(f"embedding: index {worst} is no row of the weight; it has shape {weight.shape}, rows 0..{rows - 1}")
+        raise AutogradError(
+            f"embedding: index {worst} is no row of the weight; it has shape {weight.shape}, rows 0..{rows - 1}"
+        )
     kind = weight.dtype
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:

@@ -18,7 +18,9 @@ def gradcheck(
     with fixed irregular numbers so that errors of different outputs cannot cancel. parameters=True passes Parameters.
     """
     arrays = [xp.array(a, xp.float64) for a in inputs]
-    tensors = [Parameter(a, name=f"input {i}") if parameters else Tensor(a, requires_grad=True) for i, a in enumerate(arrays)]
+    tensors = [
+        Parameter(a, name=f"input {i}") if parameters else Tensor(a, requires_grad=True) for i, a in enumerate(arrays)
+    ]
     output = fn(*tensors)
     weights = xp.tanh(1.7 + xp.arange(output.size) * 1.3 % 2.1).reshape(output.shape)
     if output.requires_grad:

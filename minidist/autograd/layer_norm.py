@@ -43,7 +43,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         return xp.sum_rows(xp.as_rows(g), out)
 
     return record(
-        "layer_norm", y, ((x, grad_x),), ((weight, grad_weight), (bias, grad_bias)), flops=8 * x.size, saved=(normal, inverse)
+        "layer_norm",
+        y,
+        ((x, grad_x),),
+        ((weight, grad_weight), (bias, grad_bias)),
+        flops=8 * x.size,
+        saved=(normal, inverse),
     )
 
 

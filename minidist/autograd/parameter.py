@@ -19,6 +19,7 @@ from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.memory import track
 
+
 class Parameter(Tensor):
     """A leaf tensor that a model trains.
 
@@ -28,11 +29,23 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "_data", "_grad", "_requires_grad", "_shape", "_dtype", "_version", "flat", "name", "contributions", "stale",
-        "ready_hooks", "init",
+        "_data",
+        "_dtype",
+        "_grad",
+        "_requires_grad",
+        "_shape",
+        "_version",
+        "contributions",
+        "flat",
+        "init",
+        "name",
+        "ready_hooks",
+        "stale",
     )  # fmt: skip
 
-    def __init__(self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None) -> None:
+    def __init__(
+        self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
+    ) -> None:
         self._data = track(xp.as_array(data), "parameter")
         self._shape = self._data.shape
         self._dtype = self._data.dtype
@@ -64,7 +77,9 @@ class Parameter(Tensor):
     @data.setter
     def data(self, value: xp.Array) -> None:
         if value.shape != self._shape:
-            raise ShapeError(f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}")
+            raise ShapeError(
+                f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}"
+            )
         self._data = value
         self._dtype = value.dtype
 
@@ -179,7 +194,9 @@ class Parameter(Tensor):
 
     def _check(self, value: xp.Array) -> xp.Array:
         if value.shape != self._shape:
-            raise ShapeError(f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}")
+            raise ShapeError(
+                f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}"
+            )
         return value
 
     def register_post_accumulate_grad_hook(self, hook: "Callable[[Parameter], None]") -> Callable[[], None]:

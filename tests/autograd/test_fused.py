@@ -28,7 +28,9 @@ def draws(*shape, seed=0):
 )
 def test_linear(activation, in_out, lead, n, m, parameters, bias):
     inputs = [draws(*lead, n) + 0.1, draws(*((n, m) if in_out else (m, n)), seed=1)] + [draws(m, seed=2)] * bias
-    gradcheck(lambda x, w, b=None: ag.linear(x, w, b, activation, in_out), *inputs, parameters=parameters, tolerance=1e-5)
+    gradcheck(
+        lambda x, w, b=None: ag.linear(x, w, b, activation, in_out), *inputs, parameters=parameters, tolerance=1e-5
+    )
 
 
 def test_linear_equals_its_parts():
@@ -70,7 +72,9 @@ def test_layer_norm(lead, n, parameters):
 
 
 @modest
-@given(batch=st.integers(0, 2), length=st.integers(0, 4), heads=st.integers(1, 2), size=st.integers(0, 2), p=st.booleans())
+@given(
+    batch=st.integers(0, 2), length=st.integers(0, 4), heads=st.integers(1, 2), size=st.integers(0, 2), p=st.booleans()
+)
 def test_attention_of_small_shapes(batch, length, heads, size, p):
     gradcheck(
         lambda x: ag.causal_attention(x, heads), draws(batch, length, 3 * heads * size), parameters=p, tolerance=1e-5
@@ -140,7 +144,9 @@ def test_cross_entropy(lead, classes, divisor, data):
     flat = targets.reshape(-1)
     total = -sum(rows[i, t] for i, t in enumerate(flat) if t != -100)
     expected = total / ((flat != -100).sum() if divisor is None else divisor)
-    np.testing.assert_allclose(ag.cross_entropy(Tensor(logits), targets, divisor).item(), expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        ag.cross_entropy(Tensor(logits), targets, divisor).item(), expected, rtol=1e-12, atol=1e-14
+    )
 
 
 def test_shards_of_a_masked_batch_add_up_under_the_global_divisor():

@@ -54,13 +54,13 @@ def test_binary_broadcasts(name, shapes, seed, parameters):
 
 
 @modest
-@given(shapes=hnp.mutually_broadcastable_shapes(num_shapes=3, max_dims=3, min_side=0, max_side=3), parameters=st.booleans())
+@given(
+    shapes=hnp.mutually_broadcastable_shapes(num_shapes=3, max_dims=3, min_side=0, max_side=3), parameters=st.booleans()
+)
 def test_where_broadcasts(shapes, parameters):
     c, a, b = shapes.input_shapes
     condition = np.random.default_rng(1).random(c) < 0.5
-    gradcheck(
-        lambda x, y: ag.where(condition, x, y), away_from_zero(a, 1), away_from_zero(b, 2), parameters=parameters
-    )
+    gradcheck(lambda x, y: ag.where(condition, x, y), away_from_zero(a, 1), away_from_zero(b, 2), parameters=parameters)
 
 
 @settings(max_examples=30, deadline=None)
@@ -182,7 +182,10 @@ def test_errors_name_the_operation_and_both_shapes(name):
         (lambda: ag.matmul(Tensor(np.ones((2, 3))), Tensor(np.ones((4, 5)))), r"matmul.*\(2, 3\).*\(4, 5\)"),
         (lambda: ag.matmul(Tensor(np.ones(3)), Tensor(np.ones((4, 5)))), r"matmul.*\(3,\).*\(4, 5\)"),
         (lambda: ag.linear(Tensor(np.ones((2, 3))), Tensor(np.ones((5, 4)))), r"linear.*\(2, 3\).*\(5, 4\)"),
-        (lambda: ag.concatenate([Tensor(np.ones((2, 3))), Tensor(np.ones((2, 4)))]), r"concatenate.*\(2, 3\).*\(2, 4\)"),
+        (
+            lambda: ag.concatenate([Tensor(np.ones((2, 3))), Tensor(np.ones((2, 4)))]),
+            r"concatenate.*\(2, 3\).*\(2, 4\)",
+        ),
         (lambda: ag.stack([Tensor(np.ones(3)), Tensor(np.ones(4))]), r"stack.*\(3,\).*\(4,\)"),
         (lambda: ag.reshape(Tensor(np.ones((2, 3))), (4, 2)), r"reshape.*\(2, 3\).*\(4, 2\)"),
         (lambda: ag.transpose(Tensor(np.ones((2, 3))), (0, 0)), r"transpose.*\(0, 0\).*\(2, 3\)"),
@@ -191,7 +194,10 @@ def test_errors_name_the_operation_and_both_shapes(name):
         (lambda: Tensor(np.ones((2, 3)))[5], r"getitem: index 5 .*\(2, 3\)"),
         (lambda: ag.where(np.ones(2, bool), Tensor(np.ones(3)), 0.0), r"where: shapes \(3,\) and \(\).*\(2,\)"),
         (lambda: ag.broadcast_to(Tensor(np.ones((2, 3))), (3, 3)), r"broadcast_to.*\(2, 3\).*\(3, 3\)"),
-        (lambda: ag.layer_norm(Tensor(np.ones((2, 3))), Tensor(np.ones(4)), Tensor(np.ones(4))), r"layer_norm.*\(2, 3\).*\(4,\)"),
+        (
+            lambda: ag.layer_norm(Tensor(np.ones((2, 3))), Tensor(np.ones(4)), Tensor(np.ones(4))),
+            r"layer_norm.*\(2, 3\).*\(4,\)",
+        ),
         (lambda: ag.causal_attention(Tensor(np.ones((2, 3, 5))), 2), r"causal_attention: shape \(2, 3, 5\)"),
         (lambda: ag.cross_entropy(Tensor(np.ones((2, 3))), np.zeros(3, int)), r"cross_entropy.*\(3,\).*\(2, 3\)"),
     ],
@@ -220,7 +226,15 @@ def test_operators_of_numpy_scalars_come_to_the_tensor():
     for y in (np.float64(3) * x, np.float64(3) + x, np.float64(3) - x, np.float64(3) / x, x ** np.float64(2)):
         assert isinstance(y, Tensor)
         assert y.dtype == np.float32
-    for y in (x.mean(), x.sum(), ag.gelu(x), ag.softmax(x), ag.layer_norm(x, x, x), x.exp().log().sqrt().tanh(), x**1.5):
+    for y in (
+        x.mean(),
+        x.sum(),
+        ag.gelu(x),
+        ag.softmax(x),
+        ag.layer_norm(x, x, x),
+        x.exp().log().sqrt().tanh(),
+        x**1.5,
+    ):
         assert y.dtype == np.float32
 
 
