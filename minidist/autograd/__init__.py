@@ -28,6 +28,7 @@ from minidist.autograd.embedding import embedding
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
 from minidist.autograd.function import Function
 from minidist.autograd.gelu import gelu
+from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
 from minidist.autograd.linear import linear
 from minidist.autograd.mark import mark
@@ -50,7 +51,7 @@ __all__ = [
     "AutogradError", "DeferredWeights", "DtypeError", "Function", "Meter", "Node", "Parameter", "ParameterUse", "ShapeError",
     "Tensor", "VersionError", "absolute", "add", "after_node_hook", "backward", "broadcast_to", "causal_attention",
     "causal_attention_composite", "causal_attention_heads", "checkpoint", "concatenate", "contribution_recorder",
-    "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite", "getitem", "is_grad_enabled",
+    "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite", "getitem", "gradcheck", "is_grad_enabled",
     "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax", "mark", "matmul", "max", "maximum", "mean",
     "meter", "minimum", "mse_loss", "mul", "neg", "no_grad", "on_ready_hook", "pow", "record", "relu", "reshape",
     "set_grad_enabled", "sigmoid", "softmax", "split", "sqrt", "stack", "sub", "sum", "swapaxes", "tanh", "transpose",

@@ -8,13 +8,14 @@ so nothing is copied. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Da
 
 from operator import itemgetter
 
-from minidist.autograd.errors import ShapeError
 from minidist.autograd import elementwise, reductions, shaping
+from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
-_BLOCK = 64
+_BLOCK = 64  # queries at once
+_CACHE = 256 * 1024  # bytes of scores at once
 
 
 def causal_attention(qkv: Tensor, heads: int) -> Tensor:
@@ -41,7 +42,9 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Separate form: q, k, v (batch, heads, T, head size) -> the same shape."""
     if q.ndim != 4 or q.shape != k.shape or k.shape != v.shape:
-        raise mismatch("causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)")
+        raise mismatch(
+            "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
+        )
     o = xp.empty(q.shape, q.dtype, q.data)
     saved = _forward(q.data, k.data, v.data, o)
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
@@ -65,23 +68,31 @@ def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
     return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
 
 
+def _samples_at_once(q: xp.Array) -> int:
+    """How many samples' scores for one query block fit into the cache together: many when they are small, else one."""
+    _, heads, length, _ = q.shape
+    return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
+
+
 def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[xp.Array, xp.Array]]:
-    """Fill o; returns for each sample and query block (exp of the shifted scores, 1 / row sums)."""
+    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums)."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     diagonal = _diagonal(min(_BLOCK, length), q)
     ones = xp.ones(length, q.dtype, q)
+    step = _samples_at_once(q)
     saved = []
-    for n in range(batch):
+    for n in range(0, batch, step):
+        qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
         for start in range(0, length, _BLOCK):
             end = min(start + _BLOCK, length)
-            e = (q[n, :, start:end] * scale) @ k[n, :, :end].transpose(0, 2, 1)
-            e[:, :, start:] += diagonal[: end - start, : end - start]
+            e = (qn[:, :, start:end] * scale) @ kn[:, :, :end].swapaxes(2, 3)
+            e[:, :, :, start:] += diagonal[: end - start, : end - start]
             e -= e.max(axis=-1, keepdims=True)
             xp.exp(e, out=e)
             inverse = xp.reciprocal(e @ ones[:end])[..., None]
-            part = o[n, :, start:end]
-            xp.matmul(e, v[n, :, :end], out=part)
+            part = on[:, :, start:end]
+            xp.matmul(e, vn[:, :, :end], out=part)
             part *= inverse
             saved.append((e, inverse))
     return saved
@@ -91,29 +102,31 @@ def _backward(
     q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, g: xp.Array, saved: list[tuple[xp.Array, xp.Array]],
     dq: xp.Array, dk: xp.Array, dv: xp.Array,
 ) -> None:  # fmt: skip
-    """Fill dq, dk, dv. The last query block meets all keys, so it goes first and writes; the others add. Uses up `saved`."""
+    """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys, so it goes first and writes; the others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    saved = list(saved)
-    for n in reversed(range(batch)):
+    step = _samples_at_once(q)
+    for n in reversed(range(0, batch, step)):
+        qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
+        dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
         for start in reversed(range(0, length, _BLOCK)):
             end = min(start + _BLOCK, length)
             e, inverse = saved.pop()
-            do = g[n, :, start:end] * inverse
-            delta = xp.dot_rows(do, o[n, :, start:end])
-            ds = do @ v[n, :, :end].transpose(0, 2, 1)
+            do = gn[:, :, start:end] * inverse
+            delta = xp.dot_rows(do, on[:, :, start:end])
+            ds = do @ vn[:, :, :end].swapaxes(2, 3)
             ds -= delta
             ds *= e
-            part = dq[n, :, start:end]
-            xp.matmul(ds, k[n, :, :end], out=part)
+            part = dqn[:, :, start:end]
+            xp.matmul(ds, kn[:, :, :end], out=part)
             part *= scale
-            scaled_q = q[n, :, start:end] * scale
+            scaled_q = qn[:, :, start:end] * scale
             if end == length:
-                xp.matmul(ds.transpose(0, 2, 1), scaled_q, out=dk[n])
-                xp.matmul(e.transpose(0, 2, 1), do, out=dv[n])
+                xp.matmul(ds.swapaxes(2, 3), scaled_q, out=dkn)
+                xp.matmul(e.swapaxes(2, 3), do, out=dvn)
             else:
-                dk[n, :, :end] += ds.transpose(0, 2, 1) @ scaled_q
-                dv[n, :, :end] += e.transpose(0, 2, 1) @ do
+                dkn[:, :, :end] += ds.swapaxes(2, 3) @ scaled_q
+                dvn[:, :, :end] += e.swapaxes(2, 3) @ do
 
 
 def _diagonal(n: int, like: xp.Array) -> xp.Array:

@@ -7,6 +7,7 @@ as a list to run later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble 
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
@@ -18,6 +19,8 @@ from minidist.base.memory import memory_account
 if TYPE_CHECKING:
     from minidist.autograd.parameter import Parameter
     from minidist.autograd.tensor import Tensor
+
+_creation = attrgetter("index")
 
 # Defaults of the arguments of the same name, for callers that do not call `backward` themselves.
 on_ready_hook: ContextVar["Callable[[Parameter], None] | None"] = ContextVar("minidist_on_ready", default=None)
@@ -46,13 +49,19 @@ def backward(
     if weight_gradients not in ("now", "deferred"):
         raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {weight_gradients!r}")
     if tensor.node is None:
-        raise AutogradError(f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained")
+        raise AutogradError(
+            f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained"
+        )
     if gradient is None:
         if tensor.size != 1:
-            raise AutogradError(f"backward from a tensor of shape {tensor.shape} needs gradient=; only one element can do without")
+            raise AutogradError(
+                f"backward from a tensor of shape {tensor.shape} needs gradient=; only one element can do without"
+            )
         gradient = xp.ones_like(tensor.data)
     else:
-        gradient = xp.as_array(getattr(gradient, "data", gradient) if not xp.is_array(gradient) else gradient, tensor.dtype)
+        gradient = xp.as_array(
+            getattr(gradient, "data", gradient) if not xp.is_array(gradient) else gradient, tensor.dtype
+        )
         if gradient.shape != tensor.shape:
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {tensor.shape}")
     return BackwardPass(on_ready or on_ready_hook.get(), after_node or after_node_hook.get(), weight_gradients).run(
@@ -132,14 +141,14 @@ class BackwardPass:
                 sites[parameter] = sites.get(parameter, 0) + 1
             for parameter in node.replays:
                 sites[parameter] = sites.get(parameter, 0) + 1
-        tape.sort(key=_index)
+        tape.sort(key=_creation)
         return tape
 
     def _visit(self, node: Node) -> None:
         inputs, weights = node.inputs, node.weights
         if node.name == "leaf":  # the gradient stays, as an array that belongs to the leaf alone
-            if not node.owned:
-                node.grad, node.owned = xp.array(node.grad), True
+            node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
+            node.owned = True
             return
         gradient, prepare, cost = node.grad, node.prepare, node.cost
         node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
@@ -164,7 +173,9 @@ class BackwardPass:
             else:
                 self.contribute(parameter, vjp, gradient, cost)
 
-    def contribute(self, parameter: "Parameter", vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None) -> None:
+    def contribute(
+        self, parameter: "Parameter", vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None
+    ) -> None:
         """Compute one weight gradient and add it to its parameter."""
         parameter.accumulate(lambda out: vjp(gradient, out))
         if self.meter is not None and cost is not None:
@@ -207,7 +218,3 @@ class DeferredWeights:
         work.reverse()
         while work:
             self._owner.contribute(*work.pop())
-
-
-def _index(node: Node) -> int:
-    return node.index

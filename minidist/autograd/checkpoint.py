@@ -10,8 +10,8 @@ from contextvars import copy_context
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd.errors import AutogradError
 from minidist.autograd.backward import current_pass
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.modes import enable_grad, is_grad_enabled, meter, no_grad
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import Parameter, parameter_reads

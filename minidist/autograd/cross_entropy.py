@@ -36,6 +36,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         divisor = count if count else float("nan")
+    divisor = float(divisor)  # a NumPy float64 would promote the loss
     rows = xp.arange(flat.size)
     gradient = scores - scores.max(axis=-1, keepdims=True, initial=-xp.inf)
     picked = gradient[rows, flat]
@@ -63,4 +64,4 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:
     """Sum of squared differences divided by `divisor` (None: the number of elements)."""
     difference = prediction - target
-    return (difference * difference).sum() * (1 / (divisor or prediction.size or float("nan")))
+    return (difference * difference).sum() * (1 / float(divisor or prediction.size or "nan"))

@@ -1,16 +1,16 @@
 """Operations defined outside of this package, in the manner of `torch.autograd.Function`: what communication nodes are made of.
 
-    class CopyToRegion(Function):
-        @staticmethod
-        def forward(ctx, x, comm):      # arrays in the place of tensors; other arguments as they are
-            ctx.comm = comm
-            return x
+class CopyToRegion(Function):
+    @staticmethod
+    def forward(ctx, x, comm):      # arrays in the place of tensors; other arguments as they are
+        ctx.comm = comm
+        return x
 
-        @staticmethod
-        def backward(ctx, grad):        # one gradient for each tensor argument, None for no gradient
-            return all_reduce(ctx.comm, grad)
+    @staticmethod
+    def backward(ctx, grad):        # one gradient for each tensor argument, None for no gradient
+        return all_reduce(ctx.comm, grad)
 
-    y = CopyToRegion.apply(x, comm)
+y = CopyToRegion.apply(x, comm)
 """
 
 from typing import Any
@@ -57,7 +57,9 @@ class Function:
             gradients = cls.backward(ctx, g)
             gradients = gradients if isinstance(gradients, tuple) else (gradients,)
             if len(gradients) != len(shapes):
-                raise AutogradError(f"{name}.backward returned {len(gradients)} gradients for {len(shapes)} tensor arguments")
+                raise AutogradError(
+                    f"{name}.backward returned {len(gradients)} gradients for {len(shapes)} tensor arguments"
+                )
             return gradients
 
         def edge(i: int) -> Any:
@@ -66,7 +68,9 @@ class Function:
                 if gradient is None:
                     raise AutogradError(f"{name}.backward gave no gradient for tensor argument {i}, which needs one")
                 if gradient.shape != shapes[i]:
-                    raise ShapeError(f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shapes[i]}")
+                    raise ShapeError(
+                        f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shapes[i]}"
+                    )
                 return gradient[...]  # a view: it may be shared, so nobody adds to it in place
 
             return pick

@@ -37,13 +37,18 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows((g * normal).reshape(-1, n), out)
+        return xp.sum_rows(xp.as_rows(g * normal), out)
 
     def grad_bias(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(g.reshape(-1, n), out)
+        return xp.sum_rows(xp.as_rows(g), out)
 
     return record(
-        "layer_norm", y, ((x, grad_x),), ((weight, grad_weight), (bias, grad_bias)), flops=8 * x.size, saved=(normal, inverse)
+        "layer_norm",
+        y,
+        ((x, grad_x),),
+        ((weight, grad_weight), (bias, grad_bias)),
+        flops=8 * x.size,
+        saved=(normal, inverse),
     )
 
 

@@ -28,8 +28,8 @@ def linear(
     w = weight.data if weight_is_in_out else weight.data.T
     n_in, n_out = w.shape
     z = xp.empty((*shape[:-1], n_out), x.dtype, x.data)
-    rows = z.reshape(-1, n_out)
-    xp.matmul(x.data.reshape(-1, n_in), w, out=rows)
+    rows = xp.as_rows(z)
+    xp.matmul(xp.as_rows(x.data), w, out=rows)
     if bias is not None:
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
@@ -53,18 +53,18 @@ def linear(
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
         dx = xp.empty(shape, g.dtype, g)
-        xp.matmul(g.reshape(-1, n_out), w, out=dx.reshape(-1, n_in))
+        xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
         return dx
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        x_rows, g_rows = kept_x.data.reshape(-1, n_in), g.reshape(-1, n_out)
+        x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
     weights = [(weight, grad_w)]
     if bias is not None:
 
         def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-            return xp.sum_rows(g.reshape(-1, n_out), out)
+            return xp.sum_rows(xp.as_rows(g), out)
 
         weights.append((bias, grad_b))
     flops = 2 * z.size * n_in

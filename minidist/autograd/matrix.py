@@ -32,7 +32,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         left = kept_a.data
         if len(shape_b) == 2:  # a weight: one product over all rows
-            left, g = left.reshape(-1, shape_b[0]), g.reshape(-1, shape_b[1])
+            left, g = xp.as_rows(left), xp.as_rows(g)
             return xp.matmul(left.T, g, out=out)
         value = unbroadcast(xp.swapaxes(left, -1, -2) @ g, shape_b)
         if out is None:

@@ -32,7 +32,7 @@ class Node:
     replays: parameters to which a replay inside this node will contribute (recomputation).
     """
 
-    __slots__ = ("index", "name", "inputs", "weights", "prepare", "grad", "owned", "cost", "replays")
+    __slots__ = ("cost", "grad", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
 
     index: int
     name: str

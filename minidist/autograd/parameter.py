@@ -19,6 +19,7 @@ from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.memory import track
 
+
 class Parameter(Tensor):
     """A leaf tensor that a model trains.
 
@@ -28,11 +29,24 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "_data", "_grad", "_requires_grad", "_shape", "_dtype", "_version", "flat", "name", "contributions", "stale",
-        "settled", "ready_hooks", "init",
+        "_data",
+        "_dtype",
+        "_grad",
+        "_requires_grad",
+        "_shape",
+        "_version",
+        "contributions",
+        "flat",
+        "init",
+        "name",
+        "ready_hooks",
+        "settled",
+        "stale",
     )  # fmt: skip
 
-    def __init__(self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None) -> None:
+    def __init__(
+        self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
+    ) -> None:
         self._data = track(xp.as_array(data), "parameter")
         self._shape = self._data.shape
         self._dtype = self._data.dtype
@@ -65,7 +79,9 @@ class Parameter(Tensor):
     @data.setter
     def data(self, value: xp.Array) -> None:
         if value.shape != self._shape:
-            raise ShapeError(f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}")
+            raise ShapeError(
+                f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}"
+            )
         self._data = value
         self._dtype = value.dtype
 
@@ -126,7 +142,9 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`."""
+        """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`, and when frozen."""
+        if not self._requires_grad:
+            return None
         return self.settled if self.stale else self._grad
 
     @grad.setter
@@ -181,7 +199,9 @@ class Parameter(Tensor):
 
     def _check(self, value: xp.Array) -> xp.Array:
         if value.shape != self._shape:
-            raise ShapeError(f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}")
+            raise ShapeError(
+                f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}"
+            )
         return value
 
     def register_post_accumulate_grad_hook(self, hook: "Callable[[Parameter], None]") -> Callable[[], None]:

@@ -83,7 +83,9 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         pieces.append(getitem(x, (slice(None),) * (axis % x.ndim) + (slice(total, total + size),)))
         total += size
     if total != length:
-        raise ShapeError(f"split: sizes {list(sizes)} add up to {total}, but axis {axis} of shape {x.shape} has {length}")
+        raise ShapeError(
+            f"split: sizes {list(sizes)} add up to {total}, but axis {axis} of shape {x.shape} has {length}"
+        )
     return pieces
 
 
@@ -94,7 +96,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     except IndexError as error:
         raise ShapeError(f"getitem: index {index!r} does not fit shape {x.shape} ({error})") from None
     shape, kind = x.shape, x.dtype
-    basic = all(isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,)))
+    basic = all(
+        isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))
+    )
 
     def grad(g: xp.Array) -> xp.Array:
         whole = xp.zeros(shape, kind, g)

@@ -5,6 +5,7 @@ to their own library, so one name serves both. What this file adds is the handfu
 cover: creating an array *like* another one, scattering into rows, and sums that are fast on both.
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,6 @@ from numpy import (
     negative,
     ones_like,
     power,
-    prod,
     reciprocal,
     result_type,
     sign,
@@ -62,10 +62,10 @@ from numpy import (
 Array = Any  # numpy.ndarray or cupy.ndarray, or an array with a shape and no data
 
 __all__ = [
-    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "bincount", "broadcast_shapes",
+    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "as_rows", "bincount", "broadcast_shapes",
     "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like", "exp", "expand_dims",
     "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite", "log", "log1p", "matmul",
-    "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones", "ones_like", "owner", "power", "prod",
+    "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones", "ones_like", "owner", "power",
     "reciprocal", "result_type", "scatter_add", "scatter_add_rows", "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes",
     "take", "take_along_axis", "tanh", "transpose", "where", "zeros", "zeros_like",
 ]  # fmt: skip
@@ -106,7 +106,7 @@ def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
 
 def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of ones on the device of `like`."""
-    return _create(np.ones, shape, dtype, like)
+    return full(shape, 1, dtype, like)
 
 
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -121,6 +121,11 @@ def owner(value: Array) -> Array:
     while getattr(value, "base", None) is not None and is_array(value.base):
         value = value.base
     return value
+
+
+def as_rows(value: Array) -> Array:
+    """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n), also when that is empty."""
+    return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
 
 
 def sum_rows(matrix: Array, out: Array | None = None) -> Array:

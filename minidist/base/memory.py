@@ -7,8 +7,8 @@ which is the default, nothing is counted and nothing is paid.
 """
 
 import weakref
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from minidist.base import arrays as xp

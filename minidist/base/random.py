@@ -64,7 +64,9 @@ def current_coordinates() -> BatchCoordinates:
     """The coordinates of the current batch; an error outside `batch_coordinates`."""
     coordinates = _coordinates.get()
     if coordinates is None:
-        raise ValueError("dropout needs to know its place in the global batch; wrap the step in batch_coordinates(step=...)")
+        raise ValueError(
+            "dropout needs to know its place in the global batch; wrap the step in batch_coordinates(step=...)"
+        )
     return coordinates
 
 
@@ -92,7 +94,9 @@ def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
     if coordinates is None or calls is None:
         yield
         return
-    token = _coordinates.set(BatchCoordinates(coordinates.step, coordinates.sample_offset, coordinates.seed, dict(calls)))
+    token = _coordinates.set(
+        BatchCoordinates(coordinates.step, coordinates.sample_offset, coordinates.seed, dict(calls))
+    )
     try:
         yield
     finally:

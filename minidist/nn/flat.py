@@ -47,11 +47,13 @@ class FlatParameters:
         data = xp.zeros(self.padded_numel, self.dtype, like)
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
             data[start:end] = parameter.data.reshape(-1)
-            kept = parameter.grad
-            parameter.flat, parameter._grad = self, None
-            if kept is not None:
-                parameter.grad = kept
+            parameter.flat = self
         self.bind(data)
+        kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        for parameter in self.parameters:
+            parameter._grad = None
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
     def __len__(self) -> int:
         return len(self.parameters)

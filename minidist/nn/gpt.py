@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, embedding, linear
+from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, linear
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.layers import Dropout, Embedding, LayerNorm

@@ -16,7 +16,12 @@ class MLP(Module):
     """
 
     def __init__(
-        self, sizes: Sequence[int], activation: str | None = "relu", bias: bool = True, dtype: Any = xp.float32, seed: int = 0
+        self,
+        sizes: Sequence[int],
+        activation: str | None = "relu",
+        bias: bool = True,
+        dtype: Any = xp.float32,
+        seed: int = 0,
     ) -> None:
         last = len(sizes) - 2
         self.layers = [

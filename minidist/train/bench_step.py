@@ -61,9 +61,9 @@ def make_batch(case: StepCase, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
-def make_model(case: StepCase) -> Module:
-    """The model of a case, float32."""
-    return MLP(case.sizes) if case.config is None else GPT(case.config)
+def make_model(case: StepCase, dtype: Any = np.float32) -> Module:
+    """The model of a case."""
+    return MLP(case.sizes, dtype=dtype) if case.config is None else GPT(case.config, dtype)
 
 
 def own_step(case: StepCase, model: Module) -> Step:
@@ -268,7 +268,9 @@ def compare_case(case: StepCase, rounds: int = 8, checked_steps: int = 3, tolera
     losses = [(ours(), theirs()) for _ in range(checked_steps)]
     for i, (a, b) in enumerate(losses):
         if not abs(a - b) <= tolerance * max(1, abs(b)):
-            raise MinidistError(f"bench step {case.name}: the loss of step {i} is {a}, PyTorch's is {b}; no ratio is given")
+            raise MinidistError(
+                f"bench step {case.name}: the loss of step {i} is {a}, PyTorch's is {b}; no ratio is given"
+            )
     times: list[tuple[float, float]] = []
     faults = 0
     gc.collect()
