@@ -1,8 +1,13 @@
-"""Settings shared by all tests: hypothesis draws the same examples in every run."""
+"""Settings shared by all tests: hypothesis draws the same examples in every run, and `mpi` tests get their ranks."""
 
-from hypothesis import settings
+import os
 
-# The same examples everywhere, so that a red test is red for everybody; `--hypothesis-profile=explore` draws new ones.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("explore", deadline=None, max_examples=1000)
-settings.load_profile("ci")
+pytest_plugins = ["tests.mpi_runner"]
+
+if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
+    from hypothesis import settings
+
+    # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
+    settings.register_profile("ci", derandomize=True, deadline=None)
+    settings.register_profile("explore", deadline=None, max_examples=1000)
+    settings.load_profile("ci")

@@ -1,0 +1,48 @@
+"""GELU in tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one sweep.
+
+gelu(x) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The sweep goes in blocks that stay in the cache, because
+eleven passes over a large array would otherwise each go to memory. The derivative is stored, not recomputed: backward is
+one multiplication.
+"""
+
+from math import pi, sqrt
+
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+
+_BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
+
+
+def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
+    """(gelu(x), gelu'(x)), both new arrays of x's shape and dtype."""
+    c = sqrt(2 / pi)
+    x_flat = x.reshape(-1)
+    value, derivative = xp.empty(x.shape, x.dtype, x), xp.empty(x.shape, x.dtype, x)
+    v_flat, d_flat = value.reshape(-1), derivative.reshape(-1)
+    for start in range(0, x_flat.size, _BLOCK):
+        part = x_flat[start : start + _BLOCK]
+        t, d = v_flat[start : start + _BLOCK], d_flat[start : start + _BLOCK]
+        square = part * part
+        xp.multiply(square, 0.044715 * c, out=t)
+        t += c
+        t *= part
+        xp.tanh(t, out=t)  # tanh u
+        # derivative = (1 + t)/2 + x/2 (1 - t^2) u', u' = c + 3 c 0.044715 x^2
+        square *= 3 * 0.044715 * c
+        square += c
+        square *= part
+        xp.multiply(t, t, out=d)
+        xp.subtract(1, d, out=d)
+        d *= square
+        t += 1
+        d += t
+        d *= 0.5
+        t *= part
+        t *= 0.5
+    return value, derivative
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU of each element, in tanh form."""
+    value, derivative = gelu_with_derivative(x.data)
+    return record("gelu", value, ((x, lambda g: g * derivative),), flops=11 * x.size, saved=(derivative,))

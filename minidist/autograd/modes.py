@@ -1,0 +1,83 @@
+"""Whether operations are recorded, who counts their cost, who receives contributions: state of one rank, in ContextVars.
+
+`no_grad()` turns recording off for a block. A `Meter` counts floating-point operations and bytes moved without knowing
+for whom: a strategy empties it with `take()` at a marker and hands the list to `comm.compute`, which turns it into time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from minidist.autograd.parameter import Parameter
+
+grad_enabled: ContextVar[bool] = ContextVar("minidist_grad_enabled", default=True)
+is_grad_enabled = grad_enabled.get
+
+
+@contextmanager
+def set_grad_enabled(enabled: bool) -> Iterator[None]:
+    """Record operations in the block, or do not."""
+    token = grad_enabled.set(enabled)
+    try:
+        yield
+    finally:
+        grad_enabled.reset(token)
+
+
+def no_grad() -> "contextmanager[None]":  # type: ignore[valid-type]
+    """Operations in the block are not recorded: their results need no gradient and keep nothing alive."""
+    return set_grad_enabled(False)
+
+
+def enable_grad() -> "contextmanager[None]":  # type: ignore[valid-type]
+    """Operations in the block are recorded, also inside `no_grad()`."""
+    return set_grad_enabled(True)
+
+
+class Meter:
+    """Counts (flops, bytes) of each operation while it is the current meter.
+
+    Each operation adds one entry in forward, and in backward one for each input gradient and one for each weight
+    gradient that it computes. Bytes are those read and written if nothing stays in a cache. `totals` has the sums of
+    "forward", "input_gradient" and "weight_gradient" since the meter was made.
+
+        with Meter() as meter:
+            loss = model(batch)
+            comm.compute(operations=meter.take())
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[int, int]] = []
+        self.totals: dict[str, tuple[int, int]] = {}
+        self._tokens: list = []
+
+    def add(self, kind: str, flops: int, nbytes: int) -> None:
+        """Count one operation of `kind`."""
+        self.operations.append((flops, nbytes))
+        total_flops, total_bytes = self.totals.get(kind, (0, 0))
+        self.totals[kind] = (total_flops + flops, total_bytes + nbytes)
+
+    def take(self) -> list[tuple[int, int]]:
+        """The (flops, bytes) since the last take, in order of execution; the list starts anew."""
+        operations, self.operations = self.operations, []
+        return operations
+
+    def __enter__(self) -> Self:
+        self._tokens.append(meter.set(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        meter.reset(self._tokens.pop())
+
+
+meter: ContextVar[Meter | None] = ContextVar("minidist_meter", default=None)
+
+# When set, weight gradients go to this function, (parameter, array) once for each use site, and not into the gradients.
+contribution_recorder: ContextVar["Callable[[Parameter, Any], None] | None"] = ContextVar(
+    "minidist_contribution_recorder", default=None
+)
+
+# When set, `Parameter.data` appends the parameter at each read: recomputation asks in this way what a function uses.
+parameter_reads: ContextVar["list[Parameter] | None"] = ContextVar("minidist_parameter_reads", default=None)

@@ -1,0 +1,68 @@
+"""A node is one recorded operation: where its inputs came from, and how a gradient of its output becomes theirs.
+
+The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no cycles,
+and a graph that nobody needs any more is freed at once by reference counting.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidist.autograd.parameter import Parameter
+
+# A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
+# None stands for the identity.
+VectorJacobianProduct = Callable[..., Any]
+
+# Only the order of these numbers ever matters, and only between nodes of one graph, so one counter serves all ranks.
+_creation_index = itertools.count().__next__
+
+
+class Node:
+    """One operation, or a leaf (no inputs, no weights: the gradient stays in `grad`).
+
+    index: creation index; backward visits reachable nodes in falling order of it, which is reverse order of execution.
+    name: the operation, for error messages.
+    inputs: pairs (node, vjp), the gradients that later (older) nodes wait for. None once backward has passed: freed.
+    weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
+    prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
+    grad: sum of the gradients that have arrived so far; `owned` says that no one else holds that array.
+    cost: (flops, bytes) of one vjp when a meter was on in forward.
+    replays: parameters to which a replay inside this node will contribute (recomputation).
+    """
+
+    __slots__ = ("index", "name", "inputs", "weights", "prepare", "grad", "owned", "cost", "replays")
+
+    index: int
+    name: str
+    inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...] | None"
+    weights: "tuple[tuple[Parameter, VectorJacobianProduct], ...]"
+    prepare: Callable[[Any], Any] | None
+    grad: Any
+    owned: bool
+    cost: tuple[int, int] | None
+    replays: "tuple[Parameter, ...]"
+
+    def __init__(self, name, inputs=(), weights=(), prepare=None):  # type: ignore[no-untyped-def]
+        self.index = _creation_index()
+        self.name = name
+        self.inputs = inputs
+        self.weights = weights
+        self.prepare = prepare
+        self.grad = None
+        self.owned = False
+        self.cost = None
+        self.replays = ()
+
+    def receive(self, gradient: Any, fresh: bool) -> None:
+        """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""
+        if self.grad is None:
+            self.grad, self.owned = gradient, fresh
+        elif self.owned:
+            self.grad += gradient
+        elif fresh:
+            gradient += self.grad
+            self.grad, self.owned = gradient, True
+        else:
+            self.grad, self.owned = self.grad + gradient, True

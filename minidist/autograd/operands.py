@@ -1,0 +1,54 @@
+"""What every operation does with its operands before it computes: scalars become arrays of the tensor's dtype, dtypes must
+agree, and the gradient of a broadcast operand is summed back to the operand's shape.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.tensor import Tensor
+from minidist.base import arrays as xp
+
+
+def as_tensor(value: Any, like: Tensor) -> Tensor:
+    """`value` as a tensor. A Python or NumPy scalar takes the dtype of `like`, whatever its own is; so do integers and bools."""
+    if isinstance(value, Tensor):
+        return value
+    if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
+        return Tensor(value)
+    return Tensor(xp.as_array(value, like.dtype))
+
+
+def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Both operands as tensors of one dtype; DtypeError names the operation, dtypes and shapes otherwise."""
+    if not isinstance(a, Tensor):
+        a = as_tensor(a, b)
+    elif not isinstance(b, Tensor):
+        b = as_tensor(b, a)
+    if a.dtype != b.dtype:
+        raise DtypeError(
+            f"{name}: dtypes {a.dtype} and {b.dtype} differ (shapes {a.shape} and {b.shape}); cast one operand first"
+        )
+    return a, b
+
+
+def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:
+    """The error for two shapes that an operation cannot combine."""
+    return ShapeError(f"{name}: shapes {tuple(a.shape)} and {tuple(b.shape)} {reason}")
+
+
+def unbroadcast(gradient: xp.Array, shape: tuple[int, ...]) -> xp.Array:
+    """Sum a gradient over the dims that broadcasting added or stretched, so that it has `shape` again."""
+    if gradient.shape == shape:
+        return gradient
+    extra = gradient.ndim - len(shape)
+    stretched = tuple(extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1)
+    return gradient.sum(axis=(*range(extra), *stretched), keepdims=True).reshape(shape)
+
+
+def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Array] | None:
+    """The vjp of an operand that only was broadcast to the result's shape: None (identity) when the shapes are equal."""
+    shape = operand.shape
+    if shape == result.shape:
+        return None
+    return lambda g: unbroadcast(g, shape)

@@ -1,0 +1,71 @@
+"""Sums, means and maxima over dims, and the softmaxes, which are built on them."""
+
+from typing import Any
+
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+
+
+def _axes(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
+    axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    for a in axes:
+        if not -x.ndim <= a < x.ndim:
+            raise ShapeError(f"{name}: axis {a} does not exist in shape {x.shape}")
+    return tuple(a % x.ndim for a in axes)
+
+
+def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Sum over one dim, several, or all (None)."""
+    axes, shape = _axes("sum", x, axis), x.shape
+    kept_dims = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    data = x.data.sum(axis=axes, keepdims=keepdims)
+    return record("sum", data, ((x, lambda g: xp.broadcast_to(g.reshape(kept_dims), shape)),), flops=x.size)
+
+
+def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Mean over one dim, several, or all (None); nan over no elements, as in NumPy."""
+    count = 1
+    for a in _axes("mean", x, axis):
+        count *= x.shape[a]
+    return sum(x, axis, keepdims) * (1 / count if count else float("nan"))
+
+
+def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Largest element; elements that tie share the gradient evenly."""
+    axes, kept = _axes("max", x, axis), x.saved()
+    kept_dims = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    try:
+        data = x.data.max(axis=axes, keepdims=keepdims)
+    except ValueError:
+        raise ShapeError(f"max: no elements to compare in shape {x.shape} over axis {axis}") from None
+
+    def grad(g: xp.Array) -> xp.Array:
+        largest = (kept.data == data.reshape(kept_dims)).astype(data.dtype)
+        return largest * (g.reshape(kept_dims) / largest.sum(axis=axes, keepdims=True))
+
+    return record("max", data, ((x, grad),), flops=x.size)
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """exp(x) / sum exp(x) along `axis`, shifted by the maximum so that nothing overflows."""
+    _axes("softmax", x, axis)
+    data = xp.exp(x.data - x.data.max(axis=axis, keepdims=True, initial=-xp.inf))
+    data /= data.sum(axis=axis, keepdims=True)
+
+    def grad(g: xp.Array) -> xp.Array:
+        return data * (g - (g * data).sum(axis=axis, keepdims=True))
+
+    return record("softmax", data, ((x, grad),), flops=5 * x.size)
+
+
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """log(softmax(x)) along `axis`, without ever taking the logarithm of a zero."""
+    _axes("log_softmax", x, axis)
+    shifted = x.data - x.data.max(axis=axis, keepdims=True, initial=-xp.inf)
+    data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
+
+    def grad(g: xp.Array) -> xp.Array:
+        return g - xp.exp(data) * g.sum(axis=axis, keepdims=True)
+
+    return record("log_softmax", data, ((x, grad),), flops=5 * x.size)

@@ -1,0 +1,256 @@
+"""A tensor is an array and, when it needs a gradient, the node that computed it. `record` is the one way to make nodes.
+
+An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input; the
+tape is the set of nodes that this leaves behind. Everything else in this package is operations.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidist.autograd.errors import AutogradError
+from minidist.autograd.modes import grad_enabled, meter
+from minidist.autograd.node import Node
+from minidist.base import arrays as xp
+from minidist.base.memory import memory_account
+
+
+class Tensor:
+    """An array with a gradient. Not mutable through this class; operations return new tensors.
+
+    data: a NumPy or CuPy array (anything else is converted). requires_grad=True makes a leaf, whose `grad` a backward
+    pass fills (and adds to, when it is filled already).
+    """
+
+    __slots__ = ("data", "node")
+    __array_ufunc__ = None  # makes `numpy_scalar * tensor` come to our __rmul__
+    __hash__ = object.__hash__
+
+    data: xp.Array
+    node: Any  # Node | None; a Parameter is its own leaf
+
+    def __init__(self, data: Any, requires_grad: bool = False) -> None:
+        self.data = data if type(data) is xp.ndarray else xp.as_array(data)
+        self.node = Node("leaf") if requires_grad else None
+
+    @property
+    def requires_grad(self) -> bool:
+        """True when a backward pass would compute a gradient for this tensor."""
+        return self.node is not None
+
+    @property
+    def is_leaf(self) -> bool:
+        """True when no recorded operation made this tensor."""
+        return self.node is None or self.node.name == "leaf"
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """Gradient of a leaf as an array of the tensor's shape; None before backward and for results of operations."""
+        return None if self.node is None else self.node.grad
+
+    @grad.setter
+    def grad(self, value: xp.Array | None) -> None:
+        if self.node is None:
+            raise AutogradError("cannot set the gradient of a tensor with requires_grad=False")
+        self.node.grad, self.node.owned = value, False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each dim."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return self.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.data.size
+
+    def item(self) -> float:
+        """The value of a tensor of one element, as a Python number."""
+        return self.data.item()
+
+    def detach(self) -> "Tensor":
+        """The same array without the node: gradients stop here."""
+        return Tensor(self.data)
+
+    def saved(self) -> Any:
+        """What a node keeps to read `.data` in backward: for a plain tensor itself, for a Parameter a version-checked use."""
+        return self
+
+    def backward(self, gradient: Any = None, **options: Any) -> Any:
+        """Run the backward pass from this tensor; `autograd.backward` documents the options."""
+        return _backward.backward(self, gradient, **options)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        node = "" if self.node is None else f", node={self.node.name!r}"
+        return f"Tensor({self.data!r}{node})"
+
+    def __add__(self, other: Any) -> "Tensor":
+        return elementwise.add(self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return elementwise.sub(self, other)
+
+    def __rsub__(self, other: Any) -> "Tensor":
+        return elementwise.sub(other, self)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return elementwise.mul(self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return elementwise.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> "Tensor":
+        return elementwise.div(other, self)
+
+    def __pow__(self, exponent: float) -> "Tensor":
+        return elementwise.pow(self, exponent)
+
+    def __neg__(self) -> "Tensor":
+        return elementwise.neg(self)
+
+    def __matmul__(self, other: Any) -> "Tensor":
+        return matrix.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> "Tensor":
+        return matrix.matmul(other, self)
+
+    def __getitem__(self, index: Any) -> "Tensor":
+        return shaping.getitem(self, index)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
+        """Sum over `axis` (all when None)."""
+        return reductions.sum(self, axis, keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
+        """Mean over `axis` (all when None)."""
+        return reductions.mean(self, axis, keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
+        """Largest element over `axis` (all when None)."""
+        return reductions.max(self, axis, keepdims)
+
+    def reshape(self, *shape: Any) -> "Tensor":
+        """The elements in row-major order under another shape; one entry may be -1."""
+        return shaping.reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+    def transpose(self, *axes: Any) -> "Tensor":
+        """Dims permuted as `axes` says (reversed when none are given)."""
+        return shaping.transpose(self, axes or None)
+
+    @property
+    def T(self) -> "Tensor":
+        """Dims reversed."""
+        return shaping.transpose(self, None)
+
+    def exp(self) -> "Tensor":
+        """e to each element."""
+        return elementwise.exp(self)
+
+    def log(self) -> "Tensor":
+        """Natural logarithm of each element."""
+        return elementwise.log(self)
+
+    def sqrt(self) -> "Tensor":
+        """Square root of each element."""
+        return elementwise.sqrt(self)
+
+    def tanh(self) -> "Tensor":
+        """Hyperbolic tangent of each element."""
+        return elementwise.tanh(self)
+
+    def relu(self) -> "Tensor":
+        """max(x, 0) of each element."""
+        return elementwise.relu(self)
+
+
+Edge = tuple[Tensor, Callable[..., Any] | None]
+
+
+def record(
+    name: str,
+    data: xp.Array,
+    edges: Sequence[Edge],
+    weights: Sequence[Edge] = (),
+    *,
+    prepare: Callable[[Any], Any] | None = None,
+    flops: int | None = None,
+    saved: Sequence[xp.Array] = (),
+) -> Tensor:
+    """The tensor of an operation's result; with a node when one of the inputs needs a gradient and recording is on.
+
+    edges: one (input, vjp) for each differentiable input; vjp(grad) returns the input's gradient, in the input's shape
+    and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
+    weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
+    Parameters, so that the gradient lands in its buffer without a copy.
+    prepare: see `Node`. flops: of the forward, for the meter; each vjp is taken to cost as much. Default: one an element.
+    saved: arrays that the vjps keep besides inputs and result, for the memory account.
+    """
+    tensor = Tensor(data)
+    inputs: tuple = ()
+    parameters: tuple = ()
+    if grad_enabled.get():
+        for source, vjp in edges:
+            node = source.node
+            if node is None:
+                continue
+            if node.__class__ is Node:
+                inputs += ((node, vjp),)
+            else:
+                parameters += ((node, _into_buffer(vjp)),)
+        for source, vjp in weights:
+            node = source.node
+            if node is None:
+                continue
+            if node.__class__ is Node:
+                inputs += ((node, vjp),)
+            else:
+                parameters += ((node, vjp),)
+        if inputs or parameters:
+            tensor.node = Node(name, inputs, parameters, prepare)
+    account = memory_account.get()
+    if account is not None:
+        account.track(tensor.data, "activation")
+        if tensor.node is not None:
+            for array in saved:
+                account.track(array, "activation")
+    current_meter = meter.get()
+    if current_meter is not None:
+        operands = [source.data.nbytes for source, _ in (*edges, *weights)]
+        cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(operands))
+        current_meter.add("forward", *cost)
+        if tensor.node is not None:
+            tensor.node.cost = cost
+    return tensor
+
+
+def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
+    """An ordinary vjp as one that can write to `out`."""
+
+    def write(grad: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        value = grad if vjp is None else vjp(grad)
+        if out is None:
+            return xp.array(value) if value is grad else value
+        xp.copyto(out, value)
+        return out
+
+    return write
+
+
+from minidist.autograd import backward as _backward  # noqa: E402  the operations need Tensor to exist
+from minidist.autograd import elementwise, matrix, reductions, shaping  # noqa: E402

@@ -1,0 +1,151 @@
+"""The only door to NumPy and CuPy: autograd, nn, optim and the strategies name array functions from here and nowhere else.
+
+NumPy's functions hand CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
+to their own library, so one name serves both. What this file adds is the handful of things that the protocols do not
+cover: creating an array *like* another one, scattering into rows, and sums that are fast on both.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy import (
+    absolute,
+    add,
+    arange,
+    argsort,
+    array_equal,
+    bincount,
+    broadcast_shapes,
+    broadcast_to,
+    concatenate,
+    copyto,
+    divide,
+    dtype,
+    empty_like,
+    exp,
+    expand_dims,
+    float16,
+    float32,
+    float64,
+    generic,
+    inf,
+    int64,
+    isfinite,
+    log,
+    log1p,
+    matmul,
+    maximum,
+    minimum,
+    moveaxis,
+    multiply,
+    ndarray,
+    negative,
+    ones_like,
+    power,
+    prod,
+    reciprocal,
+    result_type,
+    sign,
+    sqrt,
+    square,
+    stack,
+    subtract,
+    swapaxes,
+    take,
+    take_along_axis,
+    tanh,
+    transpose,
+    where,
+    zeros_like,
+)
+
+Array = Any  # numpy.ndarray or cupy.ndarray, or an array with a shape and no data
+
+__all__ = [
+    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "bincount", "broadcast_shapes",
+    "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like", "exp", "expand_dims",
+    "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite", "log", "log1p", "matmul",
+    "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones", "ones_like", "owner", "power", "prod",
+    "reciprocal", "result_type", "scatter_add", "scatter_add_rows", "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes",
+    "take", "take_along_axis", "tanh", "transpose", "where", "zeros", "zeros_like",
+]  # fmt: skip
+
+
+def is_array(value: Any) -> bool:
+    """True for NumPy arrays and for CuPy arrays, false for Python and NumPy scalars, lists and tensors."""
+    return isinstance(value, ndarray) or (hasattr(value, "__array_function__") and not isinstance(value, generic))
+
+
+def array(value: Any, dtype: Any = None) -> Array:
+    """A new array with the values of `value`; a CuPy array stays on its device."""
+    return value.astype(dtype or value.dtype, copy=True) if is_array(value) else np.array(value, dtype=dtype)
+
+
+def as_array(value: Any, dtype: Any = None) -> Array:
+    """`value` as an array, without a copy when it is one of that dtype already."""
+    if is_array(value):
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+    return np.asarray(value, dtype=dtype)
+
+
+def _create(function: Any, shape: Any, dtype: Any, like: Array | None) -> Array:
+    if like is None or type(like) is ndarray:
+        return function(shape, dtype)
+    return function(shape, dtype, like=like)
+
+
+def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
+    return _create(np.empty, shape, dtype, like)
+
+
+def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array of zeros on the device of `like`."""
+    return _create(np.zeros, shape, dtype, like)
+
+
+def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array of ones on the device of `like`."""
+    return _create(np.ones, shape, dtype, like)
+
+
+def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array filled with `value` on the device of `like`."""
+    result = empty(shape, dtype, like)
+    result.fill(value)
+    return result
+
+
+def owner(value: Array) -> Array:
+    """The array that owns the memory that `value` is a view of (itself when it is no view)."""
+    while getattr(value, "base", None) is not None and is_array(value.base):
+        value = value.base
+    return value
+
+
+def sum_rows(matrix: Array, out: Array | None = None) -> Array:
+    """Column sums of a 2-D array, shape (n,): one product with a vector of ones, several times faster than `sum(axis=0)`."""
+    return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
+
+
+def dot_rows(a: Array, b: Array) -> Array:
+    """Sum of a*b over the last axis, which stays with length 1. (CuPy has no vecdot.)"""
+    if type(a) is ndarray:
+        return np.vecdot(a, b)[..., None]
+    return (a * b).sum(axis=-1, keepdims=True)
+
+
+def scatter_add(target: Array, index: Any, values: Array) -> None:
+    """`target[index] += values` where an index that occurs twice is added twice, in index order."""
+    np.add.at(target, index, values)
+
+
+def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
+    """`target[rows[i]] += values[i]` for each i in order: target (n, width), rows (m,) of integers, values (m, width)."""
+    if type(target) is not ndarray:
+        np.add.at(target, rows, values)
+    elif rows.size:
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)

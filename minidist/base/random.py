@@ -1,0 +1,139 @@
+"""Random numbers that depend on *what* they are for, never on who draws them or in which order.
+
+Each draw is a function of a key, hashed from (seed, purpose, step, qualified module name, call index), and of a counter,
+the place of the element in the *global* array: (global sample, position, feature), row-major. A rank that holds rows
+[a:b) of the global batch skips to row a and draws exactly those rows, so dropout masks and initial weights are the same
+numbers under every strategy and every number of ranks.
+
+The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so skipping
+is free. NumPy's `Philox.advance(k)` skips 4k doubles.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from minidist.base import arrays as xp
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a stream of draws is for. Two keys that differ anywhere give independent streams."""
+
+    seed: int
+    purpose: str
+    step: int = 0
+    name: str = ""
+    call: int = 0
+
+    def words(self) -> np.ndarray:
+        """The 128-bit key of the generator."""
+        text = repr((self.seed, self.purpose, self.step, self.name, self.call)).encode()
+        return np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint64)
+
+
+@dataclass(frozen=True)
+class BatchCoordinates:
+    """Where the rows of the current (micro-)batch lie in the global batch of the step.
+
+    `sample_offset` is the global number of the first row. `calls` counts the calls of each module in this batch, so that
+    a module that runs twice draws twice; it starts empty for each batch.
+    """
+
+    step: int = 0
+    sample_offset: int = 0
+    seed: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def next_call(self, name: str) -> int:
+        """Number of earlier calls of module `name` in this batch."""
+        call = self.calls.get(name, 0)
+        self.calls[name] = call + 1
+        return call
+
+
+_coordinates: ContextVar[BatchCoordinates | None] = ContextVar("minidist_batch_coordinates", default=None)
+
+
+def current_coordinates() -> BatchCoordinates:
+    """The coordinates of the current batch; an error outside `batch_coordinates`."""
+    coordinates = _coordinates.get()
+    if coordinates is None:
+        raise ValueError("dropout needs to know its place in the global batch; wrap the step in batch_coordinates(step=...)")
+    return coordinates
+
+
+@contextmanager
+def batch_coordinates(step: int = 0, sample_offset: int = 0, seed: int = 0) -> Iterator[BatchCoordinates]:
+    """The rows computed in the block are rows `sample_offset`, `sample_offset` + 1, ... of the global batch of `step`."""
+    coordinates = BatchCoordinates(step, sample_offset, seed)
+    token = _coordinates.set(coordinates)
+    try:
+        yield coordinates
+    finally:
+        _coordinates.reset(token)
+
+
+def snapshot_calls() -> dict[str, int] | None:
+    """The call counts now, for `replay_calls`; None outside `batch_coordinates`."""
+    coordinates = _coordinates.get()
+    return None if coordinates is None else dict(coordinates.calls)
+
+
+@contextmanager
+def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
+    """Inside the block the modules count their calls from `calls` again: recomputation draws the masks of the forward."""
+    coordinates = _coordinates.get()
+    if coordinates is None or calls is None:
+        yield
+        return
+    token = _coordinates.set(BatchCoordinates(coordinates.step, coordinates.sample_offset, coordinates.seed, dict(calls)))
+    try:
+        yield
+    finally:
+        _coordinates.reset(token)
+
+
+def _generator(key: Key, skip: int) -> np.random.Generator:
+    bits = np.random.Philox(key=key.words())
+    bits.advance(skip // 4)
+    generator = np.random.Generator(bits)
+    generator.random(skip % 4)
+    return generator
+
+
+def uniform(key: Key, start: int, count: int) -> np.ndarray:
+    """Elements `start` to `start + count` of the key's stream of float64 uniforms in [0, 1)."""
+    return _generator(key, start).random(count)
+
+
+def uniform_rows(key: Key, row_start: int, rows: int, row_shape: tuple[int, ...]) -> np.ndarray:
+    """Rows [row_start, row_start + rows) of the global array (any number of rows, *row_shape) of uniforms, float64."""
+    size = prod(row_shape)
+    return uniform(key, row_start * size, rows * size).reshape(rows, *row_shape)
+
+
+def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
+    """The global array of standard normals of `shape`, float64. (Not sliceable without drawing it whole.)"""
+    return _generator(key, 0).standard_normal(shape)
+
+
+def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale: float) -> xp.Array:
+    """The initial value, float64, of the parameter `name` of global `shape`: a function of the arguments and nothing else.
+
+    `law` is "normal" (standard deviation `scale`), "uniform" (in [-scale, scale)) or "constant" (all `scale`). A rank
+    that holds a slice draws the whole and cuts.
+    """
+    key = Key(seed, "weight", name=name + repr(tuple(shape)))
+    if law == "normal":
+        return normal(key, shape) * scale
+    if law == "uniform":
+        return (uniform(key, 0, prod(shape)).reshape(shape) * 2 - 1) * scale
+    if law == "constant":
+        return np.full(shape, scale, dtype=np.float64)
+    raise ValueError(f"unknown law {law!r} of the initial weight {name!r}; one of normal, uniform, constant")

@@ -1,0 +1,124 @@
+"""Nothing hangs: when an MPI operation is pending for too long, say who waits for what on every rank, and end the job.
+
+A thread beside each rank looks once a second at what the main program waits in (reading one attribute: the rank pays
+nothing) and writes it, with the trace so far, into a file of its own. The files survive a killed process. The first rank
+that has waited longer than the timeout reads all of them and prints one report.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minidist.comm.communicator import ANY, Request
+from minidist.comm.reports import Waiting, find_cycle
+from minidist.comm.site import site_of
+
+if TYPE_CHECKING:
+    from minidist.comm.mpi import MPIWorld
+
+INTERVAL = 1.0  # seconds between two looks
+
+
+class Watchdog:
+    """Watches one rank of an MPIWorld until `stop()`."""
+
+    def __init__(self, world: "MPIWorld", timeout: float) -> None:
+        self.world, self.timeout = world, timeout
+        folder = world.base.bcast(tempfile.mkdtemp(prefix="minidist-") if world.rank == 0 else None)
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)  # on another host it is not there yet
+        self.written = 0
+        self.main_thread = threading.get_ident()
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watchdog")
+        self.thread.start()
+
+    def stop(self) -> None:
+        """The rank is done: forget everything."""
+        self.stopping.set()
+        self.thread.join()
+        for path in (self._state_file(self.world.rank), self._trace_file()):
+            path.unlink(missing_ok=True)
+        try:
+            self.folder.rmdir()  # the last rank of a host succeeds
+        except OSError:
+            pass
+
+    def _state_file(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.json"
+
+    def _trace_file(self) -> Path:
+        return self.folder / f"rank{self.world.rank}.trace.jsonl"
+
+    def _watch(self) -> None:
+        seen: object = None
+        since = time.monotonic()
+        while not self.stopping.wait(min(INTERVAL, self.timeout / 4)):
+            now = self.world.waiting
+            if now is not seen or now is None:
+                seen, since = now, time.monotonic()
+            self.write()
+            if now is not None and time.monotonic() - since > self.timeout:
+                self.report()
+                return
+
+    def write(self) -> None:
+        """This rank's state and its trace so far, into its files."""
+        world, waiting = self.world, self.world.waiting
+        state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
+        if waiting is not None:
+            state |= {"state": "waiting", "what": waiting.describe()}
+            if isinstance(waiting, Request):
+                members = waiting.comm.members
+                state["peers"] = list(members) if waiting.peer == ANY else [members[waiting.peer]]
+            lanes = [lane.waiting.describe() for lane in world.active if lane.waiting is not None]
+            if lanes:
+                state["what"] = f"{state['what']}; its lane waits in {'; '.join(lanes)}"
+        elif world.state == "computing":
+            state["what"] = f"computing at {site_of(sys._current_frames().get(self.main_thread))}"
+        temporary = self._state_file(world.rank).with_suffix(".tmp")
+        temporary.write_text(json.dumps(state))
+        temporary.rename(self._state_file(world.rank))
+        messages = world.trace.messages
+        if len(messages) > self.written:
+            with self._trace_file().open("a") as file:
+                for message in messages[self.written :]:
+                    file.write(json.dumps({"event": "message", **asdict(message)}) + "\n")
+            self.written = len(messages)
+
+    def report(self) -> None:
+        """Print every rank's pending operation (once for the job) and end the job."""
+        try:
+            os.close(os.open(self.folder / "reported", os.O_CREAT | os.O_EXCL))
+            time.sleep(1.5 * INTERVAL)  # let the others write what they do now
+            print(self.text(), file=sys.stderr, flush=True)
+        except FileExistsError:
+            time.sleep(4 * INTERVAL)  # somebody else reports and ends the job
+        self.world.MPI.COMM_WORLD.Abort(1)
+
+    def text(self) -> str:
+        """The report."""
+        lines = [f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); every rank's pending operation:"]
+        waiting = []
+        for rank in range(self.world.size):
+            path = self._state_file(rank)
+            if not path.exists():
+                lines.append(f"  rank {rank}: unknown (it runs on another host, or died before it could say)")
+                continue
+            state = json.loads(path.read_text())
+            if state["state"] == "waiting":
+                lines.append(f"  rank {rank}: waits in {state['what']}")
+                waiting.append(Waiting(rank, "main", tuple(state["peers"]), state["what"]))
+            else:
+                lines.append(f"  rank {rank}: {'has returned' if state['state'] == 'returned' else state['what']}")
+        cycle = find_cycle(waiting)
+        if cycle:
+            lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+        lines.append(f"  traces so far: {self.folder}/rank*.trace.jsonl")
+        return "\n".join(lines)

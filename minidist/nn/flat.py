@@ -1,0 +1,172 @@
+"""One flat array for the parameters of a unit and one for their gradients; the parameters are views of them.
+
+Optimizers, clipping, collectives, shards and checkpoints all work on slices of these two arrays. A unit is the model (data
+parallelism), a module (FSDP) or a stage's chunk (pipelines). Gathering, freeing, stashing and offloading parameters are
+`bind` and `release` and nothing else.
+"""
+
+from collections.abc import Iterable
+
+from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError
+from minidist.base import arrays as xp
+from minidist.base.memory import track
+
+
+class FlatParameters:
+    """Owns the storage of `parameters`, in the given order (registration order); a parameter given twice counts once.
+
+    pad_to: the flat arrays are padded with zeros at the end to a multiple of this many elements.
+    numel, padded_numel: elements without and with padding. offsets: start of each parameter, and `numel` at the end.
+    parameters, names: as registered. version: number of updates of the bound data.
+
+    A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient; its
+    gradient stays zero, and `trainable_slices` leaves it out. A parameter has one owner: a second one is an error.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
+        self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
+        self.names = [parameter.name for parameter in self.parameters]
+        self.offsets = [0]
+        for parameter in self.parameters:
+            if parameter.flat is not None:
+                raise AutogradError(f"parameter {parameter.name!r} belongs to another FlatParameters already")
+            if parameter.dtype != self.parameters[0].dtype:
+                raise DtypeError(
+                    f"one flat array has one dtype: {self.names[0]!r} is {self.parameters[0].dtype}, "
+                    f"{parameter.name!r} is {parameter.dtype}"
+                )
+            self.offsets.append(self.offsets[-1] + parameter.size)
+        self.numel = self.offsets[-1]
+        self.padded_numel = -(-self.numel // pad_to) * pad_to
+        self.version = 0
+        self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
+        self._data: xp.Array | None = None
+        self._grad: xp.Array | None = None
+        like = self.parameters[0].data if self.parameters else None
+        self.dtype = like.dtype if like is not None else xp.dtype(xp.float32)
+        data = xp.zeros(self.padded_numel, self.dtype, like)
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            data[start:end] = parameter.data.reshape(-1)
+            kept = parameter.grad
+            parameter.flat, parameter._grad = self, None
+            if kept is not None:
+                parameter.grad = kept
+        self.bind(data)
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    # --- data ---
+
+    @property
+    def data(self) -> xp.Array:
+        """The bound flat array of `padded_numel` elements; an error while released."""
+        if self._data is None:
+            raise AutogradError(f"the flat parameters of {self._unit()} are released; bind their data before use")
+        return self._data
+
+    @property
+    def released(self) -> bool:
+        """True while no data is bound."""
+        return self._data is None
+
+    def bind(self, array: xp.Array, version: int | None = None) -> None:
+        """Make the parameters views of `array`, 1-D, of `numel` or `padded_numel` elements. No copy, no communication.
+
+        version: of the values in `array`, when they are not the latest (a stashed copy, bound with the version it had).
+        """
+        if array.shape not in ((self.numel,), (self.padded_numel,)):
+            raise ShapeError(
+                f"bind: array of shape {array.shape} for {self._unit()}; expected ({self.padded_numel},) or ({self.numel},)"
+            )
+        self._data = track(array, "parameter")
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            parameter.data = array[start:end].reshape(parameter.shape)
+        if version is not None:
+            self.version = version
+
+    def release(self) -> xp.Array:
+        """Unbind the data and hand it back; it is freed when the caller drops it. Reading a parameter is an error until `bind`."""
+        data, self._data = self.data, None
+        for parameter in self.parameters:
+            parameter._data = None
+        return data
+
+    def updated(self) -> None:
+        """Say that the values changed (an optimizer's step): one more version."""
+        self.version += 1
+
+    # --- gradients ---
+
+    @property
+    def grad(self) -> xp.Array:
+        """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, read as zeros."""
+        grad = self.grad_buffer
+        for parameter in self.parameters:
+            if parameter.stale:
+                parameter.zero_fill()
+        return grad
+
+    @property
+    def grad_buffer(self) -> xp.Array:
+        """The same array with nothing cleared: before its first contribution a parameter's slice holds old values."""
+        return self.make_grad() if self._grad is None else self._grad
+
+    def make_grad(self) -> xp.Array:
+        """Allocate the gradient buffer and make the parameters' gradients views of it."""
+        self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
+        self._grad[self.numel :] = 0
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            parameter._grad = self._grad[start:end].reshape(parameter.shape)
+        return self._grad
+
+    def zero_grad(self) -> None:
+        """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got none."""
+        for parameter in self.parameters:
+            parameter.zero_grad()
+
+    def settle(self) -> None:
+        """Set the gradient aside: it is complete (summed over ranks), and what comes next is not to be mixed into it.
+
+        Parameters read as before until their next contribution; `add_settled` adds the two, `zero_grad` forgets both.
+        """
+        kept = track(xp.array(self.grad_buffer), "gradient")
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            if not parameter.stale:
+                parameter.zero_grad()
+                parameter.settled = kept[start:end].reshape(parameter.shape)
+
+    def add_settled(self) -> None:
+        """Add what was set aside to the gradient that has come since."""
+        for parameter in self.parameters:
+            settled, parameter.settled = parameter.settled, None
+            if settled is not None:
+                parameter.accumulate(settled)
+
+    def release_grad(self) -> None:
+        """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
+        self.zero_grad()
+        self._grad = None
+        for parameter in self.parameters:
+            parameter._grad = None
+
+    # --- places ---
+
+    def slice_of(self, parameter: Parameter) -> slice:
+        """Where `parameter` lies in the flat arrays."""
+        i = self._index[parameter]
+        return slice(self.offsets[i], self.offsets[i + 1])
+
+    def trainable_slices(self) -> list[slice]:
+        """The flat arrays without the frozen parameters, as few slices as possible."""
+        slices: list[slice] = []
+        for parameter in self.parameters:
+            if parameter.requires_grad:
+                piece = self.slice_of(parameter)
+                if slices and slices[-1].stop == piece.start:
+                    piece = slice(slices.pop().start, piece.stop)
+                slices.append(piece)
+        return slices
+
+    def _unit(self) -> str:
+        return f"the unit [{self.names[0]!r} .. {self.names[-1]!r}]" if self.names else "an empty unit"

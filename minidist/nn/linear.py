@@ -1,0 +1,62 @@
+"""Affine layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in how the weight lies in memory."""
+
+from typing import Any
+
+from minidist.autograd import Parameter, Tensor
+from minidist.autograd.linear import linear
+from minidist.base import arrays as xp
+from minidist.nn.module import Module
+
+
+class Linear(Module):
+    """y = activation(x W^T + b): x (..., in), weight (out, in), bias (out,), y (..., out).
+
+    Initial values as PyTorch's: uniform in +-1/sqrt(in). seed=None leaves zeros for the model's `initialize` to fill.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activation: str | None = None,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+    ) -> None:
+        self.in_features = in_features
+        self.out_features = out_features
+        self.activation = activation
+        law = ("uniform", in_features**-0.5 if in_features else 0.0)
+        self.weight = Parameter(xp.zeros((out_features, in_features), dtype), init=law)
+        self.bias = Parameter(xp.zeros(out_features, dtype), init=law) if bias else None
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(x, self.weight, self.bias, self.activation)
+
+
+class Conv1D(Module):
+    """y = activation(x W + b) with the weight stored as (in, out), as in GPT-2's state dict."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        activation: str | None = None,
+        dtype: Any = xp.float32,
+        scale: float = 0.02,
+        seed: int | None = 0,
+    ) -> None:
+        self.in_features = in_features
+        self.out_features = out_features
+        self.activation = activation
+        self.weight = Parameter(xp.zeros((in_features, out_features), dtype), init=("normal", scale))
+        self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(x, self.weight, self.bias, self.activation, weight_is_in_out=True)

@@ -1,0 +1,32 @@
+"""The multilayer perceptron: the smallest model on which every strategy can be understood and checked exactly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist.autograd import Tensor
+from minidist.base import arrays as xp
+from minidist.nn.linear import Linear
+from minidist.nn.module import Module
+
+
+class MLP(Module):
+    """Linear layers of the given sizes with an activation after each but the last: MLP([64, 256, 256, 10]).
+
+    Parameters are called "layers.0.weight", "layers.0.bias", ...
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str | None = "relu", bias: bool = True, dtype: Any = xp.float32, seed: int = 0
+    ) -> None:
+        last = len(sizes) - 2
+        self.layers = [
+            Linear(n, m, bias, activation if i < last else None, dtype, seed=None)
+            for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False))
+        ]
+        self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sizes[0]) -> (batch, sizes[-1])."""
+        for layer in self.layers:
+            x = layer(x)
+        return x

@@ -1,0 +1,146 @@
+"""A module is a tree of parameters with a forward function. The tree is the attributes: nothing is registered.
+
+Parameters and modules are found by walking the attributes in the order in which they were set, and lists of modules by
+position, so that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from minidist.autograd import AutogradError, Parameter, ShapeError
+from minidist.base import arrays as xp
+from minidist.base.errors import nearest
+from minidist.base.random import initial_weight
+
+
+class Module:
+    """Base of layers and models. Subclasses set parameters and submodules as attributes and define `forward`.
+
+    name: qualified name in the model, set by `initialize`; keys of random draws are made of it.
+    training: True until `eval()`; dropout looks at it.
+    """
+
+    name: str = ""
+    training: bool = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the output; called through `module(...)`."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    # --- the tree ---
+
+    def _members(self) -> Iterator[tuple[str, Any]]:
+        for key, value in vars(self).items():
+            if isinstance(value, (Module, Parameter)):
+                yield key, value
+            elif isinstance(value, (list, tuple)):
+                for i, item in enumerate(value):
+                    if isinstance(item, (Module, Parameter)):
+                        yield f"{key}.{i}", item
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
+        """(qualified name, module) of this module and all below it, parents first."""
+        yield prefix, self
+        for key, value in self._members():
+            if isinstance(value, Module):
+                yield from value.named_modules(f"{prefix}.{key}" if prefix else key)
+
+    def modules(self) -> Iterator["Module"]:
+        """This module and all below it."""
+        return (module for _, module in self.named_modules())
+
+    def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        for path, module in self.named_modules(prefix):
+            for key, value in module._members():
+                if isinstance(value, Parameter):
+                    yield (f"{path}.{key}" if path else key), value
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """(qualified name, parameter); a tied parameter once, under its first name."""
+        seen: set[Parameter] = set()
+        for name, parameter in self._all_parameters(prefix):
+            if parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
+
+    def parameters(self) -> Iterator[Parameter]:
+        """The parameters, a tied one once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    # --- values ---
+
+    def initialize(self, seed: int = 0, prefix: str = "") -> Self:
+        """Name every module and parameter from here on and draw the initial values.
+
+        A value depends on (seed, qualified name, global shape) only. Call it on the whole model (models of this package do
+        so themselves); a part of a model gets its qualified name as `prefix`.
+        """
+        for name, module in self.named_modules(prefix):
+            module.name = name
+        for name, parameter in self.named_parameters(prefix):
+            parameter.name = name
+            if parameter.init is not None:
+                law, scale = parameter.init
+                parameter.data[...] = xp.as_array(initial_weight(seed, name, parameter.shape, law, scale), parameter.dtype)
+                parameter.updated()
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters():
+            parameter.zero_grad()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode on (dropout drops) or off."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Training mode off."""
+        return self.train(False)
+
+    def state_dict(self) -> dict[str, xp.Array]:
+        """Qualified name to array (the parameter's own, not a copy); a tied parameter under each of its names."""
+        return {name: parameter.data for name, parameter in self._all_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.
+
+        A shape that differs is always an error, naming the key and both shapes.
+        """
+        own = dict(self._all_parameters())
+        missing = [name for name in own if name not in state]
+        unexpected = [name for name in state if name not in own]
+        loaded = {own[name] for name in own if name in state}
+        missing = [name for name in missing if own[name] not in loaded]  # its tied twin was there
+        if strict and missing:
+            raise AutogradError(f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}")
+        if strict and unexpected:
+            raise AutogradError(f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}")
+        for name, parameter in own.items():
+            if name in state:
+                value = xp.as_array(state[name])
+                if value.shape != parameter.shape:
+                    raise ShapeError(f"load_state_dict: {name!r} has shape {value.shape}; the model's has {parameter.shape}")
+        for name, parameter in own.items():
+            if name in state:
+                parameter.data[...] = xp.as_array(state[name], parameter.dtype)
+                parameter.updated()
+        return missing, unexpected
+
+
+class Sequential(Module):
+    """Modules (or functions of one tensor) applied one after the other; their names are their positions: "layers.0"."""
+
+    def __init__(self, *layers: Any) -> None:
+        self.layers = list(layers)
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x

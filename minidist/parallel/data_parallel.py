@@ -1,0 +1,99 @@
+"""Data parallelism: every rank holds the whole model, computes on its own rows, and the gradients are summed.
+
+    rank 0   rows 0..3    forward, backward ──┐
+    rank 1   rows 4..7    forward, backward ──┼─ all-reduce of the gradients ──▶ the same step on every rank
+    rank 2   rows 8..11   forward, backward ──┘
+
+It equals training on one device with the whole batch when three things hold: the replicas start equal (rank 0's values are
+broadcast), every gradient of every layer is summed, and the divisor of the loss is the *global* batch: with reduction="sum"
+each rank divides its loss by the global number of rows or tokens, and shards of unequal size are right as they are;
+reduction="mean" divides the sum by the number of ranks, which is PyTorch's meaning and right for shards of equal size.
+
+A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import MismatchError, UsageError
+from minidist.base.trace import purpose
+from minidist.collectives import broadcast
+from minidist.comm import Comm, Work
+from minidist.nn.flat import FlatParameters
+from minidist.nn.module import Module
+from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer, register
+
+
+class DistributedDataParallel(Module):
+    """Wraps `module` so that a plain `loss.backward()` leaves the reduced gradient on every rank of `comm`.
+
+    reduction: "mean" (PyTorch's) or "sum" (divide the loss by the global count yourself). bucket_cap_mb, algorithm: see
+    `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
+    flat: the model's FlatParameters, when it has one already.
+
+    At construction rank 0 sends its parameters to everybody (purpose `startup`): replicas built from different seeds become
+    equal. Raises MismatchError when the ranks built different models.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        comm: Comm,
+        *,
+        reduction: str = "mean",
+        bucket_cap_mb: float = BUCKET_MEGABYTES,
+        algorithm: str = "ring",
+        find_unused_parameters: bool = False,
+        flat: FlatParameters | None = None,
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
+        self.module, self.comm = module, comm
+        self.flat = flat or FlatParameters(module.parameters())
+        check_same_model(self.flat, comm)
+        with purpose("startup"):
+            broadcast(comm, self.flat.data)
+        self.reducer = GradientReducer(
+            self.flat, comm, op="avg" if reduction == "mean" else "sum", algorithm=algorithm, bucket_cap_mb=bucket_cap_mb,
+            unused="zeros" if find_unused_parameters else "error",
+        )  # fmt: skip
+        self.synchronizing = True  # as of now
+        self._synchronized_forward = True  # as of the last forward
+        register(self.reducer, self.flat.parameters, lambda: self._synchronized_forward)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """The module's output for this rank's rows."""
+        self._synchronized_forward = self.synchronizing
+        self.reducer.prepare()
+        return self.module(*arguments, **keywords)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
+        before, self.synchronizing = self.synchronizing, False
+        try:
+            yield
+        finally:
+            self.synchronizing = before
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
+        """Replace the all-reduce of a bucket: `hook(state, bucket)` starts it and returns a Work; the result is in
+        `bucket.buffer` after its wait. Called once a bucket, in index order, on every rank."""
+        self.reducer.communicate = lambda bucket: hook(state, bucket)
+
+
+def check_same_model(flat: FlatParameters, comm: Comm) -> None:
+    """Rank 0 sends a digest of names and shapes (16 B) to everybody; who has another one says so."""
+    text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
+    mine = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint8).copy()
+    with purpose("startup"):
+        theirs = broadcast(comm, mine.copy())
+    if not np.array_equal(mine, theirs):
+        raise MismatchError(
+            f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "
+            f"here it has {len(flat)} parameters and {flat.numel} elements; build the same model on every rank"
+        )

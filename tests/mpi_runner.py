@@ -1,0 +1,347 @@
+"""Runs tests marked `@pytest.mark.mpi(n)` in n MPI ranks, so that a real MPI run is as cheap to write as any test.
+
+The pytest that a person starts (the *parent*) never imports mpi4py. It starts one `mpiexec` for each (module, n), and
+in each rank a pytest runs all selected tests of that module with that n, in the same order, with a barrier between.
+
+    parent                              rank 0, rank 1, ... (pytest on the same module)
+    writes tests.json  ------------->   select these tests
+    reads rank-*.jsonl <-------------   {"start": id}, {"report": ...}, {"done": id}
+
+A test passes when it passes on every rank. After a failure the other ranks may sit in a receive that nobody will ever
+send to, so they get a short grace and then the group is killed and started again from the next test. A test that
+exceeds its timeout fails with the stacks of all ranks. Nothing here can hang.
+"""
+
+import faulthandler
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+DIRECTORY = "MINIDIST_MPI_TEST_DIRECTORY"  # set in a rank, and only there
+RANKS = "MINIDIST_MPI_TEST_RANKS"
+DEFAULT_TIMEOUT = 60.0  # seconds of one test, see the marker
+STARTUP_TIMEOUT = 60.0  # seconds until the first test begins
+GRACE = 2.0  # seconds for the other ranks to end a test that failed on one
+RESULTS = pytest.StashKey[dict]()
+
+
+def pytest_configure(config):
+    if DIRECTORY in os.environ:
+        config.pluginmanager.register(Rank(config), "minidist-mpi-rank")
+    else:
+        config.pluginmanager.register(Parent(config), "minidist-mpi-parent")
+
+
+@pytest.fixture
+def comm():
+    """A communicator over all ranks of an `mpi` test, duplicated for this test alone."""
+    if DIRECTORY not in os.environ:
+        pytest.fail("the fixture `comm` is one rank's communicator: mark the test with @pytest.mark.mpi(n)")
+    from minidist.comm.mpi import MPIWorld
+
+    return MPIWorld().comm
+
+
+# ---------------------------------------------------------------------------------------------------- in each rank
+
+
+class Rank:
+    """What a rank's pytest does besides running the tests: keep step with the others and write down what happened."""
+
+    def __init__(self, config):
+        from mpi4py import MPI
+
+        self.config = config
+        self.directory = Path(os.environ[DIRECTORY])
+        self.between_tests = MPI.COMM_WORLD.Dup()  # our barrier must not meet a message of a test
+        rank, size = self.between_tests.rank, self.between_tests.size
+        if size != int(os.environ[RANKS]):
+            raise pytest.UsageError(
+                f"asked for {os.environ[RANKS]} ranks, but MPI says that this is rank {rank} of {size}: "
+                f"{mpiexec()} does not belong to the library of mpi4py, {MPI.Get_library_version().split(',')[0]}"
+            )
+        config.option.basetemp = self.directory / f"tmp-{rank}"  # tmp_path, without a race between the ranks
+        self.events = open(self.directory / f"rank-{rank}.jsonl", "w", buffering=1)  # noqa: SIM115, lives as long as we
+        self.stack = open(self.directory / f"stack-{rank}.txt", "w")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=True)
+        self.failed = False
+        self.write(pid=os.getpid())
+
+    def write(self, **event):
+        self.events.write(json.dumps(event) + "\n")
+
+    def pytest_collection_modifyitems(self, items):
+        wanted = json.loads((self.directory / "tests.json").read_text())
+        found = {item.nodeid: item for item in items}
+        items[:] = [found[nodeid] for nodeid in wanted]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.between_tests.Barrier()
+        self.write(start=item.nodeid)
+        result = yield
+        self.write(done=item.nodeid)
+        if self.failed:
+            time.sleep(STARTUP_TIMEOUT)  # the parent kills us long before
+            os.abort()
+        return result
+
+    def pytest_runtest_logreport(self, report):
+        self.failed = self.failed or report.failed
+        self.write(report=self.config.hook.pytest_report_to_serializable(config=self.config, report=report))
+
+    def pytest_sessionfinish(self):
+        self.write(end=True)
+
+
+# ------------------------------------------------------------------------------------------------------- the parent
+
+
+def mpiexec():
+    """The launcher beside this Python (a wheel puts it there), else the first one on PATH, else None."""
+    return shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
+
+
+class Parent:
+    """Takes the marked tests away from the ordinary pytest and reports what the ranks said of them."""
+
+    def __init__(self, config):
+        self.config = config
+        config.stash[RESULTS] = {}
+
+    def pytest_collection_modifyitems(self, items):
+        missing = "mpi4py" if importlib.util.find_spec("mpi4py") is None else "mpiexec" if mpiexec() is None else None
+        for item in items:
+            if item.get_closest_marker("mpi") is None:
+                continue
+            if getattr(item.obj, "is_hypothesis_test", False):
+                raise pytest.UsageError(f"{item.nodeid}: hypothesis would draw apart on the ranks; parametrize instead")
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=f"{missing} is not installed: pip install 'minidist[mpi]'"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        if item.get_closest_marker("mpi") is None or item.get_closest_marker("skip") is not None:
+            return None
+        results = self.config.stash[RESULTS]
+        if item.nodeid not in results:
+            key = (item.path, ranks_of(item))
+            marked = [other for other in item.session.items if other.get_closest_marker("mpi") is not None]
+            results.update(run_group(self.config, [o for o in marked if (o.path, ranks_of(o)) == key], ranks_of(item)))
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in results[item.nodeid]:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def shared_memory_of(pid):
+    """The files in /dev/shm that a process has mapped: MPI's, when it has just been initialised (Linux; else none)."""
+    try:
+        return set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
+    except OSError:
+        return set()
+
+
+def ranks_of(item):
+    return item.get_closest_marker("mpi").args[0]
+
+
+def run_group(config, items, ranks):
+    """The reports of all `items`, of one module, by node id. Starts `mpiexec` again after each test that failed."""
+    results = {}
+    while len(results) < len(items):
+        rest = items[len(results) :]
+        with tempfile.TemporaryDirectory(prefix="minidist-mpi-") as directory:
+            launch = Launch(config, rest, ranks, Path(directory))
+            try:
+                for item in rest:
+                    trouble = launch.follow(item)
+                    if item is rest[-1] and not trouble and not launch.failed(item):
+                        trouble = launch.finish()
+                    results[item.nodeid] = merge(item, launch.reports[item.nodeid], trouble)
+                    if trouble or launch.failed(item):
+                        break
+            finally:
+                launch.kill()
+    return results
+
+
+def merge(item, by_rank, trouble):
+    """One test's reports from those of its ranks: rank 0's where all agree, else a failure that says who did what."""
+    failures = defaultdict(list)
+    for rank, reports in sorted(by_rank.items()):
+        for report in reports:
+            if report.failed:
+                sections = "".join(f"\n--- {title} ---\n{text}" for title, text in report.sections)
+                failures[report.longreprtext + sections].append(rank)
+    outcomes = {rank: [report.outcome for report in reports] for rank, reports in sorted(by_rank.items())}
+    if not failures and not trouble:
+        if len({tuple(outcome) for outcome in outcomes.values()}) == 1:
+            return by_rank[0]
+        trouble = f"the ranks disagree: {outcomes}"
+    parts = [f"==== on rank {', '.join(map(str, ranks))} ====\n{text}" for text, ranks in failures.items()]
+    seconds = max((sum(report.duration for report in reports) for reports in by_rank.values()), default=0.0)
+    return [
+        pytest.TestReport(
+            nodeid=item.nodeid,
+            location=item.location,
+            keywords={},
+            outcome="failed",
+            longrepr="\n".join([*parts, trouble] if trouble else parts),
+            when="call",
+            duration=seconds,
+        )
+    ]
+
+
+class Launch:
+    """One `mpiexec` and what its ranks have written so far."""
+
+    def __init__(self, config, items, ranks, directory):
+        self.config, self.ranks, self.directory = config, ranks, directory
+        self.reports = defaultdict(lambda: defaultdict(list))  # node id -> rank -> reports
+        self.done = defaultdict(set)  # node id -> ranks
+        self.started = set()  # node ids
+        self.ended = set()  # ranks
+        self.pids = {}
+        self.shared_memory = set()  # files
+        self.files = {}
+        (directory / "tests.json").write_text(json.dumps([item.nodeid for item in items]))
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        environment |= {DIRECTORY: str(directory), RANKS: str(ranks), "OPENBLAS_NUM_THREADS": "1"}
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing hypothesis would take most of the time
+        options = []
+        version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
+        if "Open MPI" in version or "OpenRTE" in version:  # it refuses more ranks than cores, and root, unless told
+            options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        pytest_options = ["-p", "no:cacheprovider", "--rootdir", config.rootpath]
+        if config.inipath:
+            pytest_options += ["-c", config.inipath]
+        self.output = open(directory / "output.txt", "w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [mpiexec(), *options, "-n", str(ranks), sys.executable, "-m", "pytest", *pytest_options, items[0].path],
+            env=environment,
+            cwd=config.invocation_params.dir,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def read(self):
+        """Take in the complete lines that the ranks have added."""
+        for rank in range(self.ranks):
+            path = self.directory / f"rank-{rank}.jsonl"
+            if rank not in self.files:
+                if not path.exists():
+                    continue
+                self.files[rank] = open(path, "rb")  # noqa: SIM115
+            while line := self.files[rank].readline():
+                if not line.endswith(b"\n"):  # still being written: read it whole next time
+                    self.files[rank].seek(-len(line), os.SEEK_CUR)
+                    break
+                match json.loads(line):
+                    case {"pid": pid}:
+                        self.pids[rank] = pid
+                        self.shared_memory |= shared_memory_of(pid)
+                    case {"start": nodeid}:
+                        self.started.add(nodeid)
+                    case {"report": data}:
+                        report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+                        if isinstance(report.longrepr, list):  # (file, line, reason) of a skip, through JSON
+                            report.longrepr = tuple(report.longrepr)
+                        self.reports[report.nodeid][rank].append(report)
+                    case {"done": nodeid}:
+                        self.done[nodeid].add(rank)
+                    case {"end": _}:
+                        self.ended.add(rank)
+
+    def failed(self, item):
+        return any(report.failed for reports in self.reports[item.nodeid].values() for report in reports)
+
+    def follow(self, item):
+        """Wait until every rank has ended the test. Answers "", or why that will not happen."""
+        timeout = item.get_closest_marker("mpi").kwargs.get("timeout", DEFAULT_TIMEOUT)
+        deadline, begun, grace = time.monotonic() + STARTUP_TIMEOUT, False, None
+        while True:
+            over = self.process.poll() is not None  # asked first: what was written before the end is read below
+            self.read()
+            now = time.monotonic()
+            if len(self.done[item.nodeid]) == self.ranks:
+                return ""
+            missing = sorted(set(range(self.ranks)) - self.done[item.nodeid])
+            if over or self.ended & set(missing):
+                return f"==== rank {missing} ended without a result ====\n{self.tail()}"
+            if not begun and item.nodeid in self.started:
+                deadline, begun = now + timeout, True
+            if grace is None and self.failed(item):
+                grace = now + GRACE
+            if grace is not None and now > grace:
+                return f"==== rank {missing} still in the test {GRACE:g} s after that failure ====\n{self.stacks()}"
+            if now > deadline:
+                if not begun:
+                    return f"==== not started after {STARTUP_TIMEOUT:g} s ====\n{self.stacks()}\n{self.tail()}"
+                return f"==== timeout: rank {missing} still in the test after {timeout:g} s ====\n{self.stacks()}"
+            time.sleep(0.01)
+
+    def finish(self):
+        """Wait for the processes to end after the last test. Answers "", or the stacks of those that do not."""
+        try:
+            self.process.wait(STARTUP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return f"==== all tests ended but the ranks did not: is a message left over? ====\n{self.stacks()}"
+        return ""
+
+    def stacks(self):
+        """The Python stack of every rank, without pytest's own frames."""
+        for pid in filter(alive, self.pids.values()):
+            os.kill(pid, signal.SIGUSR2)
+        time.sleep(0.5)
+        parts = []
+        for rank in range(self.ranks):
+            path = self.directory / f"stack-{rank}.txt"
+            lines = path.read_text().splitlines() if path.exists() else ["(did not start)"]
+            hidden = ("/_pytest/", "/pluggy/", "/pytest/", "<frozen runpy>")
+            parts.append("\n".join([f"rank {rank}:", *(x for x in lines if not any(name in x for name in hidden))]))
+        return "\n".join(parts)
+
+    def tail(self):
+        self.output.seek(0)
+        return "\n".join(self.output.read().splitlines()[-40:])
+
+    def kill(self):
+        """End every process of this launch: the ranks by their own ids, since launchers put them in other groups.
+
+        A killed rank leaves MPI's shared memory behind as a file, megabytes a launch, so that is unlinked here.
+        """
+        if self.process.poll() is None:
+            for pid in filter(alive, self.pids.values()):
+                os.kill(pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for name in self.shared_memory:
+            Path(name).unlink(missing_ok=True)
+        self.output.close()
+        for file in self.files.values():
+            file.close()

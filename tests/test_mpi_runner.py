@@ -1,0 +1,206 @@
+"""The runner of `mpi` tests, run on small modules: what passes, what fails, what hangs, and what is said about it.
+
+Each module goes through a pytest of its own (a subprocess), because the runner is a plugin of a whole session.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PREAMBLE = """
+import os, sys, time
+import numpy as np
+import pytest
+
+def world():
+    from mpi4py import MPI
+    return MPI.COMM_WORLD
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(source, *options) -> (outcomes by test name, output) of a pytest over a module with that source."""
+    pytest.importorskip("mpi4py.rc", reason="mpi4py is not installed")  # mpi4py.rc does not start MPI
+
+    def run(source, *options):
+        (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.mpi_runner"]\n')
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  mpi(n, timeout)\naddopts = --strict-markers\n")
+        (tmp_path / "test_inner.py").write_text(PREAMBLE + source)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_inner.py", *options]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        process = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
+        output = process.stdout + process.stderr
+        outcomes = {}
+        for line in output.splitlines():
+            outcome, _, name = line.partition(" test_inner.py::")
+            if outcome in ("PASSED", "FAILED", "ERROR", "SKIPPED") and name:
+                outcomes[name.split(" - ")[0]] = outcome
+        return outcomes, output
+
+    return run
+
+
+def test_every_rank_runs_the_test_and_the_parent_does_not_import_mpi4py(run):
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("root", [0, 2])
+def test_sum(root):
+    assert world().allreduce(world().rank + root) == 3 + 3 * root
+
+@pytest.mark.mpi(2)
+def test_two():
+    assert world().size == 2
+
+def test_parent():
+    assert "mpi4py" not in sys.modules
+"""
+    )
+    names = ["test_sum[0]", "test_sum[2]", "test_two", "test_parent"]
+    assert outcomes == dict.fromkeys(names, "PASSED"), output
+
+
+def test_a_failure_on_one_rank_is_a_failure_and_the_rest_still_runs(run, tmp_path):
+    """Rank 0 waits for ever for the rank that raised; the message names both, and the next test is not disturbed."""
+    began = time.monotonic()
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(2)
+def test_before():
+    if world().rank == 0:
+        from tests.mpi_runner import shared_memory_of
+        open("shared_memory.txt", "w").write("\\n".join(shared_memory_of(os.getpid())))
+
+@pytest.mark.mpi(2)
+def test_raises():
+    if world().rank == 1:
+        print("printed before")
+        raise ValueError("only rank 1")
+    world().recv(source=1)
+
+@pytest.mark.mpi(2)
+def test_after():
+    assert world().allreduce(1) == 2
+"""
+    )
+    assert outcomes == {"test_before": "PASSED", "test_raises": "FAILED", "test_after": "PASSED"}, output
+    assert "on rank 1 ====" in output
+    assert "ValueError: only rank 1" in output
+    assert "printed before" in output
+    assert "rank [0] still in the test" in output
+    assert "in test_raises" in output  # rank 0's stack
+    assert time.monotonic() - began < 20
+    left = (tmp_path / "shared_memory.txt").read_text().split()
+    assert not any(Path(name).exists() for name in left)
+
+
+def test_a_hanging_test_ends_at_its_timeout_with_the_stacks_of_all_ranks(run):
+    outcomes, output = run(
+        """
+def waits_for_rank_1():
+    world().recv(source=1)
+
+@pytest.mark.mpi(2, timeout=1.5)
+def test_hangs():
+    waits_for_rank_1() if world().rank == 0 else None
+
+@pytest.mark.mpi(2)
+def test_after():
+    pass
+"""
+    )
+    assert outcomes == {"test_hangs": "FAILED", "test_after": "PASSED"}, output
+    assert "timeout: rank [0] still in the test after 1.5 s" in output
+    assert "in waits_for_rank_1" in output
+
+
+def test_a_rank_that_dies_fails_its_test_only(run):
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(2)
+def test_dies():
+    if world().rank == 1:
+        os._exit(7)
+    world().recv(source=1)
+
+@pytest.mark.mpi(2)
+def test_after():
+    pass
+"""
+    )
+    assert outcomes == {"test_dies": "FAILED", "test_after": "PASSED"}, output
+    assert "ended without a result" in output
+
+
+def test_ranks_that_disagree_fail(run):
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(2)
+def test_skips_on_one():
+    if world().rank == 1:
+        pytest.skip("not here")
+
+@pytest.mark.mpi(2)
+def test_skips_on_all():
+    pytest.skip("nowhere")
+"""
+    )
+    assert outcomes["test_skips_on_one"] == "FAILED", output
+    assert "the ranks disagree" in output
+    assert "1 skipped" in output
+
+
+def test_only_selected_tests_run(run):
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(2)
+def test_chosen():
+    pass
+
+@pytest.mark.mpi(2)
+def test_other():
+    raise ValueError("not selected")
+""",
+        "-k",
+        "chosen",
+    )
+    assert outcomes == {"test_chosen": "PASSED"}, output
+
+
+def test_hypothesis_is_refused(run):
+    _, output = run(
+        """
+from hypothesis import given, strategies
+
+@pytest.mark.mpi(2)
+@given(strategies.integers())
+def test_drawn(number):
+    pass
+"""
+    )
+    assert "hypothesis would draw apart on the ranks" in output
+
+
+def test_a_launcher_of_another_library_is_named(run, tmp_path):
+    """Then every process is rank 0 of 1 and a test about two ranks would pass without testing anything."""
+    launcher = tmp_path / "bin" / "mpiexec"
+    launcher.parent.mkdir()
+    launcher.write_text('#!/bin/sh\n[ "$1" = -n ] || exit\nshift 2\n"$@" & "$@"\nwait\n')
+    launcher.chmod(0o755)
+    source = "\n@pytest.mark.mpi(2)\ndef test_vacuous():\n    pass\n"
+    outcomes, output = run(f"import tests.mpi_runner as r; r.mpiexec = lambda: {str(launcher)!r}\n" + source)
+    assert outcomes == {"test_vacuous": "FAILED"}, output
+    assert "asked for 2 ranks, but MPI says that this is rank 0 of 1" in output
+
+
+def test_without_mpiexec_the_tests_are_skipped_with_the_remedy(run):
+    source = "\n@pytest.mark.mpi(2)\ndef test_two():\n    pass\n"
+    _, output = run("import tests.mpi_runner as r; r.mpiexec = lambda: None\n" + source)
+    assert "1 skipped" in output
+    assert "mpiexec is not installed: pip install 'minidist[mpi]'" in output
