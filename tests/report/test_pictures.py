@@ -99,6 +99,20 @@ def test_red_is_the_time_until_the_partner_comes_and_no_more():
     traces = run(late_receiver, 2, links=EASY, eager_bytes=100)
     assert bars(traces, "blocked") == []  # a buffered one does not
 
+    def slow_wire(comm):  # 8 B take 2 s to leave
+        if comm.rank == 0:
+            comm.send(np.ones(1), 1)
+        else:
+            comm.compute(seconds=late)
+            comm.recv(np.ones(1), 0)
+
+    late, links = 1.0, LinkModel(alpha=1.0, beta=0.25)
+    traces = run(slow_wire, 2, links=links)
+    assert bars(traces, "blocked") == [(0, 0.0, 1.0)]
+    assert bars(traces, "transfer") == [(0, 1.0, 2.0), (1, 1.0, 3.0)]
+    late = 5.0
+    assert bars(run(slow_wire, 2, links=links, eager_bytes=100), "blocked") == []
+
 
 def test_a_deadlock_shows_its_circle():
     def main(comm):
@@ -139,7 +153,15 @@ def test_messages_of_one_queue_are_paired_in_order_and_collectives_apart():
         elif comm.rank == 1:
             for n in (1, 2, 3):
                 comm.recv(np.ones(n), 0)
-        gather(comm, np.ones(4))
+        if comm.rank == 0:  # a collective and a message overtake each other: they are in different contexts
+            gather(comm, np.ones(4), root=1)
+            comm.send(np.ones(5), 1)
+        elif comm.rank == 1:
+            early = comm.irecv(np.ones(5), 0)
+            gather(comm, np.ones(4), root=1)
+            early.wait()
+        else:
+            gather(comm, np.ones(4), root=1)
 
     for send, receive in pairs(run(main, 3)):
         assert receive.nbytes == send.nbytes
