@@ -110,9 +110,12 @@ def demo(
     json_output: Json = False,
 ) -> None:
     """A byte-level GPT learns English on four ranks: simulated, under mpiexec, and equal to one device."""
+    from minidist.report.from_file import draw_report
     from minidist.train.demo import run_demo
 
     report = run_demo(steps, ranks, folder, timeout, say)
+    report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
+    say(f"picture: {report['picture']}")
     if json_output:
         print(json.dumps(report))
     raise typer.Exit(0 if report["passed"] else 1)
@@ -148,7 +151,7 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="an .svg, .pdf or .png file (.json for perfetto)")] = None,
 ) -> None:
     """Draw a picture of a recorded run."""
-    from minidist.train.session import draw_report
+    from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output)}")
 

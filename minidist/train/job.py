@@ -71,7 +71,7 @@ def _model(config: TrainConfig, dataset: Any) -> Module:
 
 
 def _optimizer(config: TrainConfig, flat: FlatParameters) -> Optimizer:
-    shared = {"lr": config.lr, "weight_decay": config.weight_decay}
+    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
         raise UsageError(f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and rmsprop")
     match config.optimizer:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
-from minidist.base.trace import read_traces, write_traces
+from minidist.base.errors import UsageError
+from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec
 from minidist.comm.mpi import launched_size
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
@@ -109,26 +109,3 @@ def run_comparison(config: TrainConfig, ranks: int | None, timeout: float, eager
         compare_rank, config, expected, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
     )
     return outcome.results[0] if outcome.is_root else None
-
-
-def draw_report(path: Path, picture: str, output: Path | None) -> Path:
-    """Draw one picture of a trace file; returns where it is."""
-    from minidist.report.draw import KINDS, draw
-    from minidist.report.frame import save
-    from minidist.report.perfetto import write_perfetto
-
-    if not path.is_file():
-        raise UsageError(f"there is no trace {str(path)!r}; `minidist train --trace {path}` writes one")
-    traces, header = read_traces(path)
-    if picture == "perfetto":
-        output = output or path.with_suffix(".perfetto.json")
-        write_perfetto(output, traces)
-        return output
-    if picture not in KINDS:
-        names = (*KINDS, "perfetto")
-        raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
-    output = output or path.with_name(f"{path.stem}-{picture}.svg")
-    save(draw(picture, traces, header), output)
-    return output
-
-
