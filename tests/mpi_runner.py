@@ -138,7 +138,7 @@ class Parent:
                 item.add_marker(pytest.mark.skip(reason=f"{missing} is not installed: pip install 'minidist[mpi]'"))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item):
+    def pytest_runtest_protocol(self, item, nextitem):
         if item.get_closest_marker("mpi") is None or item.get_closest_marker("skip") is not None:
             return None
         results = self.config.stash[RESULTS]
@@ -150,6 +150,7 @@ class Parent:
         for report in results[item.nodeid]:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        item.session._setupstate.teardown_exact(nextitem)  # the module of an ordinary test before us may end here
         return True
 
 

@@ -108,9 +108,9 @@ def _accumulate(comm: Comm, model: DistributedDataParallel, job: Job, step: int,
             nullcontext() if last or config.synchronize_each else model.no_sync(),
         ):
             loss = job.loss(step, number, model)
-            comm.compute(meter.take(), name=f"F{number}")
+            comm.compute(meter.take(), name="forward")
             loss.backward()
-            comm.compute(meter.take(), name=f"B{number}")
+            comm.compute(meter.take(), name="backward")
         losses.append(loss.item())
     return losses
 

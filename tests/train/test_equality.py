@@ -91,7 +91,7 @@ def test_gradients_travel_while_backward_runs():
     config = TrainConfig.make(**{**SMALL_GPT, "layers": 3}, micro_batch=2, bucket_cap_mb=0.001)
     world = SimWorld(2)
     world.run(train, config)
-    backward_end = max(span.end for span in world.traces[0].spans if span.name.startswith("B"))
+    backward_end = max(span.end for span in world.traces[0].spans if span.name == "backward")
     early = [m for m in world.traces[0].sent("gradient_reduce") if m.posted < backward_end]
     assert len(early) > len(world.traces[0].sent("gradient_reduce")) // 2
 
