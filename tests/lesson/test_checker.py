@@ -156,6 +156,16 @@ def test_a_rank_that_waits_for_ever_under_mpiexec_only_is_reported(monkeypatch):
     assert "only here" in result.text
 
 
+@needs_mpi
+def test_answers_from_processes_are_judged_too():
+    def wrong_in_processes(comm, outgoing):
+        return solution("03.by_sendrecv")(comm, outgoing) + (comm.world.kind == "mpi")
+
+    result = examine("03.by_sendrecv", wrong_in_processes)
+    assert not result.passed
+    assert "expected" in result.text
+
+
 def test_without_mpi_the_leg_says_so(monkeypatch):
     monkeypatch.setattr("minidist.lesson.mpi_leg.mpiexec", lambda: None)
     result = examine("03.by_sendrecv", solution("03.by_sendrecv"))
