@@ -9,6 +9,7 @@ Process settings (BLAS threads, memory allocator) are made here, never at import
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ def _abort(world: MPIWorld, error: BaseException, code: int) -> NoReturn:
         print(f"minidist: rank {world.rank} of {world.size} raised; the job ends.\n{text}", file=sys.stderr, flush=True)
     if world.watchdog:
         world.watchdog.write()
+    time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
     world.MPI.COMM_WORLD.Abort(code)
     os._exit(code)  # some libraries return from Abort
 

@@ -200,6 +200,8 @@ class SimWorld:
             pending.depart = max(lane.time, lane.out_free)
             pending.sent = lane.out_free = pending.depart + cost
             pending.arrival = pending.depart + alpha + cost
+            # Decided before matching: whether the receive happens to be posted already depends on the schedule.
+            pending.eager = 0 < self.eager_bytes >= array.nbytes  # by default an empty message is synchronous too
             key = (comm.context, lane.rank, world_peer, tag)
             waiting = self.receives.get(key)
             if waiting and not self._behind_wildcard(waiting[0], key):
@@ -207,9 +209,8 @@ class SimWorld:
                 if not waiting:
                     del self.receives[key]
                 return request
-            if array.nbytes <= self.eager_bytes:
+            if pending.eager:
                 request.array = array.copy()
-                pending.eager = True
             elif guarded and self.checks:
                 pending.checksum = checksum(array)
             self.sends.setdefault(key, deque()).append(request)
