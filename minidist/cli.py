@@ -103,7 +103,7 @@ def compare(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(help="optimizer steps")] = 250,
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 600,
     ranks: Annotated[int, typer.Option(help="ranks in every world")] = 4,
     folder: Annotated[Path, typer.Option(help="where traces and the picture go")] = Path("runs/demo"),
     timeout: Timeout = 60.0,

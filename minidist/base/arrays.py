@@ -5,6 +5,7 @@ to their own library, so one name serves both. What this file adds is the handfu
 cover: creating an array *like* another one, scattering into rows, and sums that are fast on both.
 """
 
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -154,3 +155,8 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
         ordered = rows[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
+
+
+def quiet_overflow() -> AbstractContextManager[object]:
+    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
+    return np.errstate(over="ignore", invalid="ignore")

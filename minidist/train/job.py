@@ -47,7 +47,7 @@ def as_input(inputs: Any, dtype: Any) -> Any:
 
 
 def build(config: TrainConfig, batches: Batches) -> Job:
-    """Everything for one rank. Raises UsageError when data and model do not fit together."""
+    """Everything for one rank, from a config that `check` has passed."""
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     model = _model(config, dataset)
@@ -55,25 +55,38 @@ def build(config: TrainConfig, batches: Batches) -> Job:
     return Job(config, batches, model, flat, _optimizer(config, flat), _schedule(config), sampler)
 
 
+def check(config: TrainConfig) -> None:
+    """Raise UsageError when data, model and optimizer do not fit together: said once, before any rank starts."""
+    dataset = load_dataset(config.data)
+    if config.model == "gpt" and not dataset.is_tokens:
+        raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
+    if config.model == "mlp" and dataset.is_tokens:
+        raise UsageError(f"--data {config.data} holds tokens, not samples with labels; train it with --model gpt")
+    if config.model == "gpt" and config.width % config.heads:
+        divisors = [h for h in range(1, config.width + 1) if config.width % h == 0]
+        below = max(h for h in divisors if h < config.heads)
+        above = min((h for h in divisors if h > config.heads), default=config.width)
+        raise UsageError(
+            f"--width {config.width} is not a multiple of --heads {config.heads}; try --heads {below} or --heads {above}"
+        )
+    if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
+        raise UsageError(
+            f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and rmsprop"
+        )
+    dataset.samples(config.context)
+    _schedule(config)
+
+
 def _model(config: TrainConfig, dataset: Any) -> Module:
     dtype = DTYPES[config.precision]
     if config.model == "gpt":
-        if not dataset.is_tokens:
-            raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
-        if config.width % config.heads:
-            near = sorted({h for h in range(1, config.width + 1) if config.width % h == 0}, key=lambda h: abs(h - config.heads))
-            raise UsageError(f"--width {config.width} is not a multiple of --heads {config.heads}; try --heads {near[0]}")
         sizes = GPTConfig(dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout)
         return GPT(sizes, dtype=dtype, seed=config.seed)
-    if dataset.is_tokens:
-        raise UsageError(f"--data {config.data} holds tokens, not samples with labels; train it with --model gpt")
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
 
 
 def _optimizer(config: TrainConfig, flat: FlatParameters) -> Optimizer:
     shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
-        raise UsageError(f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and rmsprop")
     match config.optimizer:
         case "sgd":
             return SGD(flat, momentum=config.momentum, **shared)

@@ -12,6 +12,7 @@ from minidist.comm.launch import Outcome, execute, under_mpiexec
 from minidist.comm.mpi import launched_size
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import check
 from minidist.train.progress import Progress
 from minidist.train.trainer import TrainResult, train
 from minidist.train.volumes import closed_form_bytes
@@ -57,7 +58,8 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
     result = size or ranks or config.dp or 1
-    resolve_batches(config, result)  # a wrong config is known before anything starts
+    resolve_batches(config, result)  # what is wrong is known before anything starts
+    check(config)
     return result
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist.autograd import Meter
+from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
@@ -66,7 +67,8 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     (8 B each, purpose metrics); at the start rank 0 sends the weights (purpose startup).
     """
     batches = resolve_batches(config, comm.size)
-    with account_memory(timeline) as account, Meter() as meter:
+    # An overflow is not a warning a step but one error, from `finish_step`.
+    with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
         job = build(config, batches)
         model = DistributedDataParallel(
             job.model, comm, reduction="sum", flat=job.flat, algorithm=config.reduction, bucket_cap_mb=config.bucket_cap_mb
