@@ -24,9 +24,7 @@ lint: .venv/test.stamp
 	$(BIN)/lint-imports
 
 lessons: .venv/test.stamp
-	@for lesson in lessons/*.py; do \
-	  echo "$$lesson"; $(BIN)/jupytext --quiet --to ipynb --execute "$$lesson" || exit 1; \
-	done
+	$(BIN)/python -m minidist.lesson.build
 
 bench: .venv/demo.stamp
 	$(BIN)/minidist bench collectives

@@ -87,7 +87,12 @@ def execute(
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
     if size is None:
         world = SimWorld(ranks or 1, timeout=timeout, eager_bytes=eager_bytes, **options)
-        results = world.run(main, *arguments)
+        try:
+            results = world.run(main, *arguments)
+        except Exception:
+            if trace:  # the picture of a deadlock is drawn from what was recorded up to it
+                write_traces(trace, world.traces, world="simulated")
+            raise
         outcome = Outcome("simulated", world.size, results, results, world.traces)
     else:
         outcome = _execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)

@@ -15,12 +15,12 @@ def ring_all_reduce(comm: Comm, array: np.ndarray) -> None:
     start = offsets(chunk_sizes(array.size, n))
     chunks = [array[start[j] : start[j + 1]] for j in range(n)]
     for step in range(n - 1):
-        leaving, arriving = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        leaving, arriving = chunks[(rank - 1 - step) % n], chunks[(rank - 2 - step) % n]
         incoming = np.empty_like(arriving)
         comm.sendrecv(leaving, right, incoming, left)
         arriving += incoming
-    for step in range(n - 1):  # now chunk rank+1 is complete here
-        leaving, arriving = chunks[(rank - step + 1) % n], chunks[(rank - step) % n]
+    for step in range(n - 1):  # now chunk r is complete on rank r
+        leaving, arriving = chunks[(rank - step) % n], chunks[(rank - 1 - step) % n]
         comm.sendrecv(leaving, right, arriving, left)
 
 
@@ -58,8 +58,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.raised(MismatchError),
-                "what a rank sends is not the chunk that its neighbour expects: in step s rank r sends chunk r-s and "
-                "receives r-s-1",
+                "what a rank sends is not the chunk that its neighbour expects: in step s of the first half rank r sends "
+                "chunk r-1-s and receives r-2-s",
             ),
             Hint(
                 lambda f: f.kind == "limit",
