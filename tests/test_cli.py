@@ -21,11 +21,13 @@ def here(capfd, monkeypatch, tmp_path):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["minidist"])
-        with pytest.raises(SystemExit) as ended:
+        code = 0
+        try:
             cli.main([*map(str, arguments)])
-            sys.exit(0)
+        except SystemExit as ended:
+            code = ended.code or 0
         output = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, ended.value.code or 0, output.out, output.err)
+        return subprocess.CompletedProcess(arguments, code, output.out, output.err)
 
     return call
 

@@ -20,7 +20,7 @@ from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.operations import check_op, may_overlap
 from minidist.collectives.registry import find
-from minidist.comm.communicator import Comm, Work
+from minidist.comm.communicator import Comm
 
 
 def all_reduce(

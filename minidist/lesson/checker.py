@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import DeadlockError, RankTimeoutError, UsageError
 from minidist.base.trace import Trace
-from minidist.comm import Comm, Request, SimWorld
+from minidist.comm import Comm, SimWorld
+from minidist.comm.simulated import SimRequest
 from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, Hint, find
 from minidist.lesson.mpi_leg import run_under_mpi
 
@@ -203,7 +204,7 @@ class Limited(SimWorld):
         super().__init__(ranks, **options)
         self.limit = limit
 
-    def post(self, *arguments: Any, **keywords: Any) -> Request:
+    def post(self, *arguments: Any, **keywords: Any) -> SimRequest:
         if self.posts > self.limit:
             raise EndlessError(f"stopped after {self.posts} messages; a hundred times fewer would do")
         return super().post(*arguments, **keywords)

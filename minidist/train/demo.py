@@ -22,7 +22,6 @@ from minidist.train.reference import reference
 from minidist.train.session import run_training
 from minidist.train.trainer import StepState, digest
 
-
 LAST = 20  # one step's loss is noisy; the mean of the last ones is not
 
 

@@ -37,9 +37,8 @@ def examine() -> list[Finding]:
 
 
 def _blas() -> Finding:
-    from threadpoolctl import threadpool_info
-
     import numpy as np
+    from threadpoolctl import threadpool_info
 
     pools = [f"{p['internal_api']} {p.get('version')} {p.get('architecture', '')}, {p['num_threads']} threads" for p in threadpool_info()]
     kernel = os.environ.get("OPENBLAS_CORETYPE", "not set")

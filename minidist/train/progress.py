@@ -25,7 +25,8 @@ class Progress:
     def __enter__(self) -> Self:
         if self.interactive:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
 
             self.bar = Bar(
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
