@@ -58,6 +58,7 @@ def comm(request):
     yield world.comm
     if not request.config.pluginmanager.get_plugin("minidist-mpi-rank").failed:
         world.finish()
+        world.close()
 
 
 # ---------------------------------------------------------------------------------------------------- in each rank

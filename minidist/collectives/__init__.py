@@ -2,8 +2,12 @@
 
     broadcast   reduce   gather   scatter   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
-Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too) and
-ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by name.
+Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too)
+and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
+name.
+
+The return type is an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type
+checker.
 """
 
 from collections.abc import Sequence
@@ -14,95 +18,115 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
-from minidist.base.trace import current_purpose, purpose
-from minidist.collectives.operations import check_op
+from minidist.collectives.operations import check_op, may_overlap
 from minidist.collectives.registry import find
 from minidist.comm.communicator import Comm, Work
 
 
 def all_reduce(
     comm: Comm, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
-) -> np.ndarray | Work:
-    """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it. Same shape and dtype everywhere."""
+) -> Any:
+    """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it."""
     check_op(op, array)
-    return _call(comm, "all_reduce", algorithm, async_op, array, op)
+    return _call(comm, "all_reduce", algorithm, async_op, array, op, variant=op)
 
 
 def reduce_scatter(
-    comm: Comm, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
-    algorithm: str = "ring", async_op: bool = False,
-) -> np.ndarray | Work:  # fmt: skip
+    comm: Comm, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None,
+    out: np.ndarray | None = None, algorithm: str = "ring", async_op: bool = False,
+) -> Any:  # fmt: skip
     """Rank r gets chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
 
-    counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes.
+    counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
+    memory of its own.
     """
     check_op(op, array)
     sizes = _counts(comm, counts, array.size, "reduce_scatter")
     out = _output(comm, out, sizes[comm.rank], array, "reduce_scatter")
-    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op)
+    if may_overlap(out, array):
+        raise UsageError(
+            f"rank {comm.rank}: reduce_scatter into its own input, which other ranks still need; pass an out elsewhere"
+        )
+    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, variant=op)
 
 
 def all_gather(
-    comm: Comm, shard: np.ndarray, *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
-    algorithm: str = "ring", async_op: bool = False,
-) -> np.ndarray | Work:  # fmt: skip
+    comm: Comm, shard: np.ndarray, *, counts: Sequence[int] | None = None,
+    out: np.ndarray | None = None, algorithm: str = "ring", async_op: bool = False,
+) -> Any:  # fmt: skip
     """Every rank gets all ranks' shards (flattened), one after the other in rank order.
 
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
     already lies at its place in `out` is not copied.
     """
-    sizes = [shard.size] * comm.size if counts is None else list(counts)
-    if len(sizes) != comm.size or sizes[comm.rank] != shard.size:
-        raise UsageError(f"rank {comm.rank}: all_gather of {shard.size} elements with counts {sizes}; counts[rank] must be the shard's size")
+    sizes = _shard_counts(comm, counts, shard.size, "all_gather")
     out = _output(comm, out, sum(sizes), shard, "all_gather")
     return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out)
 
 
-def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> np.ndarray | Work:
+def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> Any:
     """Every rank's `array` becomes the root's, in place; returns it."""
     return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, root, "broadcast"))
 
 
 def reduce(
     comm: Comm, array: np.ndarray, root: int = 0, op: str = "sum", *, algorithm: str = "naive", async_op: bool = False
-) -> np.ndarray | Work | None:
+) -> Any:
     """The root gets the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
     check_op(op, array)
-    return _call(comm, "reduce", algorithm, async_op, array, _root(comm, root, "reduce"), op)
+    return _call(comm, "reduce", algorithm, async_op, array, _root(comm, root, "reduce"), op, variant=op)
 
 
 def gather(
     comm: Comm, shard: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None, algorithm: str = "naive",
     async_op: bool = False,
-) -> np.ndarray | Work | None:  # fmt: skip
-    """The root gets all ranks' shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
-    sizes = [shard.size] * comm.size if counts is None else list(counts)
+) -> Any:  # fmt: skip
+    """The root gets all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
+    sizes = _shard_counts(comm, counts, shard.size, "gather")
     return _call(comm, "gather", algorithm, async_op, shard, sizes, _root(comm, root, "gather"))
 
 
 def scatter(
     comm: Comm, array: np.ndarray | None, out: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None,
     algorithm: str = "naive", async_op: bool = False,
-) -> np.ndarray | Work:  # fmt: skip
-    """Rank r receives chunk r of the root's `array` into `out`. Only the root passes `array`; counts as in `reduce_scatter`."""
+) -> Any:  # fmt: skip
+    """Rank r receives chunk r of the root's `array` into `out` (1-D on the wire); returns it.
+
+    Only the root passes `array`; the others pass None. counts as in `reduce_scatter`; only the root needs them.
+    """
     root = _root(comm, root, "scatter")
     sizes: list[int] = []
+    _output(comm, out, out.size, out, "scatter")
     if comm.rank == root:
         if array is None:
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
         sizes = _counts(comm, counts, array.size, "scatter")
+        _output(comm, out, sizes[root], array, "scatter")
     return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root)
 
 
 def all_to_all(
-    comm: Comm, array: np.ndarray, *, send_counts: Sequence[int] | None = None, receive_counts: Sequence[int] | None = None,
-    algorithm: str = "pairwise", async_op: bool = False,
-) -> np.ndarray | Work:  # fmt: skip
-    """Rank r gets chunk r of every rank's array, in rank order. Default counts: equal chunks (the size must divide)."""
+    comm: Comm, array: np.ndarray, *, send_counts: Sequence[int] | None = None,
+    receive_counts: Sequence[int] | None = None, algorithm: str = "pairwise", async_op: bool = False,
+) -> Any:  # fmt: skip
+    """Rank r gets chunk r of every rank's array, one after the other in rank order, as a new 1-D array.
+
+    send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the size must
+    divide). Pass both or none.
+    """
+    if (send_counts is None) != (receive_counts is None):
+        raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
     if send_counts is None and array.size % comm.size:
-        raise UsageError(f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide; pass counts")
+        raise UsageError(
+            f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide; pass counts"
+        )
     sends = _counts(comm, send_counts, array.size, "all_to_all")
-    receives = sends if receive_counts is None else list(receive_counts)
+    receives = sends if receive_counts is None else [int(count) for count in receive_counts]
+    if len(receives) != comm.size or min(receives) < 0 or receives[comm.rank] != sends[comm.rank]:
+        raise UsageError(
+            f"rank {comm.rank}: all_to_all with receive_counts {receives}; it needs {comm.size} counts of at least 0, "
+            f"its own equal to what it sends itself, {sends[comm.rank]}"
+        )
     return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 
 
@@ -111,30 +135,41 @@ def barrier(comm: Comm) -> None:
     comm.barrier()
 
 
-def _call(comm: Comm, operation: str, algorithm: str, async_op: bool, array: np.ndarray | None, *arguments: Any) -> Any:
-    """Open a channel for the call and run the algorithm on it, now or in the communicator's lane."""
+def _call(
+    comm: Comm, operation: str, algorithm: str, async_op: bool, array: np.ndarray | None, *arguments: Any,
+    variant: str = "sum",
+) -> Any:  # fmt: skip
+    """Open a channel for the call and run the algorithm on it, now or in the communicator's lane.
+
+    variant: the reduction; part of the channel's name unless it is the sum, so that ranks that reduce differently are
+    told.
+    """
     function = find(operation, algorithm)
     if array is not None and not array.flags.c_contiguous:
-        raise UsageError(f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array")
-    channel = comm.collective(f"{operation}/{algorithm}")
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
+        )
+    channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"))
     run = partial(function, channel, array, *arguments)
-    if not async_op:
-        return run()
-    name = current_purpose()  # the lane runs later, when the caller may be doing something else
-
-    def in_lane() -> Any:
-        with purpose(name):
-            return run()
-
-    return channel.post(in_lane)
+    return channel.post(run) if async_op else run()
 
 
 def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:
-    sizes = chunk_sizes(total, comm.size) if counts is None else list(counts)
+    sizes = chunk_sizes(total, comm.size) if counts is None else [int(count) for count in counts]
     if len(sizes) != comm.size or sum(sizes) != total or min(sizes) < 0:
         raise UsageError(
             f"rank {comm.rank}: {operation} of {total} elements with counts {sizes}; "
             f"it needs {comm.size} counts of at least 0 that sum to {total}"
+        )
+    return sizes
+
+
+def _shard_counts(comm: Comm, counts: Sequence[int] | None, size: int, operation: str) -> list[int]:
+    sizes = [size] * comm.size if counts is None else [int(count) for count in counts]
+    if len(sizes) != comm.size or sizes[comm.rank] != size or min(sizes) < 0:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; "
+            f"it needs {comm.size} counts, its own equal to the shard's size"
         )
     return sizes
 
@@ -144,7 +179,8 @@ def _output(comm: Comm, out: np.ndarray | None, size: int, like: np.ndarray, ope
         return np.empty_like(like, shape=(size,))
     if out.size != size or out.dtype != like.dtype or not out.flags.c_contiguous:
         raise UsageError(
-            f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, got {out.size} of {out.dtype}"
+            f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, "
+            f"got {out.size} of {out.dtype}" + ("" if out.flags.c_contiguous else f" with strides {out.strides}")
         )
     return out.reshape(-1)
 

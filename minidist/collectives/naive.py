@@ -1,8 +1,8 @@
-"""What one would write first: everything goes through, or comes from, one rank. Correct, easy to read, and a bottleneck.
+"""What one would write first: everything goes through, or comes from, one rank. Correct, readable, a bottleneck.
 
 The root's port carries (n-1) messages while the others wait, so time grows with n where a tree's grows with log n. Sums
-are added in rank order. All-to-all's *pairwise* exchange has no root and lives here because it is as plain: in step s rank
-r sends to r+s and receives from r-s.
+are added in rank order. All-to-all's *pairwise* exchange has no root and lives here because it is as plain: in step s
+rank r sends to r+s and receives from r-s.
 """
 
 import numpy as np

@@ -15,7 +15,9 @@ def check_op(op: str, array: np.ndarray) -> None:
     if op not in _UFUNCS:
         raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
     if op == "avg" and array.dtype.kind in "iub":
-        raise UsageError(f"the average of {array.dtype} values is not an integer; reduce with 'sum', or convert to a float dtype")
+        raise UsageError(
+            f"the average of {array.dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"
+        )
 
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
@@ -27,3 +29,8 @@ def divide_if_average(op: str, total: np.ndarray, ranks: int) -> None:
     """The last step of 'avg': the sum is divided once, at the end, by whoever holds it."""
     if op == "avg":
         total /= total.dtype.type(ranks)
+
+
+def may_overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    """May two arrays share memory? (Arrays on a GPU are not looked at.)"""
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)

@@ -43,7 +43,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
 
 @algorithm("all_reduce", "ordered")
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
-    """Ordered reduce-scatter, then the ring's all-gather (which only copies): the ring's volume, 2 (n-1) messages a rank."""
+    """Ordered reduce-scatter, then the ring's all-gather, which only copies: the ring's volume and messages."""
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
     start = offsets(sizes)
     mine = flat[start[comm.rank] : start[comm.rank + 1]]

@@ -1,7 +1,7 @@
 """Which file implements which collective under which name. A new algorithm is one new file in this folder:
 
-    @algorithm("all_reduce", "my_name")
-    def all_reduce(comm, array, op): ...
+@algorithm("all_reduce", "my_name")
+def all_reduce(comm, array, op): ...
 """
 
 import importlib
@@ -43,5 +43,7 @@ def find(operation: str, name: str) -> Callable[..., Any]:
     """The function, or one sentence that says which names exist."""
     names = algorithms()[operation]
     if name not in names:
-        raise UsageError(f"{operation} has no algorithm {name!r}{nearest(name, names)}; it has {', '.join(sorted(names))}")
+        raise UsageError(
+            f"{operation} has no algorithm {name!r}{nearest(name, names)}; it has {', '.join(sorted(names))}"
+        )
     return names[name]

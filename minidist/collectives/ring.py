@@ -7,8 +7,8 @@ Reduce-scatter, 4 ranks; chunk j travels once around and picks up each rank's pa
     step 3    0 ──1──▶ 1 ──2──▶ 2 ──3──▶ 3 ──0──▶ 0        chunk r has arrived at rank r: complete
 
 All-gather is the same walk without the adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
-which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of a
-sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
+which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of
+a sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
 """
@@ -46,26 +46,33 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     """Rank r sends every chunk but that of rank r+1 to rank r+1, in n-1 messages."""
     n, rank = comm.size, comm.rank
     start = offsets(sizes)
-    place = out[start[rank] : start[rank + 1]]
-    if not same_memory(place, shard):
-        place[...] = shard.reshape(-1)
+    chunks = [out[start[j] : start[j + 1]] for j in range(n)]
+    if not same_memory(chunks[rank], shard):
+        chunks[rank][...] = shard.reshape(-1)
     for step in range(n - 1):
-        leaving, arriving = (rank - step) % n, (rank - step - 1) % n
-        comm.sendrecv(
-            out[start[leaving] : start[leaving + 1]], (rank + 1) % n, out[start[arriving] : start[arriving + 1]], (rank - 1) % n
-        )
+        comm.sendrecv(chunks[(rank - step) % n], (rank + 1) % n, chunks[(rank - step - 1) % n], (rank - 1) % n)
     return out
 
 
 @algorithm("all_reduce", "ring")
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
-    """Reduce-scatter into this rank's chunk of `array`, then all-gather: 2 (n-1) messages a rank."""
-    flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
+    """Reduce-scatter, then all-gather: 2 (n-1) messages a rank.
+
+    The sums grow inside `array`, which is to be overwritten anyway, so one chunk of memory is all that is needed beside
+    it.
+    """
+    n, rank = comm.size, comm.rank
+    flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
     start = offsets(sizes)
-    mine = flat[start[comm.rank] : start[comm.rank + 1]]
-    total = np.empty_like(mine)  # the reduce-scatter still reads this rank's own part while the total arrives
-    mine[...] = reduce_scatter(comm, flat, sizes, total, op)
-    all_gather(comm, mine, sizes, flat)
+    chunks = [flat[start[j] : start[j + 1]] for j in range(n)]
+    arrived = np.empty_like(flat, shape=(sizes[0],))  # chunk 0 is a largest one
+    for step in range(1, n):
+        leaving, growing = (rank - step) % n, (rank - step - 1) % n
+        incoming = arrived[: sizes[growing]]
+        comm.sendrecv(chunks[leaving], (rank + 1) % n, incoming, (rank - 1) % n)
+        accumulate(op, chunks[growing], incoming)
+    divide_if_average(op, chunks[rank], n)
+    all_gather(comm, chunks[rank], sizes, flat)
     return array
 
 

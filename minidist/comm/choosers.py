@@ -1,8 +1,8 @@
-"""Which of several waiting messages does a wildcard receive get? Under MPI: whichever came first, that is, nobody knows.
+"""Which of several waiting messages does a wildcard receive get? Under MPI: nobody knows, whichever came first.
 
-In the simulated world the choice is made when nobody can run any further, one match at a time, by a *chooser*: a function
-from the list of candidates to the index of one. The same program can so be run in its most likely order, in a random but
-repeatable one, in every possible one, or in the very order that a real run took.
+In the simulated world the choice is made when nobody can run any further, one match at a time, by a *chooser*: a
+function from the list of candidates to the index of one. The same program can so be run in its most likely order, in a
+random but repeatable one, in every possible one, or in the very order that a real run took.
 """
 
 import random
@@ -17,11 +17,16 @@ T = TypeVar("T")
 
 
 class Candidate(NamedTuple):
-    """One possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`."""
+    """One possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
+
+    context, tag: of the receive; a rank may have several wildcard receives open.
+    """
 
     time: float
     receiver: int
     sender: int
+    context: str = ""
+    tag: int = 0
 
 
 Chooser = Callable[[Sequence[Candidate]], int]
@@ -47,19 +52,20 @@ def drawn(data: Any) -> Chooser:
 
 def replay(traces: Sequence[Trace]) -> Chooser:
     """The order of a recorded run: each wildcard receive gets the sender that it got there."""
-    recorded: dict[int, deque[int]] = defaultdict(deque)
+    recorded: dict[tuple[int, str, int], deque[int]] = defaultdict(deque)  # by receiver, context, tag
     for trace in traces:
         for message in trace.messages:
-            if message.wildcard:
-                recorded[trace.rank].append(message.peer)
+            if message.wildcard and message.peer >= 0:
+                context = message.communicator + ("" if message.operation == "message" else "/collectives")
+                recorded[trace.rank, context, message.tag].append(message.peer)
 
     def choose(candidates: Sequence[Candidate]) -> int:
         for index, candidate in enumerate(candidates):
-            queue = recorded[candidate.receiver]
+            queue = recorded[candidate.receiver, candidate.context, candidate.tag]
             if queue and queue[0] == candidate.sender:
                 queue.popleft()
                 return index
-        wanted = {receiver: queue[0] for receiver, queue in recorded.items() if queue}
+        wanted = {receiver: queue[0] for (receiver, _, _), queue in recorded.items() if queue}
         raise MismatchError(
             f"the recorded run cannot be replayed: it goes on with {wanted} (receiver: sender), "
             f"but the waiting messages are {[(c.receiver, c.sender) for c in candidates]}; "

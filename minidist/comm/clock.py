@@ -2,7 +2,8 @@
 
     sender    post ──▶ depart = max(post, out_free)          out_free = depart + beta n
     wire      arrival = depart + alpha + beta n
-    receiver  wait ends at max(arrival, in_free + beta n, receive posted, now)          in_free = that end
+    receiver  landed = max(arrival, in_free + beta n, receive posted)                  in_free = landed
+              its wait ends at max(landed, now): what has landed already costs nothing
 
 Every term depends only on the order in which a lane's program posts and waits, never on the order in which a scheduler
 happens to run the ranks. So a program without wildcards has exactly one virtual time. The price: contention inside the
@@ -40,7 +41,7 @@ class LinkModel:
 
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """(alpha, beta) of the link between two world ranks."""
-        return self.link(source, destination) if self.link else (self.alpha, self.beta)
+        return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""

@@ -1,15 +1,18 @@
 """The one interface that every strategy is written against, whatever a rank really is.
 
-A `Comm` is a rank's handle on a group of ranks. It offers point-to-point messages only; `minidist.collectives` builds the
-rest from them. All messages of one collective call share a *channel*: a `Comm` whose tag is the number of the call, so that
-two different collectives that meet by mistake are recognised and named instead of exchanging each other's bytes.
+A `Comm` is a rank's handle on a group of ranks. It offers point-to-point messages only; `minidist.collectives` builds
+the rest from them. All messages of one collective call share a *channel*: a `Comm` whose tag is the number of the call,
+so that two different collectives that meet by mistake are recognised and named instead of exchanging each other's
+bytes.
 
 A *lane* is how an operation becomes nonblocking: the blocking function runs in a greenlet of its own beside the rank's
 main program, first posted, first run. There is no second, asynchronous version of any algorithm.
 """
 
+import operator
 import pickle
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,22 +25,24 @@ if TYPE_CHECKING:
     from minidist.comm.world import World
 
 ANY = -1  # "from whoever sends": a wildcard source
-MAX_TAG = 2**15 - 1  # all that the MPI standard guarantees
 CALLS = 2**14  # collective calls on one communicator are numbered modulo this
+MAX_TAG = CALLS - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
 
 
 class Request:
-    """A nonblocking send or receive. `peer` is a rank of the communicator; a wildcard's peer is known after the wait."""
+    """A nonblocking send or receive. `peer` is a rank of the communicator; a wildcard's peer is known after the wait.
 
-    __slots__ = ("array", "comm", "event", "finished", "kind", "operation", "peer", "site", "state", "tag")
+    Each world has a subclass with what it must remember until the wait.
+    """
+
+    __slots__ = ("array", "comm", "event", "finished", "kind", "operation", "peer", "site", "tag")
 
     def __init__(
-        self, comm: "Comm", kind: str, array: np.ndarray, peer: int, tag: int, operation: str, site: Site, event: MessageEvent
+        self, comm: "Comm", kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
     ) -> None:
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
-        self.operation, self.site, self.event = operation, site, event
+        self.operation, self.site, self.event = comm.operation, site, event
         self.finished = False  # has it been waited for?
-        self.state: Any = None  # what the world needs to remember
 
     def wait(self) -> np.ndarray:
         return self.comm.wait(self)
@@ -52,14 +57,15 @@ class Request:
 class Work:
     """A posted collective: `wait()` returns what the blocking call would have returned."""
 
-    __slots__ = ("comm", "end", "finished", "function", "operation", "posted", "result", "site", "waited")
+    __slots__ = ("comm", "context", "end", "finished", "function", "operation", "posted", "result", "site", "waiter")
 
     def __init__(self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float) -> None:
         self.comm, self.function, self.operation, self.site, self.posted = comm, function, operation, site, posted
+        self.context = copy_context()  # the work runs as if it had run here: same purpose, same everything
         self.finished = False
-        self.waited = False
         self.result: Any = None
         self.end = posted
+        self.waiter: Any = None  # who is blocked in wait()
 
     def wait(self) -> Any:
         return self.comm.world.wait_work(self)
@@ -89,7 +95,7 @@ class Comm:
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
 
-    # point to point ------------------------------------------------------------------------------------------------
+    # point to point ---------------------------------------------------------------------------------------------------
 
     def isend(self, array: np.ndarray, dest: int, tag: int = 0) -> Request:
         """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
@@ -112,7 +118,7 @@ class Comm:
             self.wait(request)
 
     def send(self, array: np.ndarray, dest: int, tag: int = 0) -> None:
-        """Send and block until the buffer may be used again. May block until the receiver arrives: never rely on it not to."""
+        """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
         self.wait(self._post("send", array, dest, tag, False))
 
     def recv(self, array: np.ndarray, source: int, tag: int = 0) -> int:
@@ -143,7 +149,7 @@ class Comm:
         return pickle.loads(data.tobytes())
 
     def barrier(self) -> None:
-        """Nobody leaves before everybody has entered: ceil(log2 n) rounds of empty messages (Hensgen, Finkel, Manber 1988)."""
+        """Nobody leaves before all have entered: ceil(log2 n) rounds of empty messages (Hensgen, Finkel, Manber 1988)."""
         channel = self.collective("barrier")
         nothing = np.empty(0, dtype=np.uint8)
         distance = 1
@@ -152,7 +158,7 @@ class Comm:
             channel.sendrecv(nothing, to, nothing, source)
             distance *= 2
 
-    # time ------------------------------------------------------------------------------------------------------------
+    # time -------------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Seconds since the run began, on this lane's clock (virtual or real)."""
@@ -161,7 +167,7 @@ class Comm:
     def compute(
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
-        """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances the virtual clock; nothing on MPI."""
+        """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
         self.world.compute(operations, seconds, name)
 
     def progress(self) -> None:
@@ -173,11 +179,12 @@ class Comm:
         """This rank's record."""
         return self.world.trace_of(self)
 
-    # groups ------------------------------------------------------------------------------------------------------------
+    # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
-        """The same ranks, another context: its messages never meet this one's."""
-        return self.group(range(self.size), "dup")
+        """The same ranks, another context: its messages never meet this one's. All members must call it. Sends nothing."""
+        self._children += 1
+        return Comm(self.world, f"{self.name}.{self._children}dup", self.members, self.rank)
 
     def group(self, ranks: Sequence[int], label: str) -> "Comm":
         """A communicator of `ranks` (of this one, in that order), this rank among them. Sends nothing.
@@ -185,30 +192,40 @@ class Comm:
         Every member must call it with the same ranks, as its same-numbered call of `group`, `dup` or `split` here.
         """
         self._children += 1
-        ranks = list(ranks)
-        if self.rank not in ranks or len(set(ranks)) != len(ranks):
-            raise UsageError(f"rank {self.rank}: a group needs distinct ranks and its caller among them, got {ranks}")
-        return Comm(self.world, f"{self.name}.{self._children}{label}", [self.members[r] for r in ranks], ranks.index(self.rank))
+        ranks = [int(r) for r in ranks]
+        if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
+            raise UsageError(
+                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1}, its caller among them, got {ranks}"
+            )
+        name = f"{self.name}.{self._children}{label}"
+        return Comm(self.world, name, [self.members[r] for r in ranks], ranks.index(self.rank))
 
     def split(self, color: int, key: int = 0) -> "Comm":
-        """One communicator for each color, ordered by (key, rank). Every rank sends (color, key), 16 B, to every other."""
+        """One communicator for each color, ordered by (key, rank).
+
+        Everybody learns everybody's (color, key), 16 B each, in ceil(log2 n) messages a rank (Bruck et al. 1997): row i
+        of a rank's table is that of rank + i; who has the next rows of the table sends them.
+        """
         if color < 0:
             raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
         channel = self.collective("split")
         table = np.zeros((self.size, 2), dtype=np.int64)
-        table[self.rank] = (color, key)
+        table[0] = (color, key)
+        known = 1
         with purpose("startup"):
-            receives = [channel.irecv(table[r], r) for r in range(self.size) if r != self.rank]
-            sends = [channel.isend(table[self.rank], r) for r in range(self.size) if r != self.rank]
-            channel.waitall(receives)
-            channel.waitall(sends)
-        same = [r for r in range(self.size) if table[r, 0] == color]
+            while known < self.size:
+                more = min(known, self.size - known)
+                to, source = (self.rank - known) % self.size, (self.rank + known) % self.size
+                channel.sendrecv(table[:more], to, table[known : known + more], source)
+                known += more
+        table = np.roll(table, self.rank, axis=0)
+        same = np.flatnonzero(table[:, 0] == color).tolist()
         return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
 
-    # collectives -------------------------------------------------------------------------------------------------------
+    # collectives ------------------------------------------------------------------------------------------------------
 
     def collective(self, operation: str) -> "Comm":
-        """A channel for the next collective call. On a channel: itself, so that collectives may be composed of others."""
+        """A channel for the next collective call; a channel answers itself, so that collectives may be composed."""
         if self.call is not None:
             return self
         channel = Comm.__new__(Comm)
@@ -222,7 +239,7 @@ class Comm:
         """Run `function` in this communicator's lane; called on the channel that the function uses."""
         return self.world.post_work(Work(self, function, self.operation, self.site or user_site(2), self.world.time()))
 
-    # ---------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int, guarded: bool) -> Request:
         if self.call is not None:
@@ -230,14 +247,27 @@ class Comm:
             assert site is not None
         else:
             site = user_site(3)
+            if tag.__class__ is not int:
+                tag = operator.index(tag)
             if not 0 <= tag <= MAX_TAG:
                 raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{MAX_TAG}, at {site}")
         if not 0 <= peer < self.size and not (peer == ANY and kind == "receive"):
-            raise UsageError(f"rank {self.rank}: {kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}, at {site}")
-        if not array.flags.c_contiguous:
             raise UsageError(
-                f"rank {self.rank}: {kind} of an array with strides {array.strides} at {site}; "
-                "messages need C-contiguous arrays: pass numpy.ascontiguousarray(array) or receive into a fresh one"
+                f"rank {self.rank}: {kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}, at {site}"
             )
+        flags = getattr(array, "flags", None)
+        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
+            raise UsageError(f"rank {self.rank}: {kind} of {_why_not(array)}, at {site}")
         return self.world.post(self, kind, array, peer, tag, site, guarded)
 
+
+def _why_not(array: Any) -> str:
+    """Why this cannot be a message, and what to pass instead."""
+    if not hasattr(array, "flags"):
+        return f"a {type(array).__name__}; messages are arrays: pass numpy.array(...), or use send_object"
+    if not array.flags.c_contiguous:
+        return (
+            f"an array with strides {array.strides}; messages need C-contiguous arrays: "
+            "pass numpy.ascontiguousarray(array) or receive into a fresh one"
+        )
+    return "an array that is read-only; receive into one that may be written"

@@ -1,20 +1,25 @@
 """What both sides of a message must agree on, in 64 bytes.
 
 Receiving float32 data into a float64 buffer gives numbers that look like numbers, and two different collectives that
-meet exchange each other's bytes in silence. So every message carries a header: operation, dtype, shape, size. In the
-simulated world the two headers are compared when send meets receive; under MPI the header travels first, as a message of
-its own, and is compared before the payload is received (an MPI library may crash on a message longer than its buffer).
+meet exchange each other's bytes in silence. So every message carries a header: operation, dtype, size, shape. In the
+simulated world the two are compared when send meets receive; under MPI the header travels first, as a message of its
+own, and is compared before the payload is received (an MPI library may crash on a message longer than its buffer).
 """
 
+import hashlib
+import math
 import struct
-from typing import NamedTuple
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidist.base.errors import MismatchError
 
 HEADER_BYTES = 64
-_LAYOUT = struct.Struct("<24s8sq3q")  # operation, dtype, payload bytes, shape (leading dims folded into one): 64 bytes
+_DIMS = 5
+_ABSENT = 2**32 - 1
+_LAYOUT = struct.Struct(f"<24s12sq{_DIMS}I")  # operation, dtype, payload bytes, shape
 assert _LAYOUT.size == HEADER_BYTES
 
 
@@ -28,23 +33,37 @@ class Header(NamedTuple):
         return f"{self.operation} of {self.dtype}{list(self.shape)} ({self.nbytes} B)"
 
 
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The dtype in words: "float32", "bfloat16"; the dtype's own `str` takes a microsecond."""
+    return str(dtype)
+
+
 def header_of(operation: str, array: np.ndarray) -> Header:
-    shape = array.shape
-    if len(shape) > 3:  # fold leading dims: the header has room for three
-        shape = (int(np.prod(shape[:-2])), *shape[-2:])
-    return Header(operation[:24], str(array.dtype)[:8], array.nbytes, shape)
+    """The header of one side of a message."""
+    return Header(operation, dtype_name(array.dtype), array.nbytes, array.shape)
 
 
+@lru_cache(4096)
 def pack(header: Header) -> bytes:
-    shape = (*header.shape, -1, -1, -1)[:3]
-    return _LAYOUT.pack(header.operation.encode(), header.dtype.encode(), header.nbytes, *shape)
+    """64 bytes. Longer names end in a digest of themselves; of more than five dims the leading ones are multiplied."""
+    shape = header.shape
+    if len(shape) > _DIMS:
+        shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
+    dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
+    return _LAYOUT.pack(_fit(header.operation, 24), _fit(header.dtype, 12), header.nbytes, *dims)
+
+
+def _fit(text: str, width: int) -> bytes:
+    data = text.encode()
+    return data if len(data) <= width else data[: width - 4] + hashlib.blake2b(data, digest_size=2).hexdigest().encode()
 
 
 def unpack(data: bytes) -> Header:
-    operation, dtype, nbytes, *shape = _LAYOUT.unpack(data)
-    return Header(
-        operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), nbytes, tuple(n for n in shape if n >= 0)
-    )
+    """What `pack` packed."""
+    operation, dtype, nbytes, *dims = _LAYOUT.unpack(data)
+    shape = tuple(n for n in dims if n != _ABSENT)
+    return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), nbytes, shape)
 
 
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str) -> None:

@@ -57,7 +57,7 @@ def under_mpiexec() -> bool:
 
 @dataclass
 class Outcome:
-    """What a run left behind. `results`, `traces`: of all ranks, in rank order; under MPI on rank 0 only (empty elsewhere)."""
+    """What a run left behind. `results`, `traces`: of all ranks, in rank order; under MPI on rank 0 only (else empty)."""
 
     world: str  # "simulated" | "mpi"
     size: int
@@ -102,28 +102,39 @@ def execute(
 
 
 def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
-    """Be one rank. Any exception is printed with this rank's number and ends the whole job: no other rank is left waiting."""
+    """Be one rank. Any exception is printed with this rank's number and ends the whole job: nobody is left waiting."""
     world = MPIWorld(**options)
     try:
-        local = world.run(main, *arguments)
+        try:
+            local = world.run(main, *arguments)
+        except SystemExit as end:
+            if end.code:
+                raise
+            world.finish()  # `sys.exit()` is one way to return
+            local = [None]
         everybody = world.base.gather((local[0], world.trace))  # our own business: not in the trace
-    except SystemExit as error:
-        if not error.code:
-            raise
-        _abort(world, error, int(error.code) if isinstance(error.code, int) else 1)
+        world.close()
     except BaseException as error:
-        _abort(world, error, 2 if isinstance(error, UsageError) else 1)
+        end_job(world, error)
     results = [result for result, _ in everybody or ()]
     return Outcome("mpi", world.size, local, results, [trace for _, trace in everybody or ()])
 
 
-def _abort(world: MPIWorld, error: BaseException, code: int) -> NoReturn:
+def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
+    """Say once what went wrong on this rank and end all processes. Does not return."""
+    place = f"rank {world.rank} of {world.size}"
     if isinstance(error, MinidistError):
-        place = "" if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: "
-        print(f"minidist: {place}{error}", file=sys.stderr, flush=True)
+        text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
+        text = "\n  ".join([text, *getattr(error, "__notes__", ())])
+    elif isinstance(error, SystemExit | KeyboardInterrupt):
+        text = f"{place}: {type(error).__name__} {error}; the job ends."
     else:
-        text = traceback.format_exc()
-        print(f"minidist: rank {world.rank} of {world.size} raised; the job ends.\n{text}", file=sys.stderr, flush=True)
+        text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
+    sys.stdout.flush()  # Abort would lose what was printed before
+    print(f"minidist: {text}", file=sys.stderr, flush=True)
+    code = 2 if isinstance(error, UsageError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code
     if world.watchdog:
         world.watchdog.write()
     time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort

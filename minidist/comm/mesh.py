@@ -1,12 +1,12 @@
 """Ranks in a grid: the *axes* of a mesh are the kinds of parallelism, and a slice along one axis is a communicator.
 
-    init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))        the last axis is the fastest:
+init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))        the last axis is the fastest:
 
-              tp 0  tp 1
-    pp 0 dp 0    0     1        mesh["tp"] of rank 5 is {4, 5}: its neighbours differ in tp only
-         dp 1    2     3        mesh["dp"] of rank 5 is {5, 7}
-    pp 1 dp 0    4     5        mesh["pp"] of rank 5 is {1, 5}
-         dp 1    6     7
+          tp 0  tp 1
+pp 0 dp 0    0     1        mesh["tp"] of rank 5 is {4, 5}: its neighbours differ in tp only
+     dp 1    2     3        mesh["dp"] of rank 5 is {5, 7}
+pp 1 dp 0    4     5        mesh["pp"] of rank 5 is {1, 5}
+     dp 1    6     7
 """
 
 from collections.abc import Sequence
@@ -24,24 +24,30 @@ class Mesh:
     def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
         self.comm, self.shape, self.axis_names = comm, tuple(shape), tuple(axis_names)
         if len(self.shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
-            raise UsageError(f"a mesh needs one distinct name for each axis, got shape {self.shape} and names {self.axis_names}")
+            raise UsageError(
+                f"a mesh needs one distinct name for each axis, got shape {self.shape} and names {self.axis_names}"
+            )
         if prod(self.shape) != comm.size or any(n < 1 for n in self.shape):
             product = " x ".join(map(str, self.shape)) or "1"
             raise UsageError(
-                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, but there are "
-                f"{comm.size}; make the product of the axes equal to the number of ranks"
+                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, but there "
+                f"are {comm.size}; make the product of the axes equal to the number of ranks"
             )
         self.ranks = np.arange(comm.size).reshape(self.shape)
         self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
         # Made at once and in order, so that every rank numbers them alike.
-        self._comms = {(name,): self._slice((name,)) for name in self.axis_names}
+        self._comms: dict[tuple[str, ...], Comm] = {(name,): self._slice((name,)) for name in self.axis_names}
 
     def __repr__(self) -> str:
-        return f"Mesh({dict(zip(self.axis_names, self.shape, strict=True))}, rank {self.comm.rank} at {self.coordinate})"
+        return (
+            f"Mesh({dict(zip(self.axis_names, self.shape, strict=True))}, rank {self.comm.rank} at {self.coordinate})"
+        )
 
     def _index(self, name: str) -> int:
         if name not in self.axis_names:
-            raise UsageError(f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; its axes are {', '.join(self.axis_names)}")
+            raise UsageError(
+                f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; it has {', '.join(self.axis_names)}"
+            )
         return self.axis_names.index(name)
 
     def _slice(self, names: tuple[str, ...]) -> Comm:

@@ -1,14 +1,15 @@
-"""The MPI world: this process is one rank, and messages are real. Same interface, same record, same words when it fails.
+"""The MPI world: this process is one rank, and messages are real. Same interface, same record, same errors.
 
-Bytes travel as `[buffer, MPI.BYTE]` (automatic datatype discovery rejects bfloat16, and nothing is gained by it). What MPI
-does not check is checked here: a 64-byte header goes ahead of each payload, on the same communicator and tag, and is
-compared before the payload is received:
+Bytes travel as `[buffer, MPI.BYTE]` (automatic datatype discovery rejects bfloat16, and nothing is gained by it). What
+MPI does not check is checked here: a 64-byte header goes ahead of each payload, on the same communicator, its tag in
+the upper half of the tags, and is compared before the payload is received:
 
-    sender     Isend header ── Isend payload
-    receiver   Irecv header ── wait ── compare ── Irecv payload ── wait
+    sender     Isend header (tag + 2**14) ── Isend payload (tag)
+    receiver   Irecv header, at once ── ... it comes: compare ── Irecv payload ── wait
 
-Receives from one source and tag therefore wait in a queue: the next header is asked for only after the payload before it.
-A lane is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume all lanes.
+Header receives are posted when the user posts, so MPI itself decides which message each gets, wildcards too. A payload
+that nobody has asked for can block its sender, so whoever waits, for anything, also takes the headers that have come. A
+lane is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume all lanes.
 """
 
 import contextvars
@@ -23,24 +24,39 @@ from greenlet import getcurrent, greenlet
 
 from minidist.base.errors import LauncherError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
-from minidist.comm.communicator import ANY, Comm, Request, Work
-from minidist.comm.header import HEADER_BYTES, compare, header_of, pack, unpack
-from minidist.comm.site import Site
+from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
+from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
+from minidist.comm.site import Site, user_site
 from minidist.comm.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.watchdog import Watchdog
 
+HEADER_TAG = CALLS  # added to a message's tag, which is below it
 
-class Transfer:
-    """What the MPI world remembers of a request until it has been waited for."""
 
-    __slots__ = ("buffer", "header", "header_request", "lane", "payload", "queue")
+class MPIRequest(Request):
+    """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
 
-    def __init__(self, buffer: np.ndarray, lane: str) -> None:
-        self.buffer, self.lane = buffer, lane
-        self.header: bytearray | bytes | None = None
+    __slots__ = ("buffer", "header", "header_request", "payload")
+
+    def __init__(
+        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
+    ) -> None:
+        super().__init__(comm, kind, array, peer, tag, site, event)
+        self.buffer = array  # on the host
+        self.header: bytes | bytearray | None = None
         self.header_request: Any = None
-        self.payload: Any = None
-        self.queue: deque[Request] | None = None
+        self.payload: Any = None  # MPI's request; None until the header has come
+
+
+class Entering:
+    """What a rank waits in while it makes a communicator: for the watchdog's report."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
+        self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {user_site(2)}"
+
+    def describe(self) -> str:
+        return self.text
 
 
 class Lane:
@@ -50,15 +66,15 @@ class Lane:
         self.name = name
         self.greenlet: greenlet | None = None
         self.queue: deque[Work] = deque()
-        self.waiting: Request | None = None
+        self.waiting: MPIRequest | None = None
 
 
 class MPIWorld:
     """All processes that `mpiexec` started.
 
-    checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports every
-    rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive (MPI_Issend),
-    which makes programs that rely on buffering deadlock at once. record: keep a trace.
+    checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
+    every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
+    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -79,11 +95,12 @@ class MPIWorld:
         self.active: list[Lane] = []
         self.running: Lane | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: Request | Work | None = None  # of the main program; the watchdog looks at it
+        self.waiting: MPIRequest | Work | Entering | None = None  # of the main program; the watchdog looks at it
         self.state = "computing"
         self.unwaited: dict[int, Request | Work] = {}
-        self.incoming: dict[tuple[str, int], deque[Request]] = {}
-        self.sent, self.received = np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
+        self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
+        self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
+        self.completed = 0  # messages; the watchdog looks at it
         self.started = time.perf_counter()
         self.comm = Comm(self, "world", range(self.size), self.rank)
         self.watchdog = Watchdog(self, timeout) if timeout else None
@@ -91,208 +108,194 @@ class MPIWorld:
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """`[main(comm, ...)]`: this rank's result. Then checks that no message was left over."""
         result = main(self.comm, *arguments, **keywords)
-        self.state = "returned"
         self.finish()
         return [result]
 
     def finish(self) -> None:
-        """Raise when a request was never waited for or a message never received; then stop the watchdog."""
+        """Raise when a request was never waited for or a message never received; then stop the watchdog. Collective."""
+        self.state = "returned"
         for item in self.unwaited.values():
             raise UnwaitedRequestError(
                 f"rank {self.rank}: nobody waited for its {item.describe()}; call wait() on every request"
             )
-        to_me = np.zeros_like(self.sent)
-        self.base.Alltoall(self.sent, to_me)
-        lost = to_me - self.received
-        for source in np.flatnonzero(lost):
-            raise UnmatchedMessageError(
-                f"rank {self.rank}: received {self.received[source]} of the {to_me[source]} messages that rank {source} sent to it; "
-                "every send needs a receive"
-            )
+        to_me = np.empty(self.size, np.int64)
+        self.base.Alltoall(np.array(self.sent, np.int64), to_me)
+        for source, (sent, received) in enumerate(zip(to_me, self.received, strict=True)):
+            if sent != received:
+                raise UnmatchedMessageError(
+                    f"rank {self.rank}: received {received} of the {sent} messages that rank {source} sent to it; "
+                    "every send needs a receive"
+                )
         self.base.Barrier()  # nobody leaves while another still has something to report
         if self.watchdog:
             self.watchdog.stop()
+        while self.handles:  # newest first
+            self.handles.popitem()[1].Free()
 
-    # posting -----------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give back the last of MPI's resources. Collective; nothing works afterwards."""
+        self.base.Free()
+
+    # posting ----------------------------------------------------------------------------------------------------------
 
     def register(self, comm: Comm) -> None:
-        """One MPI communicator for messages and one for collectives, for each context."""
+        """One MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
+        while self.active and self.running is None:  # another member may want its lanes done before it comes here
+            self.progress()
+        before, self.waiting = self.waiting, Entering(comm)
         if comm.size == self.size and list(comm.members) == list(range(self.size)):
             handle = self.base.Dup()
         else:
             group = self.MPI.COMM_WORLD.Get_group().Incl(list(comm.members))
             handle = self.base.Create_group(group)
+            group.Free()
         self.handles[comm.name] = handle
         self.handles[comm.name + "/collectives"] = handle.Dup()
+        self.waiting = before
 
-    def post(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool) -> Request:
+    def post(
+        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool
+    ) -> MPIRequest:
         world_peer = comm.members[peer] if peer != ANY else ANY
-        lane = self.running
         event = MessageEvent(
-            self.rank, lane.name if lane else "main", kind, world_peer, tag, array.nbytes, current_purpose(), comm.operation,
-            comm.name, self.time(), header_bytes=HEADER_BYTES if self.checks else 0, dtype=array.dtype.str,
-            wildcard=peer == ANY,
+            self.rank, self.running.name if self.running else "main", kind, world_peer, tag, array.nbytes,
+            current_purpose(), comm.operation, comm.name, self.time(), -1.0, -1.0, HEADER_BYTES if self.checks else 0,
+            dtype_name(array.dtype), peer == ANY,
         )  # fmt: skip
         if self.record:
             self.trace.messages.append(event)
-        request = Request(comm, kind, array, peer, tag, comm.operation, site, event)
-        buffer = array
+        request = MPIRequest(comm, kind, array, peer, tag, site, event)
         if is_device_array(array):
             event.staged = True
-            buffer = fetch(array) if kind == "send" else pinned_like(array)
-        transfer = request.state = Transfer(buffer, event.lane)
+            request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if guarded:
             self.unwaited[id(request)] = request
+        handle = self.handles[comm.context]
         if kind == "send":
             self.sent[world_peer] += 1
-            handle = self.handles[comm.context]
             if self.checks:
-                transfer.header = pack(header_of(comm.operation, array))
-                transfer.header_request = handle.Isend([transfer.header, self.MPI.BYTE], peer, tag)
+                request.header = pack(header_of(comm.operation, array))
+                request.header_request = handle.Isend([request.header, self.MPI.BYTE], peer, tag + HEADER_TAG)
             start = handle.Issend if self.synchronous else handle.Isend
-            transfer.payload = start([buffer, self.MPI.BYTE], peer, tag)
-        elif self.checks:
-            queue = self.incoming.get((comm.context, tag))
-            if queue is None:
-                queue = self.incoming[(comm.context, tag)] = deque()
-            transfer.queue = queue
-            queue.append(request)
-            self._ask_for_headers(queue)
+            request.payload = start([request.buffer, self.MPI.BYTE], peer, tag)
         else:
-            self._receive_payload(request, peer)
+            source = self.MPI.ANY_SOURCE if peer == ANY else peer
+            if self.checks:
+                request.header = bytearray(HEADER_BYTES)
+                request.header_request = handle.Irecv([request.header, self.MPI.BYTE], source, tag + HEADER_TAG)
+                self.expected.append(request)
+            else:
+                request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, tag)
         return request
 
-    def _ask_for_headers(self, queue: deque[Request]) -> None:
-        """Post the header receive of every request that no earlier one of the same source stands before."""
-        earlier: set[int] = set()
-        for request in queue:
-            if ANY in earlier or request.peer in earlier or (request.peer == ANY and earlier):
-                earlier.add(request.peer)
-                continue
-            earlier.add(request.peer)
-            transfer = request.state
-            if transfer.header_request is None:
-                transfer.header = bytearray(HEADER_BYTES)
-                transfer.header_request = self._handle(request).Irecv(
-                    [transfer.header, self.MPI.BYTE], self._source(request.peer), request.tag
-                )
+    def _header_came(self, request: MPIRequest, source: int) -> None:
+        """The sender has said what it sends: compare, then ask for it.
 
-    def _handle(self, request: Request) -> Any:
-        return self.handles[request.comm.context]
+        Payloads must be asked for in the order of their headers. A receive that was posted earlier and could have had
+        this header has had an earlier one, even if MPI has not told us yet; it goes first.
+        """
+        for other in self.expected[: self.expected.index(request)]:
+            if other.peer in (source, ANY) and other.tag == request.tag and other.comm.context == request.comm.context:
+                status = self.MPI.Status()
+                other.header_request.Wait(status)
+                self._ask_for_payload(other, status.Get_source())
+        self._ask_for_payload(request, source)
 
-    def _source(self, peer: int) -> int:
-        return int(self.MPI.ANY_SOURCE) if peer == ANY else peer
+    def _ask_for_payload(self, request: MPIRequest, source: int) -> None:
+        self.expected.remove(request)
+        self._came_from(request, source)
+        assert request.header is not None
+        if request.header != pack(header_of(request.operation, request.array)):
+            compare(
+                unpack(bytes(request.header)), header_of(request.operation, request.array), request.event.peer,
+                self.rank, f"{request.site} (receiver)",
+            )  # fmt: skip
+        handle = self.handles[request.comm.context]
+        request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
 
-    def _receive_payload(self, request: Request, source: int) -> None:
-        transfer = request.state
-        transfer.payload = self._handle(request).Irecv([transfer.buffer, self.MPI.BYTE], self._source(source), request.tag)
-
-    def _header_came(self, request: Request, source: int) -> None:
-        """The sender has said what it sends: compare, then receive it."""
-        transfer = request.state
-        assert transfer.header is not None and transfer.queue is not None
+    def _came_from(self, request: MPIRequest, source: int) -> None:
+        """A wildcard receive has got its message."""
         if request.peer == ANY:
             request.peer = source
             request.event.peer = request.comm.members[source]
-        compare(
-            unpack(bytes(transfer.header)), header_of(request.operation, request.array), request.event.peer, self.rank,
-            f"{request.site} (receiver)",
-        )  # fmt: skip
-        self._receive_payload(request, source)
-        queue = transfer.queue
-        queue.remove(request)
-        if queue:
-            self._ask_for_headers(queue)
-        else:
-            self.incoming.pop((request.comm.context, request.tag), None)
-            # A later receive starts a queue of its own: this one's payload is already asked for.
 
-    # waiting -------------------------------------------------------------------------------------------------------------
+    # waiting ----------------------------------------------------------------------------------------------------------
 
-    def wait(self, request: Request) -> None:
+    def wait(self, request: Any) -> None:
         event = request.event
-        if request.kind == "receive":
-            event.start = self.time()
-        if self.running is None and not self.active:
-            self.waiting = request
-            self._block(request)
-            self.waiting = None
+        receiving = request.kind == "receive"
+        event.start = self.time() if receiving else event.posted
+        if self.running is not None:
+            self._wait_in_lane(request, self.running)
         else:
-            self._poll(request)
-        transfer = request.state
-        if request.kind == "receive":
+            self.waiting = request
+            if self.active:
+                self._poll(request)
+            else:
+                self._block(request)
+            self.waiting = None
+        if not receiving and request.header_request is not None:
+            request.header_request.Wait()  # it was received before the payload was
+        if receiving:
             self.received[event.peer] += 1
             if event.staged:
-                put(transfer.buffer, request.array)
-        else:
-            event.start = event.posted
+                put(request.buffer, request.array)
+        self.completed += 1
         self.unwaited.pop(id(request), None)
         event.end = self.time()
 
-    def _block(self, request: Request) -> None:
-        """Wait inside MPI, which is fastest; the watchdog's thread runs meanwhile."""
-        transfer = request.state
-        while transfer.payload is None:
-            # An earlier receive of the same source may stand before this one; its header must be taken first.
-            first = next(r for r in transfer.queue if r.state.header_request is not None and self._stands_before(r, request))
-            status = self.MPI.Status()
-            first.state.header_request.Wait(status)
-            self._header_came(first, status.Get_source())
-        if request.kind == "send":
-            if transfer.header_request is not None:
-                transfer.header_request.Wait()
-            transfer.payload.Wait()
-        elif request.peer == ANY:
-            status = self.MPI.Status()
-            transfer.payload.Wait(status)
-            self._matched_without_header(request, status.Get_source())
-        else:
-            transfer.payload.Wait()
+    def _block(self, request: MPIRequest) -> None:
+        """Wait inside MPI, which is fastest, for the request or any header; the watchdog's thread runs meanwhile."""
+        status = self.MPI.Status()
+        while True:
+            handles = [expected.header_request for expected in self.expected]
+            if request.payload is not None:
+                handles.append(request.payload)
+            if len(handles) == 1:
+                handles[0].Wait(status)
+                index = 0
+            else:
+                index = self.MPI.Request.Waitany(handles, status)
+            if index == len(self.expected):
+                if request.peer == ANY:
+                    self._came_from(request, status.Get_source())
+                return
+            self._header_came(self.expected[index], status.Get_source())
 
-    @staticmethod
-    def _stands_before(first: Request, request: Request) -> bool:
-        return first is request or first.peer == request.peer or ANY in (first.peer, request.peer)
-
-    def _matched_without_header(self, request: Request, source: int) -> None:
-        request.peer = source
-        request.event.peer = request.comm.members[source]
-
-    def _test(self, request: Request) -> bool:
-        transfer = request.state
-        if transfer.payload is None:
-            for other in list(transfer.queue):
-                status = self.MPI.Status()
-                if other.state.header_request is not None and other.state.header_request.Test(status):
-                    self._header_came(other, status.Get_source())
-            if transfer.payload is None:
-                return False
-        if request.kind == "send" and transfer.header_request is not None and not transfer.header_request.Test():
-            return False
-        if request.peer == ANY:
-            status = self.MPI.Status()
-            if not transfer.payload.Test(status):
-                return False
-            self._matched_without_header(request, status.Get_source())
-            return True
-        return bool(transfer.payload.Test())
-
-    def _poll(self, request: Request) -> None:
-        lane = self.running
-        if lane is not None:
-            lane.waiting = request
-            while not self._test(request):
-                self.main.switch()
-            lane.waiting = None
-            return
-        self.waiting = request
+    def _poll(self, request: MPIRequest) -> None:
+        """Wait while lanes are active: they advance in between."""
         while not self._test(request):
             self.progress()
             os.sched_yield()
-        self.waiting = None
 
-    # lanes -----------------------------------------------------------------------------------------------------------------
+    def _wait_in_lane(self, request: MPIRequest, lane: Lane) -> None:
+        lane.waiting = request
+        while not self._test(request):
+            self.main.switch()
+        lane.waiting = None
+
+    def _test(self, request: MPIRequest) -> bool:
+        if self.expected:
+            self._take_headers()
+        if request.payload is None:
+            return False
+        if request.peer != ANY:
+            return bool(request.payload.Test())
+        status = self.MPI.Status()
+        if not request.payload.Test(status):
+            return False
+        self._came_from(request, status.Get_source())
+        return True
+
+    def _take_headers(self) -> None:
+        status = self.MPI.Status()
+        for request in tuple(self.expected):
+            if request in self.expected and request.header_request.Test(status):  # not taken care of by a later one
+                self._header_came(request, status.Get_source())
+
+    # lanes ------------------------------------------------------------------------------------------------------------
 
     def post_work(self, work: Work) -> Work:
         lane = self.lanes.get(work.comm.name)
@@ -311,6 +314,7 @@ class MPIWorld:
     def _run_lane(self, lane: Lane) -> None:
         while lane.queue:
             work = lane.queue.popleft()
+            getcurrent().gr_context = work.context
             work.result = work.function()
             work.end, work.finished = self.time(), True
 
@@ -319,13 +323,18 @@ class MPIWorld:
         self.running = lane
         try:
             lane.greenlet.switch(lane)
+        except Exception as error:
+            error.add_note(f"raised in {lane.name} of rank {self.rank}")
+            raise
         finally:
             self.running = None
             if lane.greenlet.dead:
                 self.active.remove(lane)
 
     def progress(self) -> None:
-        if self.active and self.running is None:
+        if self.running is None:
+            if self.expected:
+                self._take_headers()
             for lane in tuple(self.active):
                 self._resume(lane)
 
@@ -342,7 +351,7 @@ class MPIWorld:
                 self.main.switch()
         return work.result
 
-    # clock -----------------------------------------------------------------------------------------------------------------
+    # clock ------------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return time.perf_counter() - self.started
@@ -351,7 +360,8 @@ class MPIWorld:
         pass  # real time passes by itself
 
     def span(self, name: str, start: float, end: float, category: str = "compute") -> None:
-        self.trace.spans.append(SpanEvent(self.rank, self.running.name if self.running else "main", name, start, end, category))
+        lane = self.running.name if self.running else "main"
+        self.trace.spans.append(SpanEvent(self.rank, lane, name, start, end, category))
 
     def trace_of(self, comm: Comm) -> Trace:
         return self.trace
@@ -379,6 +389,6 @@ def check_launcher(size: int, library: str) -> None:
     expected = launched_size()
     if expected is not None and expected != size:
         raise LauncherError(
-            f"the launcher started {expected} processes but {library} sees {size}: they belong to different MPI installations; "
-            "use the mpiexec that came with this library (minidist doctor shows both)"
+            f"the launcher started {expected} processes but {library} sees {size}: they belong to different MPI "
+            "installations; use the mpiexec that came with this library (minidist doctor shows both)"
         )

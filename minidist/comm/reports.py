@@ -1,13 +1,14 @@
-"""What to say when ranks wait forever: who waits for what, at which line, in which circle, and what might be meant instead."""
+"""What to say when ranks wait forever: who waits for what, at which line, in which circle, and what was meant."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minidist.base.errors import DeadlockError
 from minidist.comm.communicator import ANY, Request, Work
+from minidist.comm.site import site_of
 
 if TYPE_CHECKING:
-    from minidist.comm.simulated import Lane, SimWorld
+    from minidist.comm.simulated import Lane, SimRequest, SimWorld
 
 
 @dataclass(frozen=True)
@@ -32,48 +33,81 @@ def waiting_lanes(world: "SimWorld") -> list[Waiting]:
 def _waiting(lane: "Lane") -> Waiting:
     item = lane.waiting
     if isinstance(item, Work):
-        return Waiting(lane.rank, lane.name, (), f"wait() of {item.describe()}")
+        return Waiting(lane.rank, lane.name, (), f"wait() of {item.describe()}{_waited_at(lane, item)}")
     assert isinstance(item, Request)
     members = item.comm.members
     peers = tuple(m for m in members if m != lane.rank) if item.peer == ANY else (members[item.peer],)
-    return Waiting(lane.rank, lane.name, peers, item.describe())
+    return Waiting(lane.rank, lane.name, peers, item.describe() + _waited_at(lane, item))
+
+
+def _waited_at(lane: "Lane", item: Request | Work) -> str:
+    """Where the wait is, when that is another line than the post. A lane's own stack has nothing of the user in it."""
+    frame = lane.greenlet.gr_frame if lane.greenlet is not None and lane.is_main else None
+    site = site_of(frame) if frame is not None else item.site
+    return "" if site == item.site else f", waited for at {site}"
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:
-    """A circle of ranks of which each waits only for the next, or []. Starts at its smallest rank."""
-    next_of = {w.rank: w.peers[0] for w in waiting if len(w.peers) == 1}
-    for start in sorted(next_of):
-        path = [start]
-        while path[-1] in next_of and next_of[path[-1]] not in path:
-            path.append(next_of[path[-1]])
-        if path[-1] in next_of:
-            circle = path[path.index(next_of[path[-1]]) :]
-            smallest = circle.index(min(circle))
-            return circle[smallest:] + circle[:smallest]
+    """A circle of ranks of which each waits only for the next, or []. Starts at its smallest rank.
+
+    A rank with lanes may wait for several ranks at once, and each of them may be the one in the circle.
+    """
+    nexts: dict[int, list[int]] = {}
+    for w in waiting:
+        if len(w.peers) == 1:
+            nexts.setdefault(w.rank, []).append(w.peers[0])
+    done: set[int] = set()  # from here no circle is reached
+    for start in sorted(nexts):
+        path, place, todo = [start], {start: 0}, [iter(nexts[start])]  # depth first, every edge once
+        while path:
+            rank = next(todo[-1], None)
+            if rank is None:
+                done.add(path[-1])
+                del place[path.pop()]
+                todo.pop()
+            elif rank in place:
+                circle = path[place[rank] :]
+                smallest = circle.index(min(circle))
+                return circle[smallest:] + circle[:smallest]
+            elif rank not in done:
+                place[rank] = len(path)
+                path.append(rank)
+                todo.append(iter(nexts.get(rank, ())))
     return []
 
 
 def _hints(world: "SimWorld", waiting: list[Waiting]) -> list[str]:
     hints = []
     for w in waiting:
-        for peer in w.peers[:1] if len(w.peers) == 1 else ():
-            if peer in world.returned:
-                hints.append(f"rank {peer} has returned: it will never answer rank {w.rank}")
+        if len(w.peers) == 1 and w.peers[0] in world.returned:
+            hints.append(f"rank {w.peers[0]} has returned: it will never answer rank {w.rank}")
+    queued: dict[int, list[SimRequest]] = {}
+    for (_, _, destination, _), sends in world.sends.items():
+        queued.setdefault(destination, []).extend(sends)
     for lane in (*world.mains, *world.lanes.values()):
         item = lane.waiting
         if not isinstance(item, Request) or item.kind != "receive":
             continue
-        queued = [r for (_, source, to, _), q in world.sends.items() if to == lane.rank for r in q
-                  if item.peer == ANY or source == item.comm.members[item.peer]]  # fmt: skip
-        for send in queued[:2]:
-            name = "" if send.operation == item.operation else f" of {send.operation}"
+        source = None if item.peer == ANY else item.comm.members[item.peer]
+        for send in [s for s in queued.get(lane.rank, ()) if source in (None, s.lane.rank)][:2]:
             hints.append(
-                f"rank {lane.rank} waits for tag {item.tag}, but queued from rank {send.state.lane.rank} is tag {send.tag}{name} "
+                f"rank {lane.rank} waits for {_which(item)}, but queued from rank {send.lane.rank} is {_which(send)} "
                 f"({send.array.nbytes} B, sent at {send.site})"
             )
-    if waiting and all(w.what.startswith(("send", "message")) or ": send" in w.what for w in waiting if w.peers):
+    messages = [lane.waiting for lane in (*world.mains, *world.lanes.values()) if isinstance(lane.waiting, Request)]
+    if messages and all(item.kind == "send" for item in messages):
         hints.append("everybody sends and nobody receives: let some ranks receive first, or use sendrecv or isend")
     return hints
+
+
+def _which(request: Request) -> str:
+    """What decides whether two sides of a message meet, beside the two ranks."""
+    where = "" if request.comm.name == "world" else f" on {request.comm.name}"
+    return (
+        f"tag {request.tag}{where}"
+        if request.operation == "message"
+        else f"call {request.tag}{where}, {request.operation}"
+    )
 
 
 def deadlock(world: "SimWorld") -> DeadlockError:
@@ -88,6 +122,4 @@ def deadlock(world: "SimWorld") -> DeadlockError:
     if cycle:
         lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
     lines += [f"  hint: {hint}" for hint in _hints(world, waiting)[:6]]
-    error = DeadlockError("\n".join(lines))
-    error.waiting, error.cycle = waiting, cycle  # type: ignore[attr-defined]
-    return error
+    return DeadlockError("\n".join(lines), waiting, cycle)

@@ -1,8 +1,8 @@
-"""The simulated world: ranks are greenlets in this process, time is virtual, and a deadlock is a certainty, not a timeout.
+"""The simulated world: ranks are greenlets in this process, time is virtual, a deadlock is a certainty.
 
-Greenlets switch only where a rank blocks, so a run is deterministic; when no greenlet can run, nobody ever will, and the
-report can say exactly who waits for whom. Sends are synchronous by default (they complete when the receive is posted):
-a program that relies on buffering deadlocks here, always, instead of on the day when its messages grow.
+Greenlets switch only where a rank blocks, so a run is deterministic; when no greenlet can run, nobody ever will, and
+the report can say exactly who waits for whom. Sends are synchronous by default (they complete when the receive is
+posted): a program that relies on buffering deadlocks here, always, instead of on the day when its messages grow.
 
     hub (this scheduler) ──▶ a lane runs until it blocks ──▶ hub ──▶ the next ready lane
     nobody ready: 1 match one wildcard receive, else 2 everybody has finished, else 3 deadlock
@@ -11,8 +11,10 @@ a program that relies on buffering deadlocks here, always, instead of on the day
 import contextvars
 import ctypes
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidist.base.errors import (
     BufferReuseError,
+    CommunicationError,
     RankTimeoutError,
     UnmatchedMessageError,
     UnwaitedRequestError,
@@ -29,7 +32,7 @@ from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.choosers import Candidate, Chooser, earliest
 from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import ANY, Comm, Request, Work
-from minidist.comm.header import compare, header_of
+from minidist.comm.header import compare, dtype_name, header_of
 from minidist.comm.reports import deadlock
 from minidist.comm.site import Site
 
@@ -37,47 +40,61 @@ Key = tuple[str, int, int, int]  # context, source, destination (world ranks), t
 
 
 class Lane:
-    """One flow of control of a rank, with a clock and two ports of its own: the main program, or a communicator's lane."""
+    """One flow of control of a rank, with a clock and two ports: the main program, or a communicator's lane."""
 
-    __slots__ = ("greenlet", "in_free", "name", "out_free", "queue", "rank", "time", "waiting")
+    __slots__ = ("greenlet", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
 
     def __init__(self, rank: int, name: str) -> None:
-        self.rank, self.name = rank, name
+        self.rank, self.name, self.is_main = rank, name, name == "main"
         self.greenlet: greenlet | None = None
         self.time = self.out_free = self.in_free = 0.0
         self.waiting: Request | Work | None = None
         self.queue: deque[Work] = deque()
 
 
-class Pending:
-    """What the simulated world remembers of a request until it has been waited for."""
+class SimRequest(Request):
+    """A request and what the simulated world must remember of it until it has been waited for."""
 
-    __slots__ = ("arrival", "checksum", "depart", "eager", "lane", "matched", "order", "posted", "sent", "waiter")
+    __slots__ = (
+        "arrival", "checksum", "depart", "eager", "lane", "matched", "order", "posted", "sent", "waiter", "watched",
+    )  # fmt: skip
 
-    def __init__(self, lane: Lane, order: int) -> None:
+    def __init__(
+        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent, lane:
+        Lane, order: int,
+    ) -> None:  # fmt: skip
+        # Not super().__init__: it would be a tenth of the time of a message.
+        self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
+        self.operation, self.site, self.event = comm.operation, site, event
         self.lane, self.posted, self.order = lane, lane.time, order
-        self.matched = self.eager = False
-        self.depart = self.arrival = self.sent = 0.0
-        self.checksum: int | None = None
+        self.finished = self.matched = self.eager = self.watched = False
+        self.checksum: int | None = None  # of the bytes that must be there still when the wait ends
         self.waiter: Lane | None = None
+        self.depart = self.arrival = self.sent = 0.0
 
 
 def checksum(array: np.ndarray) -> int:
-    """A sum of the array's bytes, eight at a time: enough to notice that somebody wrote into it."""
-    raw = array.reshape(-1).view(np.uint8)
+    """Of the array's bytes: enough to notice that somebody wrote into it.
+
+    Above 64 KiB a sum of 8-byte words, eight times as fast; it misses only a change that keeps the sum.
+    """
+    raw: Any = array.reshape(-1).view(np.uint8)
+    if raw.size <= 1 << 16:
+        return zlib.crc32(raw)
     whole = raw.size // 8 * 8
-    return int(np.add.reduce(raw[:whole].view(np.uint64))) ^ int(np.add.reduce(raw[whole:], dtype=np.uint64))
+    return int(np.add.reduce(raw[:whole].view(np.uint64))) ^ zlib.crc32(raw[whole:])
 
 
 class SimWorld:
     """`ranks` virtual ranks that run one function.
 
-    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is synchronous.
-    links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare headers and watch
-    buffers in flight. timeout: seconds of real time that one rank may compute without communicating. record: keep traces.
+    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
+    synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
+    headers and watch buffers in flight. timeout: seconds of real time that one rank may compute without communicating.
+    record: keep traces.
 
-    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception on
-    any rank ends the run and is raised here, with a note naming the rank.
+    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
+    on any rank ends the run and is raised here, with a note naming the rank.
     """
 
     def __init__(
@@ -97,17 +114,17 @@ class SimWorld:
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.kind = "simulated"
 
-    # running -----------------------------------------------------------------------------------------------------------
+    # running ----------------------------------------------------------------------------------------------------------
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         self.traces = [Trace(rank, self.size) for rank in range(self.size)]
         self.mains = [Lane(rank, "main") for rank in range(self.size)]
         self.lanes: dict[tuple[int, str], Lane] = {}
-        self.sends: dict[Key, deque[Request]] = {}
-        self.receives: dict[Key, deque[Request]] = {}
-        self.wildcards: dict[tuple[str, int, int], deque[Request]] = {}  # context, destination, tag
+        self.sends: dict[Key, deque[SimRequest]] = {}
+        self.receives: dict[Key, deque[SimRequest]] = {}
+        self.wildcards: dict[tuple[str, int, int], deque[SimRequest]] = {}  # context, destination, tag
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
-        self.ready: deque[Lane] = deque(self.mains)
+        self.ready = self._queue(self.mains)
         self.returned: set[int] = set()
         self.switches = self.posts = 0
         results: list[Any] = [None] * self.size
@@ -129,6 +146,10 @@ class SimWorld:
                 watch.stop()
             self._kill_all()
         return results
+
+    def _queue(self, lanes: Sequence[Lane]) -> deque[Lane]:
+        """The lanes that can run. A test makes it a queue of another order: neither times nor results may change."""
+        return deque(lanes)
 
     def _spawn(self, lane: Lane, program: Callable[[Lane], None]) -> None:
         lane.greenlet = greenlet(program, parent=self.hub)  # where control goes when it ends
@@ -153,145 +174,153 @@ class SimWorld:
             raise deadlock(self)
 
     def _annotate(self, error: Exception, lane: Lane) -> None:
-        where = "" if lane.name == "main" else f" (lane {lane.name})"
+        if isinstance(error, CommunicationError):
+            return  # its text names the ranks, and whose turn it was means nothing
+        where = "" if lane.is_main else f" ({lane.name})"
         error.add_note(f"raised on rank {lane.rank} of {self.size}{where}, virtual time {lane.time:.6g} s")
 
     def _finish(self) -> None:
         for queue in self.sends.values():
             for request in queue:
-                rank = request.state.lane.rank
-                raise UnmatchedMessageError(f"rank {rank}: nobody received its {request.describe()}; every send needs a receive")
+                rank = request.lane.rank
+                raise UnmatchedMessageError(
+                    f"rank {rank}: nobody received its {request.describe()}; every send needs a receive"
+                )
         for rank, open_requests in enumerate(self.unwaited):
             for item in open_requests.values():
-                raise UnwaitedRequestError(f"rank {rank}: nobody waited for its {item.describe()}; call wait() on every request")
+                raise UnwaitedRequestError(
+                    f"rank {rank}: nobody waited for its {item.describe()}; call wait() on every request"
+                )
 
     def _kill_all(self) -> None:
         for lane in (*self.mains, *self.lanes.values()):
             if lane.greenlet is not None and not lane.greenlet.dead:
-                lane.greenlet.throw(GreenletExit)
+                self.running = lane
+                with suppress(Exception):  # of the rank's own `finally`; the error that ended the run is what counts
+                    lane.greenlet.throw(GreenletExit)
 
     def _block(self, on: Request | Work) -> None:
         lane = self.running
         lane.waiting = on
         self.hub.switch()
 
-    # posting and matching ------------------------------------------------------------------------------------------------
+    # posting and matching ---------------------------------------------------------------------------------------------
 
     def register(self, comm: Comm) -> None:
         pass
 
-    def post(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool) -> Request:
+    def post(
+        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool
+    ) -> SimRequest:
         lane = self.running
+        rank, nbytes = lane.rank, array.nbytes
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
-            lane.rank, lane.name, kind, world_peer, tag, array.nbytes, current_purpose(), comm.operation, comm.name, lane.time,
-            dtype=array.dtype.str,
+            rank, lane.name, kind, world_peer, tag, nbytes, current_purpose(), comm.operation, comm.name, lane.time,
+            -1.0, -1.0, 0, dtype_name(array.dtype), peer == ANY,
         )  # fmt: skip
         if self.record:
-            self.traces[lane.rank].messages.append(event)
-        request = Request(comm, kind, array, peer, tag, comm.operation, site, event)
+            self.traces[rank].messages.append(event)
         self.posts += 1
-        pending = request.state = Pending(lane, self.posts)
+        request = SimRequest(comm, kind, array, peer, tag, site, event, lane, self.posts)
         if guarded:
-            self.unwaited[lane.rank][id(request)] = request
+            self.unwaited[rank][id(request)] = request
+        # Does somebody else run between here and the wait? In a lane always: the rank's main program.
+        request.watched = self.checks and (guarded or not lane.is_main)
         if kind == "send":
-            alpha, beta = self.links.cost(lane.rank, world_peer)
-            cost = beta * array.nbytes
-            pending.depart = max(lane.time, lane.out_free)
-            pending.sent = lane.out_free = pending.depart + cost
-            pending.arrival = pending.depart + alpha + cost
-            # Decided before matching: whether the receive happens to be posted already depends on the schedule.
-            pending.eager = 0 < self.eager_bytes >= array.nbytes  # by default an empty message is synchronous too
-            key = (comm.context, lane.rank, world_peer, tag)
-            waiting = self.receives.get(key)
-            if waiting and not self._behind_wildcard(waiting[0], key):
-                self._deliver(request, waiting.popleft())
-                if not waiting:
+            alpha, beta = self.links.cost(rank, world_peer)
+            request.depart = depart = max(lane.time, lane.out_free)
+            request.sent = lane.out_free = sent = depart + beta * nbytes
+            request.arrival = sent + alpha
+            request.eager = 0 < self.eager_bytes >= nbytes  # by default an empty message is synchronous too
+            if request.watched:
+                request.checksum = checksum(array)
+            key = (comm.context, rank, world_peer, tag)
+            receives = self.receives.get(key)
+            if receives and not self._behind_wildcard(receives[0], key):
+                self._deliver(request, receives.popleft())
+                if not receives:
                     del self.receives[key]
                 return request
-            if pending.eager:
+            if request.eager:
                 request.array = array.copy()
-            elif guarded and self.checks:
-                pending.checksum = checksum(array)
-            self.sends.setdefault(key, deque()).append(request)
+                request.checksum = None
+            _append(self.sends, key, request)
         elif peer == ANY:
-            event.wildcard = True
-            self.wildcards.setdefault((comm.context, lane.rank, tag), deque()).append(request)
+            _append(self.wildcards, (comm.context, rank, tag), request)
+            if request.watched:
+                request.checksum = checksum(array)
         else:
-            key = (comm.context, world_peer, lane.rank, tag)
-            waiting = self.sends.get(key)
-            if waiting and not self.wildcards.get((comm.context, lane.rank, tag)):
-                send = waiting.popleft()
-                if not waiting:
+            key = (comm.context, world_peer, rank, tag)
+            sends = self.sends.get(key)
+            if sends and (comm.context, rank, tag) not in self.wildcards:
+                self._deliver(sends.popleft(), request)
+                if not sends:
                     del self.sends[key]
-                self._deliver(send, request)
             else:
-                self.receives.setdefault(key, deque()).append(request)
-                if guarded and self.checks:
-                    pending.checksum = checksum(array)
+                _append(self.receives, key, request)
+                if request.watched:
+                    request.checksum = checksum(array)
         return request
 
-    def _behind_wildcard(self, receive: Request, key: Key) -> bool:
+    def _behind_wildcard(self, receive: SimRequest, key: Key) -> bool:
         """Was a wildcard receive for the same messages posted before `receive`? Then it chooses first."""
         context, _, destination, tag = key
         wildcards = self.wildcards.get((context, destination, tag))
-        return bool(wildcards) and wildcards[0].state.order < receive.state.order
+        return wildcards is not None and wildcards[0].order < receive.order
 
-    def _deliver(self, send: Request, receive: Request) -> None:
+    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """A send and its receive have met: compare, copy once, wake whoever waits."""
-        outgoing, incoming = send.state, receive.state
         ours, theirs = send.array, receive.array
         if self.checks:
             if send.operation != receive.operation or ours.dtype != theirs.dtype or ours.shape != theirs.shape:
                 compare(
-                    header_of(send.operation, ours), header_of(receive.operation, theirs), outgoing.lane.rank,
-                    incoming.lane.rank, f"{send.site} (sender) and {receive.site} (receiver)",
+                    header_of(send.operation, ours), header_of(receive.operation, theirs), send.lane.rank,
+                    receive.lane.rank, f"{send.site} (sender) and {receive.site} (receiver)",
                 )  # fmt: skip
-            self._check_untouched(send)
-            self._check_untouched(receive)
+            if send.checksum is not None:
+                self._check_untouched(send)
+            if receive.checksum is not None:
+                self._check_untouched(receive)
         theirs[...] = ours
-        if incoming.checksum is not None:
-            incoming.checksum = checksum(theirs)
-        incoming.arrival, incoming.matched, outgoing.matched = outgoing.arrival, True, True
-        outgoing.arrival = incoming.posted  # a synchronous send ends no earlier than its receive is posted
-        for pending in (incoming, outgoing):
-            if pending.waiter is not None:
-                self.ready.append(pending.waiter)
-                pending.waiter = None
+        if receive.watched:
+            receive.checksum = checksum(theirs)
+        receive.arrival, receive.matched, send.matched = send.arrival, True, True
+        send.arrival = receive.posted  # a synchronous send ends no earlier than its receive is posted
+        if receive.waiter is not None:
+            self.ready.append(receive.waiter)
+            receive.waiter = None
+        if send.waiter is not None:
+            self.ready.append(send.waiter)
+            send.waiter = None
 
-    def _check_untouched(self, request: Request) -> None:
-        pending = request.state
-        if pending.checksum is not None and checksum(request.array) != pending.checksum:
+    def _check_untouched(self, request: SimRequest) -> None:
+        if checksum(request.array) != request.checksum:
             raise BufferReuseError(
-                f"rank {pending.lane.rank}: the buffer of its {request.describe()} was changed while the operation was in "
-                "flight; wait() first, or give each message a buffer of its own"
+                f"rank {request.lane.rank}: the buffer of its {request.describe()} was changed while the operation was "
+                "in flight; wait() first, or give each message a buffer of its own"
             )
 
     def _match_one_wildcard(self) -> bool:
         """Nobody can run: let exactly one wildcard receive have its message, then everybody runs on."""
-        candidates: list[Candidate] = []
-        pairs: list[tuple[Request, Key]] = []
-        for (context, destination, tag), queue in self.wildcards.items():
-            receive = queue[0]
-            for source in sorted(receive.comm.members):
-                key = (context, source, destination, tag)
-                waiting = self.sends.get(key)
-                if waiting:
-                    time = max(waiting[0].state.arrival, receive.state.posted)
-                    candidates.append(Candidate(time, destination, source))
-                    pairs.append((receive, key))
-        if not pairs:
+        if not self.wildcards:
             return False
-        receive, key = pairs[self.chooser(candidates) if len(pairs) > 1 or self.chooser is not earliest else 0]
-        context, source, destination, tag = key
-        queue = self.wildcards[(context, destination, tag)]
-        queue.popleft()
-        if not queue:
-            del self.wildcards[(context, destination, tag)]
-        sends = self.sends[key]
-        send = sends.popleft()
-        if not sends:
-            del self.sends[key]
+        candidates: list[Candidate] = []
+        keys: list[Key] = []
+        for key, sends in self.sends.items():
+            context, source, destination, tag = key
+            receives = self.wildcards.get((context, destination, tag))
+            if receives is not None:
+                time = max(sends[0].arrival, receives[0].posted)
+                candidates.append(Candidate(time, destination, source, context, tag))
+                keys.append(key)
+        if not candidates:
+            return False
+        in_order = sorted(range(len(candidates)), key=candidates.__getitem__)  # not in the order of the schedule
+        chosen = self.chooser([candidates[i] for i in in_order])
+        context, source, destination, tag = key = keys[in_order[chosen]]
+        receive = _take(self.wildcards, (context, destination, tag))
+        send = _take(self.sends, key)
         receive.peer, receive.event.peer = receive.comm.members.index(source), source
         self._deliver(send, receive)
         self._match_waiting(context, destination, tag)
@@ -300,36 +329,34 @@ class SimWorld:
     def _match_waiting(self, context: str, destination: int, tag: int) -> None:
         """Receives that stood behind a wildcard may match now."""
         for key in [k for k in self.receives if k[0] == context and k[2:] == (destination, tag)]:
-            receives, sends = self.receives[key], self.sends.get(key, deque())
-            while receives and sends and not self._behind_wildcard(receives[0], key):
-                self._deliver(sends.popleft(), receives.popleft())
-            if not receives:
-                del self.receives[key]
-            if not sends:
-                self.sends.pop(key, None)
+            while key in self.receives and key in self.sends and not self._behind_wildcard(self.receives[key][0], key):
+                self._deliver(_take(self.sends, key), _take(self.receives, key))
 
-    # waiting -------------------------------------------------------------------------------------------------------------
+    # waiting ----------------------------------------------------------------------------------------------------------
 
-    def wait(self, request: Request) -> None:
-        pending, lane = request.state, self.running
+    def wait(self, request: Any) -> None:
+        lane = self.running
+        receiving = request.kind == "receive"
         self.unwaited[lane.rank].pop(id(request), None)
         event = request.event
-        event.start = lane.time if request.kind == "receive" else pending.depart
-        if not pending.matched and not pending.eager:
-            pending.waiter = lane
+        event.start = lane.time if receiving else request.depart
+        if not request.matched and not request.eager:
+            request.waiter = lane
             self._block(request)
-        if pending.checksum is not None and self.checks:
+        if request.checksum is not None:
             self._check_untouched(request)
-        if request.kind == "receive":
-            source = request.comm.members[request.peer]
-            _, beta = self.links.cost(source, lane.rank)
-            end = max(lane.time, pending.arrival, lane.in_free + beta * request.array.nbytes, pending.posted)
-            lane.in_free = end
+        if receiving:
+            _, beta = self.links.cost(request.comm.members[request.peer], lane.rank)
+            lane.in_free = end = max(request.arrival, lane.in_free + beta * event.nbytes, request.posted)
+        elif request.eager:
+            end = request.sent
         else:
-            end = max(lane.time, pending.sent, 0.0 if pending.eager else pending.arrival)
-        lane.time = event.end = end
+            end = max(request.sent, request.arrival)
+        if end > lane.time:
+            lane.time = end
+        event.end = lane.time
 
-    # lanes -----------------------------------------------------------------------------------------------------------------
+    # lanes ------------------------------------------------------------------------------------------------------------
 
     def post_work(self, work: Work) -> Work:
         rank, name = self.running.rank, work.comm.name
@@ -346,22 +373,24 @@ class SimWorld:
     def _run_lane(self, lane: Lane) -> None:
         while lane.queue:
             work = lane.queue.popleft()
+            getcurrent().gr_context = work.context
             lane.time = max(lane.time, work.posted)
             work.result = work.function()
             work.end, work.finished = lane.time, True
-            waiter = self.mains[lane.rank]
-            if waiter.waiting is work:
-                self.ready.append(waiter)
+            if work.waiter is not None:
+                self.ready.append(work.waiter)
+                work.waiter = None
 
     def wait_work(self, work: Work) -> Any:
         lane = self.running
         self.unwaited[lane.rank].pop(id(work), None)
         if not work.finished:
+            work.waiter = lane
             self._block(work)
         lane.time = max(lane.time, work.end)
         return work.result
 
-    # clock -----------------------------------------------------------------------------------------------------------------
+    # clock ------------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self.running.time
@@ -370,6 +399,8 @@ class SimWorld:
         lane = self.running
         start = lane.time
         lane.time += seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if lane.time < start:
+            raise UsageError(f"rank {lane.rank}: compute of {lane.time - start:g} s; time does not run backwards")
         if self.record and lane.time > start:
             self.traces[lane.rank].spans.append(SpanEvent(lane.rank, lane.name, name, start, lane.time))
 
@@ -385,8 +416,24 @@ class SimWorld:
         return max(lane.time for lane in self.mains)
 
 
+def _append(queues: dict[Any, deque[SimRequest]], key: Any, request: SimRequest) -> None:
+    queue = queues.get(key)
+    if queue is None:
+        queue = queues[key] = deque()
+    queue.append(request)
+
+
+def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
+    """The oldest; no empty queue stays behind."""
+    queue = queues[key]
+    request = queue.popleft()
+    if not queue:
+        del queues[key]
+    return request
+
+
 class _Watch:
-    """Stops a rank that computes without end: raises RankTimeoutError inside it after `timeout` seconds without a switch."""
+    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` seconds without a switch."""
 
     def __init__(self, world: SimWorld) -> None:
         self.world, self.thread_id = world, threading.get_ident()
@@ -400,18 +447,25 @@ class _Watch:
             since = since + 1 if self.world.switches == seen else 0
             seen = self.world.switches
             if since >= 4:
-                rank = self.world.running.rank
-                timeout = self.world.timeout
-
-                class Stopped(RankTimeoutError):
-                    def __init__(self) -> None:
-                        super().__init__(
-                            f"rank {rank} computed for more than {timeout:g} s without communicating; "
-                            "it may compute without end: look at the line below, or raise --timeout"
-                        )
-
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Stopped))
+                self._raise_in_rank(self.world.running.rank, self.world.timeout)
                 return
 
+    def _raise_in_rank(self, rank: int, timeout: float) -> None:
+        class Stopped(RankTimeoutError):  # Python makes the instance, where the rank is
+            def __init__(self) -> None:
+                super().__init__(
+                    f"rank {rank} computed for more than {timeout:g} s without communicating; "
+                    "it may compute without end: look at the last line of the traceback, or raise --timeout"
+                )
+
+        self._set_exception(Stopped)
+
+    def _set_exception(self, exception: type[BaseException] | None) -> None:
+        target = ctypes.py_object(exception) if exception is not None else None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), target)
+
     def stop(self) -> None:
+        """The run is over; an exception that was not raised in time must not hit what runs next."""
         self.stopped.set()
+        self.thread.join()
+        self._set_exception(None)

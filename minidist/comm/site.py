@@ -1,20 +1,22 @@
 """Where in the *user's* program an operation was started: what a report must name to be of any use.
 
-Walks from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs, to the first
-frame outside comm/ and collectives/. Costs about a quarter of a microsecond, so it is done once a collective call.
+Walks from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs, to the
+first frame outside comm/ and collectives/. Costs about a quarter of a microsecond, so it is done once a collective
+call.
 """
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-_PLUMBING = (str(Path(_PACKAGE) / "comm"), str(Path(_PACKAGE) / "collectives"))
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PLUMBING = (_PACKAGE + "comm" + os.sep, _PACKAGE + "collectives" + os.sep)
 _OTHERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(sys.executable).parent), "<frozen")
 _USER, _OURS, _PLUMBER, _OTHER = range(4)
-_place: dict[CodeType, int] = {}  # a cache of a pure function
+_place: dict[str, int] = {}  # a cache of a pure function, by file name (hashing a code object is slow)
 
 
 class Site(NamedTuple):
@@ -38,15 +40,14 @@ def _cell(filename: str) -> str:
     return " ".join(found or ("a notebook's", "cell"))
 
 
-def _classify(code: CodeType) -> int:
-    filename = code.co_filename
+def _classify(filename: str) -> int:
     if filename.startswith(_PLUMBING):
         place = _PLUMBER
     elif filename.startswith(_PACKAGE):
         place = _OURS
     else:
         place = _OTHER if filename.startswith(_OTHERS) else _USER
-    _place[code] = place
+    _place[filename] = place
     return place
 
 
@@ -54,12 +55,12 @@ def site_of(frame: FrameType | None) -> Site:
     """The user's place in the stack that ends in `frame`."""
     fallback: FrameType | None = None
     while frame is not None:
-        code = frame.f_code
-        place = _place.get(code)
+        filename = frame.f_code.co_filename
+        place = _place.get(filename)
         if place is None:
-            place = _classify(code)
+            place = _classify(filename)
         if place == _USER:
-            return Site(code.co_filename, frame.f_lineno)
+            return Site(filename, frame.f_lineno)
         if place == _OURS and fallback is None:
             fallback = frame
         frame = frame.f_back

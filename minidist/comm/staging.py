@@ -1,7 +1,7 @@
 """Arrays on a GPU on their way through an MPI that only knows host memory.
 
-The stream is synchronised before each message (MPI knows nothing of streams), and the bytes go through pinned host memory.
-The trace marks such messages `staged`. With NumPy arrays none of this runs.
+The stream is synchronised before each message (MPI knows nothing of streams), and the bytes go through pinned host
+memory. The trace marks such messages `staged`. With NumPy arrays none of this runs.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process
 from minidist.base.trace import read_traces
 from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
-from minidist.data import bigram_entropy, load_dataset
+from minidist.data import bigram_entropy, pydoc_text
 from minidist.train.config import TrainConfig, flag, resolve_batches
 from minidist.train.reference import reference
 from minidist.train.session import run_training
@@ -49,9 +49,9 @@ def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
 def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable[[str], None]) -> dict[str, Any]:
     """Run the job in the three worlds, say what was found, and answer it as a dictionary (`passed` and the figures)."""
     config = demo_config(steps, ranks)
-    text = load_dataset("pydoc")
-    entropy = bigram_entropy(text.tokens)
-    say(f"a byte-level GPT on {len(text.tokens):,} bytes of English (the text of Python's help), {steps} steps on {ranks} ranks")
+    text = pydoc_text().tokens
+    entropy = bigram_entropy(text)
+    say(f"a byte-level GPT on {len(text):,} bytes of English (the text of Python's help), {steps} steps on {ranks} ranks")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         alone = other.submit(one_device, config, ranks)
         simulated = run_training(config, ranks, timeout, folder / "simulated.jsonl", command=f"minidist demo --steps {steps}")
