@@ -190,7 +190,8 @@ def _number(metric: str, value: float) -> str:
 
 
 def _range(exercise: Exercise, cases: list[Case]) -> str:
-    sizes = f"{min(c.size for c in cases)} to {max(c.size for c in cases)} {exercise.unit}s"
+    smallest, largest = min(c.size for c in cases), max(c.size for c in cases)
+    sizes = f"{smallest} to {largest} {exercise.unit}s" if smallest < largest else f"{smallest} {exercise.unit}"
     if not exercise.communicates:
         return f"on {len(cases)} cases"
     ranks = f"{min(c.ranks for c in cases)} to {max(c.ranks for c in cases)} ranks"

@@ -68,7 +68,7 @@ def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[
         problem = exercise.verdict(case, [answers[index] for answers in by_rank])
         if problem:
             return f"{exercise.describe(case)}: {problem}", ""
-    return "", f"also correct on {RANKS} ranks under mpiexec"
+    return "", f"also correct on {RANKS} ranks"
 
 
 def _shortened(output: str) -> str:
