@@ -61,7 +61,7 @@ def _mpi() -> list[Finding]:
     try:
         from mpi4py import MPI
 
-        library = " ".join(MPI.Get_library_version().replace("\0", "").split(",")[0].split())
+        library = " ".join(MPI.Get_library_version().replace("\0", "").split(",")[0].splitlines()[0].split())
     except ImportError as error:
         return [Finding("mpi", False, f"mpi4py does not find its MPI library: {error}"), launcher]
     same = ("MPICH" in library) == ("MPICH" in launcher.text) or not launcher.ok
