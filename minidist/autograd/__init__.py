@@ -48,12 +48,12 @@ from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
 from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
 
 __all__ = [
-    "AutogradError", "DeferredWeights", "DtypeError", "Function", "Meter", "Node", "Parameter", "ParameterUse", "ShapeError",
-    "Tensor", "VersionError", "absolute", "add", "after_node_hook", "backward", "broadcast_to", "causal_attention",
-    "causal_attention_composite", "causal_attention_heads", "checkpoint", "concatenate", "contribution_recorder",
-    "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite", "getitem", "gradcheck", "is_grad_enabled",
-    "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax", "mark", "matmul", "max", "maximum", "mean",
-    "meter", "minimum", "mse_loss", "mul", "neg", "no_grad", "on_ready_hook", "pow", "record", "relu", "reshape",
-    "set_grad_enabled", "sigmoid", "softmax", "split", "sqrt", "stack", "sub", "sum", "swapaxes", "tanh", "transpose",
-    "where",
+    "AutogradError", "DeferredWeights", "DtypeError", "Function", "Meter", "Node", "Parameter", "ParameterUse",
+    "ShapeError", "Tensor", "VersionError", "absolute", "add", "after_node_hook", "backward", "broadcast_to",
+    "causal_attention", "causal_attention_composite", "causal_attention_heads", "checkpoint", "concatenate",
+    "contribution_recorder", "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite",
+    "getitem", "gradcheck", "is_grad_enabled", "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax",
+    "mark", "matmul", "max", "maximum", "mean", "meter", "minimum", "mse_loss", "mul", "neg", "no_grad",
+    "on_ready_hook", "pow", "record", "relu", "reshape", "set_grad_enabled", "sigmoid", "softmax", "split", "sqrt",
+    "stack", "sub", "sum", "swapaxes", "tanh", "transpose", "where",
 ]  # fmt: skip

@@ -1,9 +1,10 @@
 """Causal self-attention as one node: softmax(Q K^T / sqrt(d)) V, where position i sees positions 0..i.
 
-Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix is never computed
-and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the division by their
-row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of the packed projection,
-so nothing is copied. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
+Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix is never
+computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
+division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
+the packed projection, so nothing is copied. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al.,
+"FlashAttention", 2022, app. B).
 """
 
 from operator import itemgetter
@@ -19,7 +20,7 @@ _CACHE = 256 * 1024  # bytes of scores at once
 
 
 def causal_attention(qkv: Tensor, heads: int) -> Tensor:
-    """Packed form: qkv (batch, T, 3 D), queries, keys, values side by side, heads side by side in each -> (batch, T, D)."""
+    """Packed form: qkv (batch, T, 3 D) -> (batch, T, D); queries, keys, values side by side, and heads in each."""
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
@@ -32,7 +33,8 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
     def grad(g: xp.Array) -> xp.Array:
         q, k, v = _heads(kept.data, 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
-        _backward(q, k, v, o, *_heads(g, 1, heads), saved, *_heads(dqkv, 3, heads))
+        (do,), (dq, dk, dv) = _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        _backward(q, k, v, o, do, saved, dq, dk, dv)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
@@ -102,7 +104,7 @@ def _backward(
     q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, g: xp.Array, saved: list[tuple[xp.Array, xp.Array]],
     dq: xp.Array, dk: xp.Array, dv: xp.Array,
 ) -> None:  # fmt: skip
-    """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys, so it goes first and writes; the others add."""
+    """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     step = _samples_at_once(q)

@@ -1,8 +1,8 @@
 """The backward pass: visit the nodes that a loss depends on, the newest first, and hand each gradient to older nodes.
 
 Nodes are popped as they are visited and drop what they saved, so memory falls during the pass. Input gradients and
-weight gradients are separate work: with `weight_gradients="deferred"` the pass computes the first and returns the second
-as a list to run later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+weight gradients are separate work: with `weight_gradients="deferred"` the pass computes the first and returns the
+second as a list to run later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def backward(
     after_node: Callable[[], None] | None = None,
     weight_gradients: str = "now",
 ) -> "DeferredWeights | None":
-    """Compute the gradients of `tensor` with respect to every leaf and parameter that it depends on, and add them there.
+    """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
     gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
     tensor has one element. It is not modified.
@@ -195,7 +195,7 @@ class BackwardPass:
 
 
 class DeferredWeights:
-    """Weight gradients that a backward pass left to do, in the order in which they were met. Holds what they need alive."""
+    """Weight gradients that a backward pass left to do, in the order of the pass; keeps alive what they need."""
 
     def __init__(self, owner: BackwardPass) -> None:
         self._owner = owner

@@ -1,8 +1,8 @@
 """Recomputation: keep a segment's inputs instead of everything inside it, and run it again in backward.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. The replay runs in the context captured at forward (batch
-coordinates, message purpose, ...) and counts calls from the same numbers, so dropout draws the same masks, and a segment that
-communicates replays the same collectives in the same order on all ranks.
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. The replay runs in the context captured at forward
+(batch coordinates, message purpose, ...) and counts calls from the same numbers, so dropout draws the same masks, and
+a segment that communicates replays the same collectives in the same order on all ranks.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from minidist.base.random import replay_calls, snapshot_calls
 def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     """fn(*args), saving only the tensors among the arguments. fn must return one tensor and be repeatable.
 
-    Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become ready
-    (`on_ready`) as they would without recomputation, counting every segment that uses them.
+    Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become
+    ready (`on_ready`) as they would without recomputation, counting every segment that uses them.
     """
     if not is_grad_enabled():
         return fn(*args)

@@ -1,7 +1,7 @@
-"""Softmax and cross-entropy as one node: the loss of a classifier or language model, and its gradient softmax - one-hot.
+"""Softmax and cross-entropy as one node: the loss of a classifier or language model.
 
-Strategies sum: a rank divides by the *global* number of tokens (`divisor`), so that the sum over ranks and micro-batches
-is the loss of the whole batch, also when shards or masks are uneven.
+Strategies sum: a rank divides by the *global* number of tokens (`divisor`), so that the sum over ranks and
+micro-batches is the loss of the whole batch, also when shards or masks are uneven.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     """Sum over rows of -log softmax(logits)[target], divided by `divisor`; a tensor of shape ().
 
     logits (..., classes); targets (...), integers in [0, classes), or `ignore_index` for a row that does not count.
-    divisor: None is the number of rows that count (the mean; nan when there are none). Pass the global number of tokens of
-    the step when this batch is one of several.
+    divisor: None is the number of rows that count (the mean; nan when there are none). Pass the global number of
+    tokens of the step when this batch is one of several.
     """
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
     if targets.shape != logits.shape[:-1] or logits.ndim < 1:

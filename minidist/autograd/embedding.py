@@ -1,4 +1,4 @@
-"""Table look-up: rows of a weight by integer. Its gradient adds each output row's gradient to the row that it came from."""
+"""Table look-up: rows of a weight by integer. Backward adds the gradient of each row that came out to its source."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Operations defined outside of this package, in the manner of `torch.autograd.Function`: what communication nodes are made of.
+"""Operations defined elsewhere, in the manner of `torch.autograd.Function`: what communication nodes are made of.
 
 class CopyToRegion(Function):
     @staticmethod
@@ -29,8 +29,8 @@ class Context:
 class Function:
     """Base of operations with a hand-written backward. Subclasses define static `forward` and `backward`.
 
-    forward must return a new array or a view of an input, and must not change its inputs. backward must not change `grad`
-    unless it copies it. `flops`, when set on ctx by forward, is reported to the meter (default 0).
+    forward must return a new array or a view of an input, and must not change its inputs. backward must not change
+    `grad` unless it copies it. `flops`, when set on ctx by forward, is reported to the meter (default 0).
     """
 
     @staticmethod

@@ -12,7 +12,7 @@ from minidist.base import arrays as xp
 def gradcheck(
     fn: Callable[..., Tensor], *inputs: Any, eps: float = 1e-6, tolerance: float = 1e-6, parameters: bool = False
 ) -> float:
-    """The largest error of fn's gradients, each divided by max(1, |finite difference|); AssertionError above `tolerance`.
+    """The largest error of fn's gradients, relative to max(1, |finite difference|); AssertionError above `tolerance`.
 
     inputs: float64 arrays, all of which are differentiated. fn takes as many tensors and returns one, which is weighted
     with fixed irregular numbers so that errors of different outputs cannot cancel. parameters=True passes Parameters.
@@ -46,7 +46,8 @@ def gradcheck(
             numeric = (above - below) / (2 * eps)
             error = abs(numeric - float(flat_gradient[i])) / max(1.0, abs(numeric))
             assert error <= tolerance, (
-                f"gradient of input {number} at flat index {i} is {float(flat_gradient[i])!r}; finite differences say {numeric!r}"
+                f"gradient of input {number} at flat index {i} is {float(flat_gradient[i])!r}; "
+                f"finite differences say {numeric!r}"
             )
             worst = max(worst, error)
     return worst

@@ -1,7 +1,8 @@
 """Layer normalisation as one node (Ba, Kiros, Hinton, "Layer Normalization", 2016).
 
-y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. The normalised rows are saved, because the input
-gradient and the weight gradient both need them. Row sums are products with a vector: several times faster than `sum`.
+y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. The normalised rows are saved, because the
+input gradient and the weight gradient both need them. Row sums are products with a vector: several times faster than
+`sum`.
 """
 
 from minidist.autograd.operands import mismatch, pair

@@ -1,7 +1,7 @@
 """The fused affine map: product, bias and activation in one node, in place where nothing else looks.
 
-Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in `prepare`,
-for both; it is computed in forward and stored, so nothing of the forward is repeated.
+Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in
+`prepare`, for both; it is computed in forward and stored, so nothing of the forward is repeated.
 """
 
 from minidist.autograd.errors import AutogradError
@@ -16,8 +16,8 @@ def linear(
 ) -> Tensor:
     """activation(x W^T + b), or activation(x W + b) when the weight is stored as (in, out).
 
-    x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh form).
-    2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
+    x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh
+    form). 2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
     """
     x, weight = pair("linear", x, weight)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0 if weight_is_in_out else 1]:

@@ -1,8 +1,8 @@
 """A marker is an identity on the tape: a place where strategies do something in forward and in backward.
 
-Backward reaches a marker when the gradient of the marked tensor is complete, which is after everything recorded later and
-before everything recorded earlier. A marker on a unit's output says "the unit's backward begins" (FSDP gathers), one on its
-input says "the unit's backward is done".
+Backward reaches a marker when the gradient of the marked tensor is complete, which is after everything recorded later
+and before everything recorded earlier. A marker on a unit's output says "the unit's backward begins" (FSDP gathers),
+one on its input says "the unit's backward is done".
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from minidist.base import arrays as xp
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """a @ b as in NumPy: (..., m, k) @ (..., k, n) -> (..., m, n), batch dims broadcast; a vector counts as a row or a column.
+    """a @ b as in NumPy: (..., m, k) @ (..., k, n) -> (..., m, n); batch dims broadcast, a vector is a row or a column.
 
     2 m k n FLOP in forward and as many for each input gradient.
     """

@@ -1,11 +1,12 @@
-"""Whether operations are recorded, who counts their cost, who receives contributions: state of one rank, in ContextVars.
+"""Whether operations are recorded, who counts their cost, who receives contributions: a rank's state, in ContextVars.
 
 `no_grad()` turns recording off for a block. A `Meter` counts floating-point operations and bytes moved without knowing
-for whom: a strategy empties it with `take()` at a marker and hands the list to `comm.compute`, which turns it into time.
+for whom: a strategy empties it with `take()` at a marker and hands the list to `comm.compute`, which turns it into
+time.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,12 +27,12 @@ def set_grad_enabled(enabled: bool) -> Iterator[None]:
         grad_enabled.reset(token)
 
 
-def no_grad() -> "contextmanager[None]":  # type: ignore[valid-type]
+def no_grad() -> AbstractContextManager[None]:
     """Operations in the block are not recorded: their results need no gradient and keep nothing alive."""
     return set_grad_enabled(False)
 
 
-def enable_grad() -> "contextmanager[None]":  # type: ignore[valid-type]
+def enable_grad() -> AbstractContextManager[None]:
     """Operations in the block are recorded, also inside `no_grad()`."""
     return set_grad_enabled(True)
 

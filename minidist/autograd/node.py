@@ -1,7 +1,7 @@
 """A node is one recorded operation: where its inputs came from, and how a gradient of its output becomes theirs.
 
-The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no cycles,
-and a graph that nobody needs any more is freed at once by reference counting.
+The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no
+cycles, and a graph that nobody needs any more is freed at once by reference counting.
 """
 
 import itertools

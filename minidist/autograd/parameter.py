@@ -142,7 +142,7 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`, and when frozen."""
+        """The gradient; None before the first contribution since `zero_grad`, and always when frozen."""
         if not self._requires_grad:
             return None
         return self.settled if self.stale else self._grad
@@ -157,7 +157,7 @@ class Parameter(Tensor):
         self.contributions = max(self.contributions, 1)
 
     def zero_grad(self) -> None:
-        """Forget the gradient. The buffer is kept and is overwritten by the next contribution, so nothing is cleared."""
+        """Forget the gradient. Nothing is cleared: the next contribution overwrites the buffer."""
         self.contributions = 0
         self.stale = True
         self.settled = None

@@ -73,7 +73,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Consecutive pieces along a dim: of the given sizes, or of equal size when `sizes` is a number (the last may be shorter)."""
+    """Consecutive pieces along a dim, of the given sizes; a number means equal sizes, the last perhaps shorter."""
     length = x.shape[axis]
     if isinstance(sizes, int):
         sizes = [min(sizes, length - start) for start in range(0, length, sizes)] if length else [0]
@@ -90,7 +90,7 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """x[index]: slices, integers, None, Ellipsis, and arrays of integers or bools (whose repeats add up in backward)."""
+    """x[index]: slices, integers, None, Ellipsis, arrays of integers or bools (repeats add up in backward)."""
     try:
         data = x.data[index]
     except IndexError as error:

@@ -1,7 +1,7 @@
 """A tensor is an array and, when it needs a gradient, the node that computed it. `record` is the one way to make nodes.
 
-An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input; the
-tape is the set of nodes that this leaves behind. Everything else in this package is operations.
+An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input;
+the tape is the set of nodes that this leaves behind. Everything else in this package is operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ class Tensor:
         return Tensor(self.data)
 
     def saved(self) -> Any:
-        """What a node keeps to read `.data` in backward: for a plain tensor itself, for a Parameter a version-checked use."""
+        """What a node keeps to read `.data` in backward: a tensor itself, of a Parameter a version-checked use."""
         return self
 
     def backward(self, gradient: Any = None, **options: Any) -> Any:
@@ -198,7 +198,8 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare: see `Node`. flops: of the forward, for the meter; each vjp is taken to cost as much. Default: one an element.
+    prepare: see `Node`. flops: of the forward, for the meter; each vjp is taken to cost as much. Default: one an
+    element.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
     """
     tensor = Tensor(data)

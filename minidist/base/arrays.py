@@ -1,4 +1,4 @@
-"""The only door to NumPy and CuPy: autograd, nn, optim and the strategies name array functions from here and nowhere else.
+"""The only door to NumPy and CuPy: autograd, nn, optim and the strategies take array functions from here alone.
 
 NumPy's functions hand CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. What this file adds is the handful of things that the protocols do not
@@ -63,12 +63,13 @@ from numpy import (
 Array = Any  # numpy.ndarray or cupy.ndarray, or an array with a shape and no data
 
 __all__ = [
-    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "as_rows", "bincount", "broadcast_shapes",
-    "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like", "exp", "expand_dims",
-    "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite", "log", "log1p", "matmul",
-    "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones", "ones_like", "owner", "power",
-    "reciprocal", "result_type", "scatter_add", "scatter_add_rows", "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes",
-    "take", "take_along_axis", "tanh", "transpose", "where", "zeros", "zeros_like",
+    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "as_rows", "bincount",
+    "broadcast_shapes", "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like",
+    "exp", "expand_dims", "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite",
+    "log", "log1p", "matmul", "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones",
+    "ones_like", "owner", "power", "reciprocal", "result_type", "scatter_add", "scatter_add_rows", "sign", "sqrt",
+    "square", "stack", "subtract", "sum_rows", "swapaxes", "take", "take_along_axis", "tanh", "transpose", "where",
+    "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -125,12 +126,12 @@ def owner(value: Array) -> Array:
 
 
 def as_rows(value: Array) -> Array:
-    """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n), also when that is empty."""
+    """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n); may be empty."""
     return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
 
 
 def sum_rows(matrix: Array, out: Array | None = None) -> Array:
-    """Column sums of a 2-D array, shape (n,): one product with a vector of ones, several times faster than `sum(axis=0)`."""
+    """Column sums of a matrix: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 
 
@@ -147,7 +148,7 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
 
 
 def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
-    """`target[rows[i]] += values[i]` for each i in order: target (n, width), rows (m,) of integers, values (m, width)."""
+    """`target[rows[i]] += values[i]` for each i in order: target (n, width), integers rows (m,), values (m, width)."""
     if type(target) is not ndarray:
         np.add.at(target, rows, values)
     elif rows.size:

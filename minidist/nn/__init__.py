@@ -9,6 +9,6 @@ from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Sequential
 
 __all__ = [
-    "GPT", "MLP", "Block", "Conv1D", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear", "Module",
-    "Parameter", "Sequential", "cross_entropy", "mse_loss",
+    "GPT", "MLP", "Block", "Conv1D", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
+    "Module", "Parameter", "Sequential", "cross_entropy", "mse_loss",
 ]  # fmt: skip

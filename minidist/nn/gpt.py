@@ -1,7 +1,8 @@
 """GPT-2's architecture under GPT-2's parameter names, so that a GPT-2 state dict loads as it is.
 
-Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Blocks normalise first; the output projection
-is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` lie as (in, out).
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Blocks normalise first; the output
+projection is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` lie
+as (in, out).
 """
 
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class GPTConfig:
 
 
 class Attention(Module):
-    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring attention)."""
+    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
+    attention)."""
 
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         width = config.n_embd
@@ -122,7 +124,8 @@ class TiedHead(Module):
 class GPT(Module):
     """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
 
-    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2 n_layer)).
+    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
+    n_layer)).
     """
 
     def __init__(

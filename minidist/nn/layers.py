@@ -42,9 +42,9 @@ class LayerNorm(Module):
 class Dropout(Module):
     """In training each element is dropped with probability p, the others are divided by 1 - p.
 
-    Which elements depends on (seed, step, the module's qualified name, how often it ran in this batch) and on the element's
-    place in the global batch, all from `base.random.batch_coordinates`; so a mask is the same for every split of the batch
-    and for a replay. The first dim of x is the sample.
+    Which elements depends on (seed, step, the module's qualified name, how often it ran in this batch) and on the
+    element's place in the global batch, all from `base.random.batch_coordinates`; so a mask is the same for every
+    split of the batch and for a replay. The first dim of x is the sample.
     """
 
     def __init__(self, p: float = 0.5) -> None:

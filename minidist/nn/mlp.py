@@ -1,6 +1,7 @@
 """The multilayer perceptron: the smallest model on which every strategy can be understood and checked exactly."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from minidist.autograd import Tensor
@@ -26,7 +27,7 @@ class MLP(Module):
         last = len(sizes) - 2
         self.layers = [
             Linear(n, m, bias, activation if i < last else None, dtype, seed=None)
-            for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False))
+            for i, (n, m) in enumerate(pairwise(sizes))
         ]
         self.initialize(seed)
 

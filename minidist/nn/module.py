@@ -75,8 +75,8 @@ class Module:
     def initialize(self, seed: int = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 
-        A value depends on (seed, qualified name, global shape) only. Call it on the whole model (models of this package do
-        so themselves); a part of a model gets its qualified name as `prefix`.
+        A value depends on (seed, qualified name, global shape) only. Call it on the whole model (models of this
+        package do so themselves); a part of a model gets its qualified name as `prefix`.
         """
         for name, module in self.named_modules(prefix):
             module.name = name

@@ -1,10 +1,10 @@
 """How fast is a training step, beside PyTorch's on the same machine: the same model, weights, batches and optimizer.
 
-The two sides run interleaved in one process, one round each in turn, and a round's *ratio* is own time over PyTorch's (below 1
-we are faster); the median over rounds is reported. Before any ratio the losses of both sides are compared, because a fast
-wrong step is worth nothing. PyTorch runs its best eager settings: scaled_dot_product_attention and fused AdamW. Which
-BLAS kernel each side uses decides much, so the environment is part of the answer. PyTorch is imported only here, and only when
-a comparison is asked for.
+The two sides run interleaved in one process, one round each in turn, and a round's *ratio* is own time over PyTorch's
+(below 1 we are faster); the median over rounds is reported. Before any ratio the losses of both sides are compared,
+because a fast wrong step is worth nothing. PyTorch runs its best eager settings: scaled_dot_product_attention and
+fused AdamW. Which BLAS kernel each side uses decides much, so the environment is part of the answer. PyTorch is
+imported only here, and only when a comparison is asked for.
 """
 
 import gc
@@ -15,6 +15,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -176,7 +178,7 @@ def torch_twin(case: StepCase, model: Module, dtype: Any = None) -> Any:
     class TwinMLP(nn.Module):
         def __init__(self, sizes: tuple[int, ...]) -> None:
             super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(n, m) for n, m in zip(sizes, sizes[1:], strict=False)])
+            self.layers = nn.ModuleList([nn.Linear(n, m) for n, m in pairwise(sizes)])
 
         def forward(self, x: Any) -> Any:
             for layer in self.layers[:-1]:
@@ -191,11 +193,10 @@ def torch_twin(case: StepCase, model: Module, dtype: Any = None) -> Any:
 
 def _adamw(flat: FlatParameters) -> Callable[[], None]:
     """AdamW over the flat parameters, lr 1e-3, weight decay 0.01."""
-    try:
-        from minidist.optim import AdamW
-    except ImportError:
+    optimizers = import_module("minidist.optim")
+    if not hasattr(optimizers, "AdamW"):
         return _blocked_adamw(flat, 1e-3, 0.9, 0.999, 1e-8, 0.01)
-    return AdamW(flat, lr=1e-3, weight_decay=0.01).step
+    return optimizers.AdamW(flat, lr=1e-3, weight_decay=0.01).step
 
 
 def _blocked_adamw(
@@ -304,7 +305,8 @@ def compare_case(case: StepCase, rounds: int = 8, checked_steps: int = 3, tolera
 
 
 def tape_microseconds(count: int = 2000, repeats: int = 9) -> dict[str, float]:
-    """Microseconds for recording, and for recording and backward, of one operation on four numbers; minima over repeats."""
+    """Microseconds for recording, and for recording and backward, of one operation on four numbers; minima over
+    repeats."""
     other = Tensor(np.ones(4, np.float32))
     forward, both = [], []
     gc.disable()

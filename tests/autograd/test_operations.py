@@ -1,4 +1,5 @@
-"""Every operation against finite differences, on drawn shapes: broadcast, of size 0 and 1, for tensors and parameters."""
+"""Every operation against finite differences, on drawn shapes: broadcast, of size 0 and 1, for tensors and
+parameters."""
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -159,7 +160,8 @@ def test_indexing_by_arrays_adds_repeats(shape, data, parameters):
 
 
 @modest
-@given(indices=hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4), elements=st.integers(0, 2)),
+@given(indices=hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4),
+                          elements=st.integers(0, 2)),
        width=st.integers(0, 3), parameters=st.booleans())  # fmt: skip
 def test_embedding(indices, width, parameters):
     gradcheck(lambda w: ag.embedding(indices, w), away_from_zero((3, width), 13), parameters=parameters)
