@@ -148,7 +148,10 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
 
 
 def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
-    """`target[rows[i]] += values[i]` for each i in order: target (n, width), integers rows (m,), values (m, width)."""
+    """`target[rows[i]] += values[i]` for each i, repeats included: target (n, width), rows (m,), values (m, width).
+
+    The order of addition depends on the rows alone, so equal calls give equal bits.
+    """
     if type(target) is not ndarray:
         np.add.at(target, rows, values)
     elif rows.size:

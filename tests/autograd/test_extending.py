@@ -48,8 +48,9 @@ def test_function_that_returns_one_array_for_both_inputs():
 
     x = Tensor(draws(3), requires_grad=True)
     a, b = x * 1.0, x * 2.0
-    (Both.apply(a, b) + a + a * 1.0).sum().backward()
-    np.testing.assert_array_equal(x.grad, [5, 5, 5])
+    earlier = a * 4.0  # adds to a's gradient while b's, the same array, still waits
+    (Both.apply(a, b) + earlier).sum().backward()
+    np.testing.assert_array_equal(x.grad, [7, 7, 7])
 
 
 def test_function_errors():
@@ -179,15 +180,16 @@ def test_recomputation_keeps_only_the_inputs_of_segments():
             y = x
             for _ in range(4):
                 y = checkpoint(segment, y) if recompute else segment(y)
-            after_forward = account.current
+            after_forward, forward_peak = account.current, account.peak
             loss = y.sum()
             del y
             loss.backward()
-        return after_forward, account.peak
+        return after_forward, account.peak, forward_peak
 
     whole, recomputed = peak(False), peak(True)
     assert recomputed[0] == 4 * 100 * 50 * 8
     assert whole[0] == 4 * 4 * 100 * 50 * 8  # tanh keeps its result, and nothing keeps the products
+    assert recomputed[2] <= (3 + 3) * 100 * 50 * 8  # segments' inputs, and what one operation needs at a time
     assert recomputed[1] < 0.75 * whole[1]
 
 

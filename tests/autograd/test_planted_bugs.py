@@ -1,4 +1,4 @@
-"""Bugs of the museum, planted into the engine: each must be caught, and where it can be, by a message that names the cause.
+"""Bugs of the museum, planted into the engine: each must be caught, where it can be by a message with the cause.
 
 Each check passes on the engine as it is and fails, or is answered by an error of the engine, with the bug in it.
 """
