@@ -48,7 +48,7 @@ def linear(
         saved = (derivative,)
 
         def prepare(g: xp.Array) -> xp.Array:
-            return g * derivative
+            return xp.multiply(g, derivative, out=derivative)  # in place: this node runs once
 
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
