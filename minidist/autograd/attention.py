@@ -38,7 +38,10 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
-    return record("causal_attention", out, ((qkv, grad),), flops=flops, saved=[e for pair in saved for e in pair])
+    costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
+    return record(
+        "causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=[e for pair in saved for e in pair]
+    )
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -59,7 +62,13 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
     flops = 2 * q.size * q.shape[2]
     return record(
-        "causal_attention_heads", o, edges, prepare=prepare, flops=flops, saved=[e for pair in saved for e in pair]
+        "causal_attention_heads",
+        o,
+        edges,
+        prepare=prepare,
+        flops=flops,
+        costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
+        saved=[e for pair in saved for e in pair],
     )
 
 
