@@ -1,7 +1,8 @@
 # A thin alias for a machine with nothing but Python 3.11+, make and git. `make demo` and `make test` make .venv first;
-# they make it again only when pyproject.toml has changed. Another interpreter: `make test PYTHON=python3.12`.
+# they make it again only when pyproject.toml or PYTHON has changed. Another interpreter: `make test PYTHON=python3.12`.
 PYTHON ?= python3
 BIN := .venv/bin
+MADE := .venv/made-by-$(subst /,_,$(PYTHON)).stamp
 
 # Nothing from outside .venv, and one BLAS thread: bits depend on the number of threads.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -24,9 +25,7 @@ lint: .venv/test.stamp
 	$(BIN)/lint-imports
 
 lessons: .venv/test.stamp
-	@for lesson in lessons/*.py; do \
-	  echo "$$lesson"; $(BIN)/jupytext --quiet --to ipynb --execute "$$lesson" || exit 1; \
-	done
+	$(BIN)/python -m minidist.lesson.build
 
 bench: .venv/demo.stamp
 	$(BIN)/minidist bench collectives
@@ -36,17 +35,17 @@ clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/python.stamp: pyproject.toml
+$(MADE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "minidist needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make PYTHON=python3.11" >&2; exit 1; }
-	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make a virtual environment; install its venv module (Debian, Ubuntu: python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear .venv || { echo "$(PYTHON) cannot make a virtual environment; install its venv module (Debian, Ubuntu: python3-venv)" >&2; exit 1; }
 	@touch $@
 
 # Editable, so that an edit needs no second installation.
-.venv/demo.stamp: .venv/python.stamp
+.venv/demo.stamp: $(MADE)
 	$(BIN)/python -m pip install --quiet --editable '.[mpi]'
 	@touch $@
 
-.venv/test.stamp: .venv/python.stamp
+.venv/test.stamp: $(MADE)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@

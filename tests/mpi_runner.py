@@ -44,16 +44,21 @@ def pytest_configure(config):
 
 
 @pytest.fixture
-def comm():
-    """A communicator over all ranks of an `mpi` test, duplicated for this test alone."""
+def comm(request):
+    """A communicator over all ranks of an `mpi` test, of a world of its own.
+
+    After a test that passed the world is finished, so a request that was never waited for, or a message that was never
+    received, fails the test. After a failure that question would wait for ranks that no longer answer.
+    """
     if DIRECTORY not in os.environ:
         pytest.fail("the fixture `comm` is one rank's communicator: mark the test with @pytest.mark.mpi(n)")
     from minidist.comm.mpi import MPIWorld
 
     world = MPIWorld()
     yield world.comm
-    world.finish()  # no request unwaited, no message left over
-    world.close()
+    if not request.config.pluginmanager.get_plugin("minidist-mpi-rank").failed:
+        world.finish()
+        world.close()
 
 
 # ---------------------------------------------------------------------------------------------------- in each rank
@@ -146,7 +151,7 @@ class Parent:
         for report in results[item.nodeid]:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        item.session._setupstate.teardown_exact(nextitem)  # of ordinary tests before it in this module
+        item.session._setupstate.teardown_exact(nextitem)  # the module of an ordinary test before us may end here
         return True
 
 

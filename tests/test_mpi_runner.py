@@ -156,6 +156,29 @@ def test_skips_on_all():
     assert "1 skipped" in output
 
 
+def test_comm_is_a_communicator_that_must_be_left_empty(run):
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(2)
+def test_exchange(comm):
+    mine, other = np.full(3, comm.rank), np.zeros(3, int)
+    comm.sendrecv(mine, 1 - comm.rank, other, 1 - comm.rank)
+    assert (other == 1 - comm.rank).all()
+
+@pytest.mark.mpi(2)
+def test_never_received(comm):
+    if comm.rank == 0:
+        comm.send(np.zeros(1), 1)
+
+def test_alone(comm):
+    pass
+"""
+    )
+    assert outcomes == {"test_exchange": "PASSED", "test_never_received": "FAILED", "test_alone": "ERROR"}, output
+    assert "UnmatchedMessageError" in output
+    assert "mark the test with @pytest.mark.mpi(n)" in output
+
+
 def test_only_selected_tests_run(run):
     outcomes, output = run(
         """

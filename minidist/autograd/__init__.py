@@ -1,13 +1,59 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use."""
 
-from minidist.autograd.tensor import AutogradError, DtypeError, ShapeError, Tensor, record  # isort: skip
-from minidist.autograd.backward import BackwardPass, DeferredWeights, after_node_hook, backward, on_ready_hook
-from minidist.autograd.modes import Meter, enable_grad, is_grad_enabled, meter, no_grad, set_grad_enabled
+from minidist.autograd.tensor import Tensor, record  # isort: skip  the operations need Tensor first
+from minidist.autograd.attention import causal_attention, causal_attention_composite, causal_attention_heads
+from minidist.autograd.backward import DeferredWeights, after_node_hook, backward, on_ready_hook
+from minidist.autograd.checkpoint import checkpoint
+from minidist.autograd.cross_entropy import cross_entropy, mse_loss
+from minidist.autograd.elementwise import (
+    absolute,
+    add,
+    div,
+    exp,
+    gelu_composite,
+    log,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    pow,
+    relu,
+    sigmoid,
+    sqrt,
+    sub,
+    tanh,
+    where,
+)
+from minidist.autograd.embedding import embedding
+from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
+from minidist.autograd.function import Function
+from minidist.autograd.gelu import gelu
+from minidist.autograd.gradcheck import gradcheck
+from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
+from minidist.autograd.linear import linear
+from minidist.autograd.mark import mark
+from minidist.autograd.matrix import matmul
+from minidist.autograd.modes import (
+    Meter,
+    contribution_recorder,
+    enable_grad,
+    is_grad_enabled,
+    meter,
+    no_grad,
+    set_grad_enabled,
+)
 from minidist.autograd.node import Node
-from minidist.autograd.parameter import Parameter, ParameterUse, VersionError, contribution_recorder
+from minidist.autograd.parameter import Parameter, ParameterUse
+from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
+from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
 
 __all__ = [
-    "AutogradError", "BackwardPass", "DeferredWeights", "DtypeError", "Meter", "Node", "Parameter", "ParameterUse",
-    "ShapeError", "Tensor", "VersionError", "after_node_hook", "backward", "contribution_recorder", "enable_grad",
-    "is_grad_enabled", "meter", "no_grad", "on_ready_hook", "record", "set_grad_enabled",
+    "AutogradError", "DeferredWeights", "DtypeError", "Function", "Meter", "Node", "Parameter", "ParameterUse",
+    "ShapeError", "Tensor", "VersionError", "absolute", "add", "after_node_hook", "backward", "broadcast_to",
+    "causal_attention", "causal_attention_composite", "causal_attention_heads", "checkpoint", "concatenate",
+    "contribution_recorder", "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite",
+    "getitem", "gradcheck", "is_grad_enabled", "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax",
+    "mark", "matmul", "max", "maximum", "mean", "meter", "minimum", "mse_loss", "mul", "neg", "no_grad",
+    "on_ready_hook", "pow", "record", "relu", "reshape", "set_grad_enabled", "sigmoid", "softmax", "split", "sqrt",
+    "stack", "sub", "sum", "swapaxes", "tanh", "transpose", "where",
 ]  # fmt: skip

@@ -4,11 +4,13 @@ A vjp keeps the operand (through `saved()`, so that a Parameter is re-read and i
 whichever it needs, and nothing else.
 """
 
-from math import pi, sqrt as square_root
+from math import pi
+from math import sqrt as square_root
 from typing import Any
 
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.operands import mismatch, pair, summed_to, unbroadcast
-from minidist.autograd.tensor import AutogradError, Tensor, record
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 
@@ -40,13 +42,13 @@ def mul(a: Any, b: Any) -> Tensor:
         data = a.data * b.data
     except ValueError:
         raise mismatch("mul", a, b) from None
-    kept_a, kept_b = a.saved(), b.saved()
+    kept_a, kept_b, shape_a, shape_b = a.saved(), b.saved(), a.shape, b.shape
     return record(
         "mul",
         data,
         (
-            (a, lambda g: unbroadcast(g * kept_b.data, kept_a.shape)),
-            (b, lambda g: unbroadcast(g * kept_a.data, kept_b.shape)),
+            (a, lambda g: unbroadcast(g * kept_b.data, shape_a)),
+            (b, lambda g: unbroadcast(g * kept_a.data, shape_b)),
         ),
     )
 
@@ -128,17 +130,17 @@ def maximum(a: Any, b: Any) -> Tensor:
         data = xp.maximum(a.data, b.data)
     except ValueError:
         raise mismatch("maximum", a, b) from None
-    kept_a, kept_b = a.saved(), b.saved()
+    kept_a, kept_b, shape_a, shape_b = a.saved(), b.saved(), a.shape, b.shape
 
     def share(of: Any, other: Any) -> Any:
-        return ((of > other) + (of >= other)).astype(data.dtype) * 0.5
+        return (xp.as_array(of > other, data.dtype) + (of >= other)) * 0.5
 
     return record(
         "maximum",
         data,
         (
-            (a, lambda g: unbroadcast(g * share(kept_a.data, kept_b.data), kept_a.shape)),
-            (b, lambda g: unbroadcast(g * share(kept_b.data, kept_a.data), kept_b.shape)),
+            (a, lambda g: unbroadcast(g * share(kept_a.data, kept_b.data), shape_a)),
+            (b, lambda g: unbroadcast(g * share(kept_b.data, kept_a.data), shape_b)),
         ),
     )
 
@@ -158,7 +160,9 @@ def absolute(x: Tensor) -> Tensor:
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where the condition (an array of bools, no tensor) is true, else b."""
     if isinstance(condition, Tensor):
-        raise AutogradError("where: the condition must be an array of bools, not a Tensor; compare the .data of tensors")
+        raise AutogradError(
+            "where: the condition must be an array of bools, not a Tensor; compare the .data of tensors"
+        )
     condition = xp.as_array(condition)
     a, b = pair("where", a, b)
     try:

@@ -1,8 +1,8 @@
 """GELU in tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one sweep.
 
 gelu(x) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The sweep goes in blocks that stay in the cache, because
-eleven passes over a large array would otherwise each go to memory. The derivative is stored, not recomputed: backward is
-one multiplication.
+eleven passes over a large array would otherwise each go to memory. The derivative is stored, not recomputed: backward
+is one multiplication.
 """
 
 from math import pi, sqrt

@@ -1,12 +1,13 @@
 """The fused affine map: product, bias and activation in one node, in place where nothing else looks.
 
-Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in `prepare`,
-for both; it is computed in forward and stored, so nothing of the forward is repeated.
+Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in
+`prepare`, for both; it is computed in forward and stored, so nothing of the forward is repeated.
 """
 
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.tensor import AutogradError, Tensor, record
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 
@@ -15,8 +16,8 @@ def linear(
 ) -> Tensor:
     """activation(x W^T + b), or activation(x W + b) when the weight is stored as (in, out).
 
-    x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh form).
-    2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
+    x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh
+    form). 2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
     """
     x, weight = pair("linear", x, weight)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0 if weight_is_in_out else 1]:
@@ -27,8 +28,8 @@ def linear(
     w = weight.data if weight_is_in_out else weight.data.T
     n_in, n_out = w.shape
     z = xp.empty((*shape[:-1], n_out), x.dtype, x.data)
-    rows = z.reshape(-1, n_out)
-    xp.matmul(x.data.reshape(-1, n_in), w, out=rows)
+    rows = xp.as_rows(z)
+    xp.matmul(xp.as_rows(x.data), w, out=rows)
     if bias is not None:
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
@@ -47,24 +48,29 @@ def linear(
         saved = (derivative,)
 
         def prepare(g: xp.Array) -> xp.Array:
-            return g * derivative
+            return xp.multiply(g, derivative, out=derivative)  # in place: this node runs once
 
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
         dx = xp.empty(shape, g.dtype, g)
-        xp.matmul(g.reshape(-1, n_out), w, out=dx.reshape(-1, n_in))
+        xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
         return dx
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        x_rows, g_rows = kept_x.data.reshape(-1, n_in), g.reshape(-1, n_out)
+        x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
     weights = [(weight, grad_w)]
     if bias is not None:
 
         def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-            return xp.sum_rows(g.reshape(-1, n_out), out)
+            return xp.sum_rows(xp.as_rows(g), out)
 
         weights.append((bias, grad_b))
     flops = 2 * z.size * n_in
-    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, saved=saved)
+
+    def costs() -> list[tuple[int, int]]:
+        product = (flops, x.data.nbytes + weight.data.nbytes + z.nbytes)
+        return [product, product] + [(z.size, z.nbytes)] * (bias is not None)
+
+    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved)

@@ -9,7 +9,7 @@ from minidist.base import arrays as xp
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """a @ b as in NumPy: (..., m, k) @ (..., k, n) -> (..., m, n), batch dims broadcast; a vector counts as a row or a column.
+    """a @ b as in NumPy: (..., m, k) @ (..., k, n) -> (..., m, n); batch dims broadcast, a vector is a row or a column.
 
     2 m k n FLOP in forward and as many for each input gradient.
     """
@@ -32,7 +32,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         left = kept_a.data
         if len(shape_b) == 2:  # a weight: one product over all rows
-            left, g = left.reshape(-1, shape_b[0]), g.reshape(-1, shape_b[1])
+            left, g = xp.as_rows(left), xp.as_rows(g)
             return xp.matmul(left.T, g, out=out)
         value = unbroadcast(xp.swapaxes(left, -1, -2) @ g, shape_b)
         if out is None:

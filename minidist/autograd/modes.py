@@ -1,13 +1,17 @@
-"""Whether operations are recorded, and who counts their cost: state of one rank, so it lives in ContextVars.
+"""Whether operations are recorded, who counts their cost, who receives contributions: a rank's state, in ContextVars.
 
 `no_grad()` turns recording off for a block. A `Meter` counts floating-point operations and bytes moved without knowing
-for whom: a strategy empties it with `take()` at a marker and hands the list to `comm.compute`, which turns it into time.
+for whom: a strategy empties it with `take()` at a marker and hands the list to `comm.compute`, which turns it into
+time.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from minidist.autograd.parameter import Parameter
 
 grad_enabled: ContextVar[bool] = ContextVar("minidist_grad_enabled", default=True)
 is_grad_enabled = grad_enabled.get
@@ -23,12 +27,12 @@ def set_grad_enabled(enabled: bool) -> Iterator[None]:
         grad_enabled.reset(token)
 
 
-def no_grad() -> "contextmanager[None]":  # type: ignore[valid-type]
+def no_grad() -> AbstractContextManager[None]:
     """Operations in the block are not recorded: their results need no gradient and keep nothing alive."""
     return set_grad_enabled(False)
 
 
-def enable_grad() -> "contextmanager[None]":  # type: ignore[valid-type]
+def enable_grad() -> AbstractContextManager[None]:
     """Operations in the block are recorded, also inside `no_grad()`."""
     return set_grad_enabled(True)
 
@@ -70,3 +74,11 @@ class Meter:
 
 
 meter: ContextVar[Meter | None] = ContextVar("minidist_meter", default=None)
+
+# When set, weight gradients go to this function, (parameter, array) once for each use site, and not into the gradients.
+contribution_recorder: ContextVar["Callable[[Parameter, Any], None] | None"] = ContextVar(
+    "minidist_contribution_recorder", default=None
+)
+
+# When set, `Parameter.data` appends the parameter at each read: recomputation asks in this way what a function uses.
+parameter_reads: ContextVar["list[Parameter] | None"] = ContextVar("minidist_parameter_reads", default=None)

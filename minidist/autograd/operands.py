@@ -1,16 +1,17 @@
-"""What every operation does with its operands before it computes: scalars become arrays of the tensor's dtype, dtypes must
-agree, and the gradient of a broadcast operand is summed back to the operand's shape.
+"""What every operation does with its operands before it computes: scalars become arrays of the tensor's dtype, dtypes
+must agree, and the gradient of a broadcast operand is summed back to the operand's shape.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from minidist.autograd.tensor import DtypeError, ShapeError, Tensor
+from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
-    """`value` as a tensor. A Python or NumPy scalar takes the dtype of `like`, whatever its own is; so do integers and bools."""
+    """`value` as a tensor. Any Python or NumPy scalar takes the dtype of `like`; so do arrays of integers or bools."""
     if isinstance(value, Tensor):
         return value
     if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
@@ -46,7 +47,7 @@ def unbroadcast(gradient: xp.Array, shape: tuple[int, ...]) -> xp.Array:
 
 
 def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Array] | None:
-    """The vjp of an operand that only was broadcast to the result's shape: None (identity) when the shapes are equal."""
+    """The vjp of an operand that was only broadcast to the result's shape: None (identity) for equal shapes."""
     shape = operand.shape
     if shape == result.shape:
         return None

@@ -10,25 +10,14 @@ contributions and on nothing else.
 """
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
+from minidist.autograd.errors import AutogradError, ShapeError, VersionError
+from minidist.autograd.modes import contribution_recorder, parameter_reads
 from minidist.autograd.node import Node
-from minidist.autograd.tensor import AutogradError, ShapeError, Tensor
+from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.memory import track
-
-Recorder = Callable[["Parameter", xp.Array], None]
-
-# When set, contributions go to this function, one call a use site, and not into the gradient.
-contribution_recorder: ContextVar[Recorder | None] = ContextVar("minidist_contribution_recorder", default=None)
-
-# When set, `Parameter.data` appends the parameter at each read; recomputation asks in this way what a function uses.
-parameter_reads: ContextVar["list[Parameter] | None"] = ContextVar("minidist_parameter_reads", default=None)
-
-
-class VersionError(AutogradError):
-    """A parameter was updated between the forward and the backward that needs the older values."""
 
 
 class Parameter(Tensor):
@@ -40,11 +29,24 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "_data", "_grad", "_requires_grad", "_shape", "_dtype", "_version", "flat", "name", "contributions", "stale",
-        "settled", "ready_hooks", "init",
+        "_data",
+        "_dtype",
+        "_grad",
+        "_requires_grad",
+        "_shape",
+        "_version",
+        "contributions",
+        "flat",
+        "init",
+        "name",
+        "ready_hooks",
+        "settled",
+        "stale",
     )  # fmt: skip
 
-    def __init__(self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None) -> None:
+    def __init__(
+        self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
+    ) -> None:
         self._data = track(xp.as_array(data), "parameter")
         self._shape = self._data.shape
         self._dtype = self._data.dtype
@@ -55,7 +57,9 @@ class Parameter(Tensor):
         self.name = name
         self.contributions = 0
         self.stale = True  # the buffer (if any) holds values from before zero_grad
-        self.settled: xp.Array | None = None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
+        self.settled: xp.Array | None = (
+            None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
+        )
         self.ready_hooks: list[Callable[[Parameter], None]] = []
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
 
@@ -77,7 +81,9 @@ class Parameter(Tensor):
     @data.setter
     def data(self, value: xp.Array) -> None:
         if value.shape != self._shape:
-            raise ShapeError(f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}")
+            raise ShapeError(
+                f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}"
+            )
         self._data = value
         self._dtype = value.dtype
 
@@ -138,7 +144,9 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient, of the parameter's shape; None before the first contribution since `zero_grad`."""
+        """The gradient; None before the first contribution since `zero_grad`, and always when frozen."""
+        if not self._requires_grad:
+            return None
         return self.settled if self.stale else self._grad
 
     @grad.setter
@@ -151,7 +159,7 @@ class Parameter(Tensor):
         self.contributions = max(self.contributions, 1)
 
     def zero_grad(self) -> None:
-        """Forget the gradient. The buffer is kept and is overwritten by the next contribution, so nothing is cleared."""
+        """Forget the gradient. Nothing is cleared: the next contribution overwrites the buffer."""
         self.contributions = 0
         self.stale = True
         self.settled = None
@@ -193,7 +201,9 @@ class Parameter(Tensor):
 
     def _check(self, value: xp.Array) -> xp.Array:
         if value.shape != self._shape:
-            raise ShapeError(f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}")
+            raise ShapeError(
+                f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}"
+            )
         return value
 
     def register_post_accumulate_grad_hook(self, hook: "Callable[[Parameter], None]") -> Callable[[], None]:

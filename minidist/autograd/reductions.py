@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from minidist.autograd.tensor import ShapeError, Tensor, record
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 
@@ -49,6 +50,8 @@ def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """exp(x) / sum exp(x) along `axis`, shifted by the maximum so that nothing overflows."""
     _axes("softmax", x, axis)
+    if x.size == 0:
+        return x * 1.0
     data = xp.exp(x.data - x.data.max(axis=axis, keepdims=True, initial=-xp.inf))
     data /= data.sum(axis=axis, keepdims=True)
 
@@ -61,6 +64,8 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """log(softmax(x)) along `axis`, without ever taking the logarithm of a zero."""
     _axes("log_softmax", x, axis)
+    if x.size == 0:
+        return x * 1.0
     shifted = x.data - x.data.max(axis=axis, keepdims=True, initial=-xp.inf)
     data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.autograd.tensor import DtypeError, ShapeError, Tensor, record
+from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 
@@ -72,7 +73,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Consecutive pieces along a dim: of the given sizes, or of equal size when `sizes` is a number (the last may be shorter)."""
+    """Consecutive pieces along a dim, of the given sizes; a number means equal sizes, the last perhaps shorter."""
     length = x.shape[axis]
     if isinstance(sizes, int):
         sizes = [min(sizes, length - start) for start in range(0, length, sizes)] if length else [0]
@@ -82,18 +83,22 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         pieces.append(getitem(x, (slice(None),) * (axis % x.ndim) + (slice(total, total + size),)))
         total += size
     if total != length:
-        raise ShapeError(f"split: sizes {list(sizes)} add up to {total}, but axis {axis} of shape {x.shape} has {length}")
+        raise ShapeError(
+            f"split: sizes {list(sizes)} add up to {total}, but axis {axis} of shape {x.shape} has {length}"
+        )
     return pieces
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """x[index]: slices, integers, None, Ellipsis, and arrays of integers or bools (whose repeats add up in backward)."""
+    """x[index]: slices, integers, None, Ellipsis, arrays of integers or bools (repeats add up in backward)."""
     try:
         data = x.data[index]
     except IndexError as error:
         raise ShapeError(f"getitem: index {index!r} does not fit shape {x.shape} ({error})") from None
     shape, kind = x.shape, x.dtype
-    basic = all(isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,)))
+    basic = all(
+        isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))
+    )
 
     def grad(g: xp.Array) -> xp.Array:
         whole = xp.zeros(shape, kind, g)

@@ -1,29 +1,17 @@
 """A tensor is an array and, when it needs a gradient, the node that computed it. `record` is the one way to make nodes.
 
-An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input; the
-tape is the set of nodes that this leaves behind. Everything else in this package is operations.
+An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input;
+the tape is the set of nodes that this leaves behind. Everything else in this package is operations.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist.autograd.errors import AutogradError
 from minidist.autograd.modes import grad_enabled, meter
 from minidist.autograd.node import Node
 from minidist.base import arrays as xp
-from minidist.base.errors import MinidistError
 from minidist.base.memory import memory_account
-
-
-class AutogradError(MinidistError):
-    """An operation or a backward pass that cannot be done as asked."""
-
-
-class ShapeError(AutogradError, ValueError):
-    """Operands whose shapes do not fit; the message names the operation and both shapes."""
-
-
-class DtypeError(AutogradError, TypeError):
-    """Operands of two dtypes: minidist never promotes silently (a float64 would travel into a float32 buffer)."""
 
 
 class Tensor:
@@ -94,7 +82,7 @@ class Tensor:
         return Tensor(self.data)
 
     def saved(self) -> Any:
-        """What a node keeps to read `.data` in backward: for a plain tensor itself, for a Parameter a version-checked use."""
+        """What a node keeps to read `.data` in backward: a tensor itself, of a Parameter a version-checked use."""
         return self
 
     def backward(self, gradient: Any = None, **options: Any) -> Any:
@@ -202,6 +190,7 @@ def record(
     *,
     prepare: Callable[[Any], Any] | None = None,
     flops: int | None = None,
+    costs: Callable[[], Sequence[tuple[int, int]]] | None = None,
     saved: Sequence[xp.Array] = (),
 ) -> Tensor:
     """The tensor of an operation's result; with a node when one of the inputs needs a gradient and recording is on.
@@ -210,7 +199,8 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare: see `Node`. flops: of the forward, for the meter; each vjp is taken to cost as much. Default: one an element.
+    prepare: see `Node`. flops: of the forward, for the meter; default one an element. costs: called only while a meter
+    is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
     """
     tensor = Tensor(data)
@@ -243,11 +233,15 @@ def record(
                 account.track(array, "activation")
     current_meter = meter.get()
     if current_meter is not None:
-        operands = [source.data.nbytes for source, _ in (*edges, *weights)]
-        cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(operands))
+        every = (*edges, *weights)
+        cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(t.data.nbytes for t, _ in every))
         current_meter.add("forward", *cost)
         if tensor.node is not None:
-            tensor.node.cost = cost
+            each = [cost] * len(every) if costs is None else costs()
+            # In the order of the node: inputs, then parameters. A frozen input costs nothing.
+            needed = [(t.node, c) for (t, _), c in zip(every, each, strict=True) if t.node is not None]
+            needed.sort(key=lambda pair: pair[0].__class__ is not Node)
+            tensor.node.costs = [c for _, c in needed]
     return tensor
 
 

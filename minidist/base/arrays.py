@@ -1,10 +1,12 @@
-"""The only door to NumPy and CuPy: autograd, nn, optim and the strategies name array functions from here and nowhere else.
+"""The only door to NumPy and CuPy: autograd, nn, optim and the strategies take array functions from here alone.
 
 NumPy's functions hand CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. What this file adds is the handful of things that the protocols do not
 cover: creating an array *like* another one, scattering into rows, and sums that are fast on both.
 """
 
+from contextlib import AbstractContextManager
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,6 @@ from numpy import (
     negative,
     ones_like,
     power,
-    prod,
     reciprocal,
     result_type,
     sign,
@@ -62,12 +63,13 @@ from numpy import (
 Array = Any  # numpy.ndarray or cupy.ndarray, or an array with a shape and no data
 
 __all__ = [
-    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "bincount", "broadcast_shapes",
-    "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like", "exp", "expand_dims",
-    "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite", "log", "log1p", "matmul",
-    "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones", "ones_like", "owner", "power", "prod",
-    "reciprocal", "result_type", "scatter_add", "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes",
-    "take", "take_along_axis", "tanh", "transpose", "where", "zeros", "zeros_like",
+    "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "as_rows", "bincount",
+    "broadcast_shapes", "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like",
+    "exp", "expand_dims", "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite",
+    "log", "log1p", "matmul", "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones",
+    "ones_like", "owner", "power", "quiet_overflow", "reciprocal", "result_type", "scatter_add", "scatter_add_rows",
+    "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes", "take", "take_along_axis", "tanh",
+    "transpose", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -106,7 +108,7 @@ def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
 
 def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of ones on the device of `like`."""
-    return _create(np.ones, shape, dtype, like)
+    return full(shape, 1, dtype, like)
 
 
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -123,8 +125,13 @@ def owner(value: Array) -> Array:
     return value
 
 
+def as_rows(value: Array) -> Array:
+    """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n); may be empty."""
+    return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
+
+
 def sum_rows(matrix: Array, out: Array | None = None) -> Array:
-    """Column sums of a 2-D array, shape (n,): one product with a vector of ones, several times faster than `sum(axis=0)`."""
+    """Column sums of a matrix: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 
 
@@ -138,3 +145,22 @@ def dot_rows(a: Array, b: Array) -> Array:
 def scatter_add(target: Array, index: Any, values: Array) -> None:
     """`target[index] += values` where an index that occurs twice is added twice, in index order."""
     np.add.at(target, index, values)
+
+
+def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
+    """`target[rows[i]] += values[i]` for each i, repeats included: target (n, width), rows (m,), values (m, width).
+
+    The order of addition depends on the rows alone, so equal calls give equal bits.
+    """
+    if type(target) is not ndarray:
+        np.add.at(target, rows, values)
+    elif rows.size:
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
+
+
+def quiet_overflow() -> AbstractContextManager[object]:
+    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
+    return np.errstate(over="ignore", invalid="ignore")

@@ -4,7 +4,8 @@ An error message is one sentence that names the rank, the value, the place and t
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class MinidistError(Exception):
@@ -20,7 +21,14 @@ class CommunicationError(MinidistError):
 
 
 class DeadlockError(CommunicationError):
-    """Every unfinished rank waits for something that nobody will send or receive."""
+    """Every unfinished rank waits for something that nobody will send or receive.
+
+    waiting: the blocked lanes (`minidist.comm.reports.Waiting`). cycle: ranks of which each waits only for the next, or [].
+    """
+
+    def __init__(self, message: str, waiting: Sequence[Any] = (), cycle: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.waiting, self.cycle = list(waiting), list(cycle)
 
 
 class MismatchError(CommunicationError):

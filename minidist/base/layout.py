@@ -46,11 +46,11 @@ class Layout:
 class GradientOrder:
     """The declared order in which one parameter's gradient contributions are added.
 
-    A contribution is the gradient of one use site in one micro-batch, computed whole. The sum is nested: inside a
-    replica the pipeline stages are added in stage order; inside a stage the micro-batches are added in
-    `microbatches[stage]` (indices local to the replica), and inside a micro-batch the sites in backward order. Replicas
-    are added last, in rank order. When `synchronize_each` is true replicas are reduced after every micro-batch and the
-    reduced sums are then accumulated (ZeRO-2 and -3, DDP without `no_sync`).
+    A contribution is the gradient of one use site in one micro-batch, computed whole. A stage adds its contributions one
+    after the other: its micro-batches in the order `microbatches[stage]` (numbers local to the replica), and inside a
+    micro-batch its sites in backward order. The stages' sums are added in stage order, and the replicas' sums last, in
+    rank order. With `synchronize_each` the replicas are added after every micro-batch, and these sums are then added up
+    in micro-batch order (ZeRO-2 and -3, DDP without `no_sync`).
     """
 
     replicas: int = 1

@@ -2,13 +2,13 @@
 
 An account counts each *buffer* once, however many views of it exist, from `track` until the garbage collector frees the
 buffer (in CPython: at once, when the last reference goes). The release is charged to the account that was current when
-the buffer was tracked, so that simulated ranks, which share a process, never pay for each other. When no account is set,
-which is the default, nothing is counted and nothing is paid.
+the buffer was tracked, so that simulated ranks, which share a process, never pay for each other. When no account is
+set, which is the default, nothing is counted and nothing is paid.
 """
 
 import weakref
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from minidist.base import arrays as xp
@@ -37,7 +37,7 @@ class MemoryAccount:
         self._live: dict[int, str] = {}
 
     def track(self, array: xp.Array, purpose: str) -> xp.Array:
-        """Count the buffer behind `array` under `purpose` until it is freed; counted already: nothing. Returns `array`."""
+        """Count the buffer behind `array` under `purpose`, once, until it is freed. Returns `array`."""
         if purpose not in MEMORY_PURPOSES:
             raise ValueError(f"unknown memory purpose {purpose!r}; one of {', '.join(MEMORY_PURPOSES)}")
         buffer = xp.owner(array)

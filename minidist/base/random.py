@@ -1,12 +1,12 @@
 """Random numbers that depend on *what* they are for, never on who draws them or in which order.
 
-Each draw is a function of a key, hashed from (seed, purpose, step, qualified module name, call index), and of a counter,
-the place of the element in the *global* array: (global sample, position, feature), row-major. A rank that holds rows
-[a:b) of the global batch skips to row a and draws exactly those rows, so dropout masks and initial weights are the same
-numbers under every strategy and every number of ranks.
+Each draw is a function of a key, hashed from (seed, purpose, step, qualified module name, call index), and of a
+counter, the place of the element in the *global* array: (global sample, position, feature), row-major. A rank that
+holds rows [a:b) of the global batch skips to row a and draws exactly those rows, so dropout masks and initial weights
+are the same numbers under every strategy and every number of ranks.
 
-The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so skipping
-is free. NumPy's `Philox.advance(k)` skips 4k doubles.
+The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so
+skipping is free. NumPy's `Philox.advance(k)` skips 4k doubles.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ class Key:
 class BatchCoordinates:
     """Where the rows of the current (micro-)batch lie in the global batch of the step.
 
-    `sample_offset` is the global number of the first row. `calls` counts the calls of each module in this batch, so that
-    a module that runs twice draws twice; it starts empty for each batch.
+    `sample_offset` is the global number of the first row. `calls` counts the calls of each module in this batch, so
+    that a module that runs twice draws twice; it starts empty for each batch.
     """
 
     step: int = 0
@@ -64,13 +64,15 @@ def current_coordinates() -> BatchCoordinates:
     """The coordinates of the current batch; an error outside `batch_coordinates`."""
     coordinates = _coordinates.get()
     if coordinates is None:
-        raise ValueError("dropout needs to know its place in the global batch; wrap the step in batch_coordinates(step=...)")
+        raise ValueError(
+            "dropout needs to know its place in the global batch; wrap the step in batch_coordinates(step=...)"
+        )
     return coordinates
 
 
 @contextmanager
 def batch_coordinates(step: int = 0, sample_offset: int = 0, seed: int = 0) -> Iterator[BatchCoordinates]:
-    """The rows computed in the block are rows `sample_offset`, `sample_offset` + 1, ... of the global batch of `step`."""
+    """Rows computed in the block are rows `sample_offset`, `sample_offset` + 1, ... of the global batch of `step`."""
     coordinates = BatchCoordinates(step, sample_offset, seed)
     token = _coordinates.set(coordinates)
     try:
@@ -87,12 +89,14 @@ def snapshot_calls() -> dict[str, int] | None:
 
 @contextmanager
 def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
-    """Inside the block the modules count their calls from `calls` again: recomputation draws the masks of the forward."""
+    """Inside the block modules count their calls from `calls` again, so that recomputation draws the same masks."""
     coordinates = _coordinates.get()
     if coordinates is None or calls is None:
         yield
         return
-    token = _coordinates.set(BatchCoordinates(coordinates.step, coordinates.sample_offset, coordinates.seed, dict(calls)))
+    token = _coordinates.set(
+        BatchCoordinates(coordinates.step, coordinates.sample_offset, coordinates.seed, dict(calls))
+    )
     try:
         yield
     finally:
@@ -124,7 +128,7 @@ def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale: float) -> xp.Array:
-    """The initial value, float64, of the parameter `name` of global `shape`: a function of the arguments and nothing else.
+    """The initial value, float64, of the parameter `name` of global `shape`; depends on nothing but the arguments.
 
     `law` is "normal" (standard deviation `scale`), "uniform" (in [-scale, scale)) or "constant" (all `scale`). A rank
     that holds a slice draws the whole and cuts.

@@ -9,25 +9,26 @@ Process settings (BLAS threads, memory allocator) are made here, never at import
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from minidist.base.errors import MinidistError, UsageError
+from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
 from minidist.comm.mpi import MPIWorld, launched_size
 from minidist.comm.simulated import SimWorld
 
 
 def launch(
-    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, argv: Sequence[str] | None = None,
-    **options: Any,
-) -> list[Any]:  # fmt: skip
+    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, argv: Sequence[str] | None = None, **options: Any
+) -> list[Any]:
     """Run `main(comm, *arguments)` on every rank; returns the results of the ranks in this process.
 
-    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves
-    everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong
-    input, else 1.
+    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
+    else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong input, else 1.
     """
     flags, _ = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     try:
@@ -54,50 +55,72 @@ def under_mpiexec() -> bool:
     return launched_size() is not None
 
 
-def run(
-    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, timeout: float = 60.0,
-    trace: str | None = None, eager_bytes: int = 0, synchronous: bool = False, **options: Any,
-) -> list[Any]:  # fmt: skip
-    """`launch` without the command line; errors are raised in the simulated world and end the job under MPI."""
-    limit_blas_threads()
+@dataclass
+class Outcome:
+    """What a run left behind. `results`, `traces`: of all ranks, in rank order; under MPI on rank 0 only (else empty)."""
+
+    world: str  # "simulated" | "mpi"
+    size: int
+    local: list[Any]  # results of the ranks in this process
+    results: list[Any]
+    traces: list[Trace]
+
+    @property
+    def is_root(self) -> bool:
+        """Is this the process that may print?"""
+        return bool(self.results)
+
+
+def run(main: Callable[..., Any], *arguments: Any, trace: str | None = None, **options: Any) -> list[Any]:
+    """`launch` without the command line: the results of the ranks in this process."""
+    return execute(main, *arguments, trace=trace, **options).local
+
+
+def execute(
+    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, timeout: float = 60.0, trace: str | None = None,
+    eager_bytes: int = 0, synchronous: bool = False, **options: Any,
+) -> Outcome:  # fmt: skip
+    """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
+    tune_process(None if blas_threads_are_set() else 1)
     size = launched_size()
+    if size is not None and ranks is not None and ranks != size:
+        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
     if size is None:
         world = SimWorld(ranks or 1, timeout=timeout, eager_bytes=eager_bytes, **options)
-        results = world.run(main, *arguments)
-        if trace:
-            write_traces(trace, world.traces, world="simulated")
-        return results
-    if ranks is not None and ranks != size:
-        raise UsageError(
-            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
-        )
-    return run_mpi(main, *arguments, timeout=timeout, synchronous=synchronous, trace=trace)
-
-
-def run_mpi(
-    main: Callable[..., Any], *arguments: Any, timeout: float, synchronous: bool = False, trace: str | None = None,
-    **options: Any,
-) -> list[Any]:  # fmt: skip
-    """Be one rank. Any exception is printed with this rank's number and ends the whole job: nobody is left waiting."""
-    world = MPIWorld(timeout=timeout, synchronous=synchronous, **options)
-    try:
         try:
             results = world.run(main, *arguments)
+        except Exception:
+            if trace:  # the picture of a deadlock is drawn from what was recorded up to it
+                write_traces(trace, world.traces, world="simulated")
+            raise
+        outcome = Outcome("simulated", world.size, results, results, world.traces)
+    else:
+        outcome = _execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
+    if trace and outcome.is_root:
+        write_traces(trace, outcome.traces, world=outcome.world)
+    return outcome
+
+
+def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
+    """Be one rank. Any exception is printed with this rank's number and ends the whole job: nobody is left waiting."""
+    world = MPIWorld(**options)
+    try:
+        try:
+            local = world.run(main, *arguments)
         except SystemExit as end:
             if end.code:
                 raise
             world.finish()  # `sys.exit()` is one way to return
-            results = [None]
-        if trace:
-            gather_traces(world, trace)
+            local = [None]
+        everybody = world.base.gather((local[0], world.trace))  # our own business: not in the trace
         world.close()
-        return results
     except BaseException as error:
         end_job(world, error)
-        raise  # not reached
+    results = [result for result, _ in everybody or ()]
+    return Outcome("mpi", world.size, local, results, [trace for _, trace in everybody or ()])
 
 
-def end_job(world: MPIWorld, error: BaseException) -> None:
+def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     """Say once what went wrong on this rank and end all processes. Does not return."""
     place = f"rank {world.rank} of {world.size}"
     if isinstance(error, MinidistError):
@@ -114,21 +137,11 @@ def end_job(world: MPIWorld, error: BaseException) -> None:
         code = error.code
     if world.watchdog:
         world.watchdog.write()
+    time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
     world.MPI.COMM_WORLD.Abort(code)
     os._exit(code)  # some libraries return from Abort
 
 
-def gather_traces(world: MPIWorld, path: str) -> list[Trace] | None:
-    """Rank 0 collects all traces and writes the file (not part of the trace itself)."""
-    traces: list[Trace] | None = world.base.gather(world.trace)
-    if traces is not None:
-        write_traces(path, traces, world="mpi")
-    return traces
-
-
-def limit_blas_threads(threads: int = 1) -> None:
-    """One BLAS thread a rank, unless the environment already says otherwise: more ranks than cores would crawl."""
-    if "OPENBLAS_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in os.environ:
-        from threadpoolctl import threadpool_limits
-
-        threadpool_limits(threads)
+def blas_threads_are_set() -> bool:
+    """Did the user choose the number of BLAS threads?"""
+    return any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))

@@ -122,4 +122,4 @@ def deadlock(world: "SimWorld") -> DeadlockError:
     if cycle:
         lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
     lines += [f"  hint: {hint}" for hint in _hints(world, waiting)[:6]]
-    return DeadlockError("\n".join(lines))
+    return DeadlockError("\n".join(lines), waiting, cycle)

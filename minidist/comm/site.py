@@ -25,10 +25,19 @@ class Site(NamedTuple):
 
     def __str__(self) -> str:
         path = Path(self.filename)
+        if path.parent.name.startswith("ipykernel_"):
+            return f"{_cell(self.filename)}, line {self.line}"
         try:
             return f"{path.relative_to(Path.cwd())}:{self.line}"
         except ValueError:
             return f"{path}:{self.line}"
+
+
+def _cell(filename: str) -> str:
+    """A notebook's cell is compiled under a name in a temporary directory; readers know it as In[3]."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
+    return " ".join(found or ("a notebook's", "cell"))
 
 
 def _classify(filename: str) -> int:

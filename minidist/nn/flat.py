@@ -1,8 +1,8 @@
 """One flat array for the parameters of a unit and one for their gradients; the parameters are views of them.
 
-Optimizers, clipping, collectives, shards and checkpoints all work on slices of these two arrays. A unit is the model (data
-parallelism), a module (FSDP) or a stage's chunk (pipelines). Gathering, freeing, stashing and offloading parameters are
-`bind` and `release` and nothing else.
+Optimizers, clipping, collectives, shards and checkpoints all work on slices of these two arrays. A unit is the model
+(data parallelism), a module (FSDP) or a stage's chunk (pipelines). Gathering, freeing, stashing and offloading
+parameters are `bind` and `release` and nothing else.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ class FlatParameters:
     numel, padded_numel: elements without and with padding. offsets: start of each parameter, and `numel` at the end.
     parameters, names: as registered. version: number of updates of the bound data.
 
-    A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient; its
-    gradient stays zero, and `trainable_slices` leaves it out. A parameter has one owner: a second one is an error.
+    A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient;
+    its gradient stays zero, and `trainable_slices` leaves it out. A parameter has one owner: a second one is an error.
     """
 
     def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
@@ -47,11 +47,13 @@ class FlatParameters:
         data = xp.zeros(self.padded_numel, self.dtype, like)
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
             data[start:end] = parameter.data.reshape(-1)
-            kept = parameter.grad
-            parameter.flat, parameter._grad = self, None
-            if kept is not None:
-                parameter.grad = kept
+            parameter.flat = self
         self.bind(data)
+        kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        for parameter in self.parameters:
+            parameter._grad = None
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
     def __len__(self) -> int:
         return len(self.parameters)
@@ -77,7 +79,8 @@ class FlatParameters:
         """
         if array.shape not in ((self.numel,), (self.padded_numel,)):
             raise ShapeError(
-                f"bind: array of shape {array.shape} for {self._unit()}; expected ({self.padded_numel},) or ({self.numel},)"
+                f"bind: array of shape {array.shape} for {self._unit()}; "
+                f"expected ({self.padded_numel},) or ({self.numel},)"
             )
         self._data = track(array, "parameter")
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
@@ -86,7 +89,7 @@ class FlatParameters:
             self.version = version
 
     def release(self) -> xp.Array:
-        """Unbind the data and hand it back; it is freed when the caller drops it. Reading a parameter is an error until `bind`."""
+        """Unbind the data and hand it back (dropped, it is freed). Reading a parameter is an error until `bind`."""
         data, self._data = self.data, None
         for parameter in self.parameters:
             parameter._data = None
@@ -100,7 +103,8 @@ class FlatParameters:
 
     @property
     def grad(self) -> xp.Array:
-        """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, read as zeros."""
+        """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, read as
+        zeros."""
         grad = self.grad_buffer
         for parameter in self.parameters:
             if parameter.stale:
@@ -121,7 +125,8 @@ class FlatParameters:
         return self._grad
 
     def zero_grad(self) -> None:
-        """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got none."""
+        """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got
+        none."""
         for parameter in self.parameters:
             parameter.zero_grad()
 

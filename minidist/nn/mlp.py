@@ -1,6 +1,7 @@
 """The multilayer perceptron: the smallest model on which every strategy can be understood and checked exactly."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from minidist.autograd import Tensor
@@ -16,12 +17,17 @@ class MLP(Module):
     """
 
     def __init__(
-        self, sizes: Sequence[int], activation: str | None = "relu", bias: bool = True, dtype: Any = xp.float32, seed: int = 0
+        self,
+        sizes: Sequence[int],
+        activation: str | None = "relu",
+        bias: bool = True,
+        dtype: Any = xp.float32,
+        seed: int = 0,
     ) -> None:
         last = len(sizes) - 2
         self.layers = [
             Linear(n, m, bias, activation if i < last else None, dtype, seed=None)
-            for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False))
+            for i, (n, m) in enumerate(pairwise(sizes))
         ]
         self.initialize(seed)
 

@@ -75,8 +75,8 @@ class Module:
     def initialize(self, seed: int = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 
-        A value depends on (seed, qualified name, global shape) only. Call it on the whole model (models of this package do
-        so themselves); a part of a model gets its qualified name as `prefix`.
+        A value depends on (seed, qualified name, global shape) only. Call it on the whole model (models of this
+        package do so themselves); a part of a model gets its qualified name as `prefix`.
         """
         for name, module in self.named_modules(prefix):
             module.name = name
@@ -84,7 +84,9 @@ class Module:
             parameter.name = name
             if parameter.init is not None:
                 law, scale = parameter.init
-                parameter.data[...] = xp.as_array(initial_weight(seed, name, parameter.shape, law, scale), parameter.dtype)
+                parameter.data[...] = xp.as_array(
+                    initial_weight(seed, name, parameter.shape, law, scale), parameter.dtype
+                )
                 parameter.updated()
         return self
 
@@ -118,14 +120,20 @@ class Module:
         loaded = {own[name] for name in own if name in state}
         missing = [name for name in missing if own[name] not in loaded]  # its tied twin was there
         if strict and missing:
-            raise AutogradError(f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}")
+            raise AutogradError(
+                f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}"
+            )
         if strict and unexpected:
-            raise AutogradError(f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}")
+            raise AutogradError(
+                f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}"
+            )
         for name, parameter in own.items():
             if name in state:
                 value = xp.as_array(state[name])
                 if value.shape != parameter.shape:
-                    raise ShapeError(f"load_state_dict: {name!r} has shape {value.shape}; the model's has {parameter.shape}")
+                    raise ShapeError(
+                        f"load_state_dict: {name!r} has shape {value.shape}; the model's has {parameter.shape}"
+                    )
         for name, parameter in own.items():
             if name in state:
                 parameter.data[...] = xp.as_array(state[name], parameter.dtype)

@@ -1,0 +1,40 @@
+"""Optimizers, schedules and clipping. They know arrays and names; tensors, ranks and messages they do not know."""
+
+from minidist.optim.adagrad import Adagrad
+from minidist.optim.adam import Adam, AdamW
+from minidist.optim.clip import (
+    NORM_BLOCK,
+    block_square_sums,
+    clip_coefficient,
+    clip_grad_norm_,
+    norm_from_blocks,
+    scale_gradients_,
+)
+from minidist.optim.optimizer import NO_DECAY, Group, Optimizer, is_bias_or_norm
+from minidist.optim.rmsprop import RMSProp
+from minidist.optim.schedule import Warmup, WarmupCosine
+from minidist.optim.sgd import SGD
+from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
+
+__all__ = [
+    "NORM_BLOCK",
+    "NO_DECAY",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FlatSlice",
+    "Group",
+    "Optimizer",
+    "ParameterSlice",
+    "RMSProp",
+    "Warmup",
+    "WarmupCosine",
+    "block_square_sums",
+    "clip_coefficient",
+    "clip_grad_norm_",
+    "flat_slices",
+    "is_bias_or_norm",
+    "norm_from_blocks",
+    "scale_gradients_",
+]

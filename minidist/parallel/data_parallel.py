@@ -91,7 +91,7 @@ def check_same_model(flat: FlatParameters, comm: Comm) -> None:
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
     mine = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint8).copy()
     with purpose("startup"):
-        theirs = broadcast(comm, mine.copy())
+        theirs: Any = broadcast(comm, mine.copy())
     if not np.array_equal(mine, theirs):
         raise MismatchError(
             f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from minidist.autograd import Parameter
+from minidist.autograd import Parameter, meter
 from minidist.autograd.backward import current_pass
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
@@ -119,7 +119,10 @@ class GradientReducer:
             self.launch(self.buckets[len(self.works)])
 
     def launch(self, bucket: Bucket) -> None:
-        """2: start the sum of a bucket over all ranks."""
+        """2: start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
+        current = meter.get()
+        if current is not None:
+            self.comm.compute(current.take(), name="backward")
         with purpose("gradient_reduce"):
             self.works.append(self.communicate(bucket))
 

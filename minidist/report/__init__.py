@@ -1,0 +1,14 @@
+"""Pictures and files from a trace: what moved, when, between whom, and what it cost in memory.
+
+    figure = draw("space-time", world.traces)        a matplotlib Figure; KINDS lists the names
+    save(figure, "ring.svg")                          svg, pdf or png, by the suffix
+    write_perfetto("ring.json", world.traces)         for ui.perfetto.dev or chrome://tracing
+
+matplotlib is imported when the first picture is drawn, never before, and pyplot not at all.
+"""
+
+from minidist.report.draw import KINDS, draw
+from minidist.report.frame import save, show
+from minidist.report.perfetto import write_perfetto
+
+__all__ = ["KINDS", "draw", "save", "show", "write_perfetto"]

@@ -10,8 +10,17 @@ import pytest
 
 from minidist.collectives import reduce_scatter
 from minidist.comm import LinkModel, SimWorld
-from tests.parallel.small_clients import LAYERS, LEARNING_RATE, build_layers, contributions, in_order, one_f_one_b, weight_stashing, zero3
 from minidist.nn.flat import FlatParameters
+from tests.parallel.small_clients import (
+    LAYERS,
+    LEARNING_RATE,
+    build_layers,
+    contributions,
+    in_order,
+    one_f_one_b,
+    weight_stashing,
+    zero3,
+)
 
 SENDS = [0, 1 << 20]  # synchronous, buffered
 

@@ -1,0 +1,201 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 00 Start here
+#
+# *15 minutes. Before it: Python and NumPy. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Write **one function that is a program for any number of ranks**, and run it on 1, 4 and 64 of them in this process.
+#
+# A *rank* is a worker with memory of its own. What it costs: a rank sees nothing of the others; every value that another
+# rank needs must be sent, and every sent value must be received. What it saves: the same function runs unchanged on one
+# machine or on many.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.base.errors import DeadlockError
+from minidist.collectives import naive
+from minidist.comm import SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Four ranks each have a number, and rank 0 gathers them. A rank is a horizontal line, time runs to the right, an arrow is
+# a message. The picture is drawn from the record of a run, not by hand.
+
+
+# %%
+def gather_to_zero(comm, value):
+    """Rank 0 returns the values of all ranks; the others return None."""
+    if comm.rank != 0:
+        comm.send(np.array([value]), 0)
+        return None
+    values = np.array([value] * comm.size)
+    for source in range(1, comm.size):
+        comm.recv(values[source : source + 1], source)  # the message lands in its place
+    return values
+
+
+def program(comm):
+    return gather_to_zero(comm, 10.0 * comm.rank)
+
+
+world = SimWorld(4)
+results = world.run(program)
+command = "minidist run mpi_examples/hello.py --ranks 4 --trace t.jsonl; minidist report t.jsonl"
+show(draw("space-time", world.traces, {"command": command}))
+
+# %% [markdown]
+# The time is *virtual*: a message takes `alpha + beta * bytes` seconds, 1 µs and 0.1 ns a byte unless you say otherwise.
+# So the picture is the same on every machine. Under MPI the same record holds real times.
+#
+# ## 3 Predict
+#
+# How many messages does this gather send on 64 ranks? Commit to a number before you run the next cell.
+
+# %%
+my_guess = 64
+
+# %% [markdown]
+# ## 4 The code
+#
+# `program(comm)` above is all there is. `comm.rank` says who I am, `comm.size` how many we are. `SimWorld(64).run(program)`
+# calls `program` once for each rank and returns the list of what they returned. `comm.send(array, 3)` sends an array to
+# rank 3, `comm.recv(array, 3)` fills an array with what rank 3 sent.
+
+# %%
+for ranks in (1, 4, 64):
+    world = SimWorld(ranks)
+    results = world.run(program)
+    print(f"{ranks:2} ranks: rank 0 has {results[0][:4]}{' ...' if ranks > 4 else ''}, the others {results[1:2]}")
+
+# %% [markdown]
+# The library's own gather is the same idea; there rank 0 posts all receives first and then waits for all of them:
+
+# %%
+print(inspect.getsource(naive.gather))
+
+# %% [markdown]
+# ## 5 Check
+#
+# Each rank keeps a record of its messages: `world.traces[rank]`. The answer is counted there.
+
+# %%
+messages = sum(len(trace.sent()) for trace in world.traces)
+print(
+    f"messages on {world.size} ranks: {messages}; your guess {my_guess} is {'right' if my_guess == messages else 'off'}"
+)
+print(f"received by rank 0: {sum(m.nbytes for m in world.traces[0].messages if m.kind == 'receive')} B")
+
+
+# %% [markdown]
+# One number was enough for a count. Now a computation: each rank adds up its part of an array, and rank 0 adds the parts.
+# It must equal what one rank alone gets; for whole numbers exactly, in any order.
+
+
+# %%
+def total(comm, numbers):
+    mine = np.array_split(numbers, comm.size)[comm.rank]
+    parts = gather_to_zero(comm, mine.sum())
+    return None if parts is None else parts.sum()
+
+
+numbers = np.arange(1000.0)
+(alone,) = SimWorld(1).run(total, numbers)
+for ranks in (2, 3, 64):
+    parallel = SimWorld(ranks).run(total, numbers)[0]
+    print(f"{ranks:2} ranks: max |parallel - alone| = {abs(parallel - alone):g}")
+
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Forget that rank 0 has nobody to send to, and let everybody receive. Real programs hang here until somebody kills them.
+# The simulated world knows that nobody can ever run again, and says who waits for whom, and at which line.
+
+
+# %%
+def everybody_receives(comm):
+    incoming = np.empty(1)
+    comm.recv(incoming, (comm.rank + 1) % comm.size)
+    comm.send(incoming, (comm.rank - 1) % comm.size)
+
+
+world = SimWorld(4)
+with expect(DeadlockError):
+    world.run(everybody_receives)
+command = "minidist run mpi_examples/ring_exchange.py --way receive_then_send --ranks 4 --trace t.jsonl"
+show(draw("space-time", world.traces, {"command": f"{command}; minidist report t.jsonl"}))
+
+# %% [markdown]
+# ## 7 Exercise: speak in rank order
+#
+# Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and nobody begins before the one before
+# has finished. Ranks share nothing, so a *token* must go from rank to rank: who holds it may speak.
+
+
+# %%
+def in_rank_order(comm, say):
+    raise NotImplementedError("yours")
+
+
+check("00.in_rank_order", in_rank_order)
+
+# %% [markdown]
+# The check runs your function on several numbers of ranks, 1 among them, with sends that wait for the receiver and with
+# sends that do not. *Par* is what our own solution needs. When yours is right you read this:
+
+# %%
+check("00.in_rank_order", solution("00.in_rank_order"))
+
+# %% [markdown]
+# A wrong answer gets the smallest case in which it fails, a picture and a hint. Here the token leaves before the sentence:
+
+
+# %%
+def too_early(comm, say):
+    token = np.zeros(1)
+    if comm.rank > 0:
+        comm.recv(token, comm.rank - 1)
+    if comm.rank < comm.size - 1:
+        comm.send(token, comm.rank + 1)
+    say("me")
+
+
+check("00.in_rank_order", too_early)
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - A distributed program is **one function of a communicator**: `main(comm)`.
+# - A gather on n ranks sends **n - 1** messages, and all of them go into one rank.
+#
+# ## 9 The same code under mpiexec
+#
+# `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` virtual ranks:
+#
+#     mpiexec -n 4 python mpi_examples/hello.py
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `comm.rank`, `comm.size` | MPI `comm.Get_rank()`, `comm.Get_size()`; PyTorch `dist.get_rank()`, `dist.get_world_size()`; environment `RANK`, `WORLD_SIZE` |
+# | `launch(main)` under `mpiexec -n 4` | PyTorch `torchrun --nproc-per-node 4`; DeepSpeed `deepspeed --num_gpus 4`; JAX `jax.distributed.initialize()` |
+# | `send`, `recv` | MPI `Send`, `Recv`; PyTorch `dist.send`, `dist.recv` |
+# | `gather` | MPI `Gather`; PyTorch `dist.gather` |
+#
+# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb).

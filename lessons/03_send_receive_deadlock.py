@@ -1,0 +1,237 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 03 Send, receive, deadlock
+#
+# *25 minutes. Before it: 00. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Know which programs hang. **Whether a send waits for its receive is not yours to assume**: an MPI may copy a short message
+# into a buffer and go on, and wait with a longer one. The limit differs between libraries (we measured 4,032 B, 8,192 B,
+# 65,536 B and none at all), so a program that relies on it works until its messages grow.
+#
+# What a correct program costs: an order that somebody thought about. What it saves: a job that hangs at night.
+
+# %%
+import numpy as np
+
+from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError
+from minidist.comm import SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Everybody sends to the right, then receives from the left. It looks harmless. The red bars are ranks that wait, and the
+# arrows beside them form a circle: each waits for the next one.
+
+
+# %%
+def send_then_receive(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    outgoing, incoming = np.full(3, float(comm.rank)), np.empty(3)
+    comm.send(outgoing, right)
+    comm.recv(incoming, left)
+    return incoming[0]
+
+
+def drawn(way, traces):
+    """The picture, and the command that draws it with your own number of ranks."""
+    script = f"minidist run mpi_examples/ring_exchange.py --way {way} --ranks {len(traces)} --trace t.jsonl"
+    return draw("space-time", traces, {"command": f"{script}; minidist report t.jsonl"})
+
+
+world = SimWorld(4)
+with expect(DeadlockError):
+    world.run(send_then_receive)
+show(drawn("send_then_receive", world.traces))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Four programs, each for any number of ranks. Which of them hang when every send waits for its receive (*synchronous*)?
+# Which hang even when every send is copied and goes on at once (*buffered*)? Write your answer into `my_guess`: for each
+# program two letters, `h` for hangs and `r` for runs, first synchronous, then buffered.
+
+# %%
+my_guess = {"send_then_receive": "rr", "receive_then_send": "rr", "even_odd": "rr", "both_at_once": "rr"}
+
+
+# %% [markdown]
+# ## 4 The code
+
+
+# %%
+def receive_then_send(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    outgoing, incoming = np.full(3, float(comm.rank)), np.empty(3)
+    comm.recv(incoming, left)
+    comm.send(outgoing, right)
+    return incoming[0]
+
+
+def even_odd(comm):
+    return send_then_receive(comm) if comm.rank % 2 == 0 else receive_then_send(comm)
+
+
+def both_at_once(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    outgoing, incoming = np.full(3, float(comm.rank)), np.empty(3)
+    comm.sendrecv(outgoing, right, incoming, left)
+    return incoming[0]
+
+
+# %% [markdown]
+# ## 5 Check
+#
+# `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up to 1,000 B, as an MPI
+# might. The answer is what the runs do, not what somebody typed here.
+
+
+# %%
+def hangs(program, **options):
+    try:
+        SimWorld(4, **options).run(program)
+    except DeadlockError:
+        return True
+    return False
+
+
+programs = (send_then_receive, receive_then_send, even_odd, both_at_once)
+print(f"{'':20} synchronous  buffered")
+for program in programs:
+    answer = [hangs(program), hangs(program, eager_bytes=1000)]
+    words = ["hangs" if hanging else "runs" for hanging in answer]
+    right = my_guess[program.__name__] == "".join(word[0] for word in words)
+    print(f"{program.__name__:20} {words[0]:12} {words[1]:9} your guess was {'right' if right else 'off'}")
+
+# %% [markdown]
+# `send_then_receive` is the dangerous one: it runs as long as the message fits into somebody's buffer. Let the message
+# grow past the limit and the same program hangs:
+
+# %%
+for eager_bytes in (0, 23, 24, 1000):
+    hanging = hangs(send_then_receive, eager_bytes=eager_bytes)
+    print(f"messages of 24 B, buffered up to {eager_bytes} B: {'hangs' if hanging else 'runs'}")
+
+# %% [markdown]
+# The programs that run agree with each other, and differ in time. Everybody at once takes one message time; in two
+# rounds it takes two:
+
+# %%
+expected = np.roll(np.arange(4.0), 1)
+for program in (even_odd, both_at_once):
+    world = SimWorld(4)
+    received = np.array(world.run(program))
+    print(
+        f"{program.__name__}: max |received - expected| = {np.abs(received - expected).max():g}, {world.end_time * 1e6:.4f} µs"
+    )
+    show(drawn(program.__name__, world.traces))
+
+
+# %% [markdown]
+# ## 6 Break it
+#
+# `isend` and `irecv` start an operation and return at once; `wait` ends it. Between the two the buffer belongs to the
+# operation. Changing it earlier sends numbers that nobody meant, and in a real MPI run *nothing* complains. Here a sum over
+# the buffer's bytes is taken at the start and compared:
+
+
+# %%
+def reuse_too_early(comm):
+    buffer = np.zeros(3)
+    if comm.rank == 0:
+        request = comm.isend(buffer, 1)
+        buffer += 1  # the message may not have left yet
+        request.wait()
+    else:
+        comm.recv(buffer, 0)
+
+
+with expect(BufferReuseError):
+    SimWorld(2).run(reuse_too_early)
+
+
+# %% [markdown]
+# Another one that MPI lets pass: float32 sent into a float64 buffer gives garbage. Both sides are compared here:
+
+
+# %%
+def wrong_dtype(comm):
+    if comm.rank == 0:
+        comm.send(np.ones(4, dtype=np.float32), 1)
+    else:
+        comm.recv(np.ones(2, dtype=np.float64), 0)  # the same 16 bytes
+
+
+with expect(MismatchError):
+    SimWorld(2).run(wrong_dtype)
+
+
+# %% [markdown]
+# ## 7 Exercise: fix the ring exchange, three ways
+#
+# Each function sends `outgoing` to the right neighbour and returns what came from the left one, for any number of ranks
+# (one rank is its own neighbour). The first may use `send` and `recv` only, the second `sendrecv` only, the third `isend`,
+# `irecv` and `wait` only.
+
+
+# %%
+def by_order(comm, outgoing):
+    incoming = np.empty_like(outgoing)
+    comm.send(outgoing, (comm.rank + 1) % comm.size)
+    comm.recv(incoming, (comm.rank - 1) % comm.size)
+    return incoming
+
+
+def by_sendrecv(comm, outgoing):
+    raise NotImplementedError("yours")
+
+
+def by_requests(comm, outgoing):
+    raise NotImplementedError("yours")
+
+
+for name, function in (("by_order", by_order), ("by_sendrecv", by_sendrecv), ("by_requests", by_requests)):
+    check(f"03.{name}", function)
+
+# %% [markdown]
+# Right answers read like this. Compare the times: the order of sends and receives costs a second round.
+
+# %%
+for name in ("by_order", "by_sendrecv", "by_requests"):
+    check(f"03.{name}", solution(f"03.{name}"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's simulated world does by
+#   default.
+# - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or with requests and waits.
+#   The exchange costs alpha + beta * bytes when both directions go at once, twice that in two rounds.
+#
+# ## 9 The same code under mpiexec
+#
+# `--synchronous` makes every send of a real MPI run wait for its receive; the watchdog reports after `--timeout` seconds:
+#
+#     mpiexec -n 4 python mpi_examples/ring_exchange.py --way send_then_receive --synchronous --timeout 5
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `send` that waits | MPI `Ssend`; NCCL's sends wait for the receiver |
+# | buffered up to `eager_bytes` | Open MPI `btl_sm_eager_limit`, `btl_tcp_eager_limit`; MPICH `MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD` |
+# | `isend`, `irecv`, `wait` | MPI `Isend`, `Irecv`, `Wait`; PyTorch `dist.isend`, `dist.irecv`, `work.wait()` |
+# | `sendrecv` | MPI `Sendrecv`; PyTorch `dist.batch_isend_irecv`; NCCL `ncclGroupStart` ... `ncclGroupEnd` |
+# | the watchdog | PyTorch `TORCH_NCCL_ASYNC_ERROR_HANDLING`, `init_process_group(timeout=...)` |
+#
+# Next: [04 All-reduce without a boss](04_all_reduce_without_a_boss.ipynb).

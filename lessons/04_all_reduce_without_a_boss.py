@@ -1,0 +1,242 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 04 All-reduce without a boss
+#
+# *30 minutes. Before it: 00, 03. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Sum an array over all ranks so that **every rank has the sum and no rank carries more than another**: reduce-scatter and
+# all-gather round a ring.
+#
+# With a boss, (n-1) whole arrays go into one rank and (n-1) come out of it. The ring sends less than two arrays from each
+# rank, however many ranks there are. What it costs: 2 (n-1) steps one after the other, each with its latency.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.base.errors import MismatchError
+from minidist.collectives import all_reduce, closed_form, ring
+from minidist.comm import SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Four ranks, 12 numbers each, so a chunk has 3 numbers (24 B). First three steps in which sums are formed, then three in
+# which they are handed round.
+
+
+# %%
+def summed(comm, size, algorithm):
+    array = np.arange(size) + 100.0 * comm.rank
+    return all_reduce(comm, array, algorithm=algorithm)
+
+
+world = SimWorld(4)
+world.run(summed, 12, "ring")
+command = (
+    "minidist run mpi_examples/ring_all_reduce.py --elements 12 --ranks 4 --trace t.jsonl; minidist report t.jsonl"
+)
+show(draw("space-time", world.traces, {"command": command}))
+show(draw("bytes-matrix", world.traces, {"command": f"{command} --picture bytes-matrix"}))
+
+# %% [markdown]
+# With a boss the same sum looks like this. Rank 0's row and column hold everything:
+
+# %%
+boss = SimWorld(4)
+boss.run(summed, 12, "naive")
+command = command.replace("--elements", "--algorithm naive --elements")
+show(draw("bytes-matrix", boss.traces, {"command": f"{command} --picture bytes-matrix"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# The array has S = 8,000 B (1,000 numbers). How many bytes leave rank 0 in the ring all-reduce on 8 ranks? And with rank 0
+# as the boss?
+
+# %%
+my_guess = {"ring": 8_000, "naive": 8_000}
+
+# %% [markdown]
+# ## 4 The code
+#
+# The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added up; after n-1 steps the
+# chunk with the rank's own number is complete. This is the code that runs, printed from the library:
+
+# %%
+print(inspect.getsource(ring.reduce_scatter))
+
+# %% [markdown]
+# Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3, so a sum shows who
+# is in it. `sizes` says how many elements each chunk has: any sizes, 0 too.
+
+
+# %%
+def who_is_in_it(comm):
+    part = np.full(4, 10.0**comm.rank)
+    return ring.reduce_scatter(comm, part, [1, 1, 1, 1], np.empty(1), "sum")
+
+
+print("complete chunks:", *SimWorld(4).run(who_is_in_it))
+
+# %% [markdown]
+# ## 5 Check
+#
+# Counted from the record of each run, beside the formula: the ring sends 2 (n-1)/n S from each rank.
+
+# %%
+worlds = {}
+for algorithm in ("ring", "naive"):
+    worlds[algorithm] = world = SimWorld(8)
+    world.run(summed, 1000, algorithm)
+    leaving = [sum(m.nbytes for m in trace.sent()) for trace in world.traces]
+    verdict = "right" if my_guess[algorithm] == leaving[0] else "off"
+    print(
+        f"{algorithm:5}: {leaving[0]:,} B leave rank 0; all ranks: {leaving}; your guess {my_guess[algorithm]:,} is {verdict}"
+    )
+print(
+    f"2 (n-1)/n S = {2 * 7 * 8000 // 8:,} B, and exactly, with the real chunks: {8 * closed_form.all_reduce(1000, 8, 0)[1]:,} B"
+)
+
+# %% [markdown]
+# Equal to what one rank computes? For whole numbers exactly. For others only up to rounding, because a ring adds in
+# another order for each chunk.
+
+
+# %%
+def both(comm, data):
+    whole, real = data[comm.rank].round(), data[comm.rank].copy()
+    return all_reduce(comm, whole), all_reduce(comm, real)
+
+
+data = np.random.default_rng(0).normal(0, 100, (8, 1000))
+for rank, (whole, real) in list(enumerate(SimWorld(8).run(both, data)))[:2]:
+    print(f"rank {rank}: whole numbers: max |parallel - single| = {np.abs(whole - data.round().sum(axis=0)).max():g}")
+    print(f"rank {rank}: real numbers:  max |parallel - single| = {np.abs(real - data.sum(axis=0)).max():.1e}")
+
+# %% [markdown]
+# Time grows with n for the boss, and hardly for the ring once the array is large. For a small one the ring's 2 (n-1)
+# latencies are dear; lesson 05 is about that.
+
+# %%
+print(f"{'':8} {'80 B':>24}   {'8 MB':>26}")
+for ranks in (2, 4, 8, 16):
+    times = []
+    for size in (10, 1_000_000):
+        for algorithm in ("ring", "naive"):
+            world = SimWorld(ranks)
+            world.run(summed, size, algorithm)
+            times.append(world.end_time * 1e6)
+    print("{:2} ranks: ring {:5.1f} µs, boss {:4.1f} µs   ring {:6.0f} µs, boss {:6.0f} µs".format(ranks, *times))
+
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A bug that no comparison *between ranks* finds: one step too few in the first half. The second half spreads the wrong sums
+# so well that all ranks agree. That replicas agree does not mean that they are right.
+
+
+# %%
+def one_step_too_few(comm, array):
+    n, rank = comm.size, comm.rank
+    chunks = np.array_split(array, n)
+    for step in range(n - 2):  # should be n - 1
+        leaving, arriving = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        part = np.empty_like(arriving)
+        comm.sendrecv(leaving, (rank + 1) % n, part, (rank - 1) % n)
+        arriving += part
+    for step in range(n - 1):
+        leaving, arriving = chunks[(rank + 2 - step) % n], chunks[(rank + 1 - step) % n]
+        comm.sendrecv(leaving, (rank + 1) % n, arriving, (rank - 1) % n)
+    return array
+
+
+results = SimWorld(4).run(lambda comm: one_step_too_few(comm, np.full(8, 10.0**comm.rank)))
+print("ranks agree:", all(np.array_equal(result, results[0]) for result in results))
+print("rank 0 has:", results[0], "and should have 1111 everywhere")
+
+
+# %% [markdown]
+# Another one: two ranks disagree about which collective comes next. Under plain MPI they exchange each other's bytes or
+# hang; here the messages carry the name of their operation.
+
+
+# %%
+def out_of_step(comm):
+    array = np.ones(4)
+    if comm.rank == 0:
+        all_reduce(comm, array, algorithm="ordered")
+    else:
+        all_reduce(comm, array, algorithm="ring")
+
+
+with expect(MismatchError):
+    SimWorld(2).run(out_of_step)
+
+
+# %% [markdown]
+# ## 7 Exercise: the ring, for any size and any n
+#
+# Sum `array` over all ranks **in place**, from `comm.sendrecv` alone. The size need not divide by n, may be smaller than n,
+# and may be 0; n may be 1. No rank may send more bytes than in our solution.
+
+
+# %%
+def ring_all_reduce(comm, array):
+    raise NotImplementedError("yours")  # comm.sendrecv(outgoing, to, incoming, source)
+
+
+check("04.ring_all_reduce", ring_all_reduce)
+
+# %%
+check("04.ring_all_reduce", solution("04.ring_all_reduce"))
+
+
+# %% [markdown]
+# What the checker says to a ring that passes on its own part instead of the sum:
+
+
+# %%
+def passes_on_its_own_part(comm, array):
+    total, part = array.copy(), np.empty_like(array)
+    for _ in range(comm.size - 1):
+        comm.sendrecv(array.copy(), (comm.rank + 1) % comm.size, part, (comm.rank - 1) % comm.size)
+        total += part
+    array[...] = total
+
+
+check("04.ring_all_reduce", passes_on_its_own_part)
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
+# - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for any number of ranks, and no
+#   algorithm sends less (Patarasuk and Yuan, 2009).
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/ring_all_reduce.py
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `all_reduce(algorithm="ring")` | NCCL `ncclAllReduce` with `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` (ring); MPICH `MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM` |
+# | `all_reduce` | PyTorch `dist.all_reduce`; JAX `jax.lax.psum`; Horovod `hvd.allreduce` |
+# | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
+#
+# Next: 05 Latency or bandwidth? and [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb).

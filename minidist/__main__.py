@@ -1,0 +1,5 @@
+"""`python -m minidist` is `minidist`."""
+
+from minidist.cli import main
+
+main()

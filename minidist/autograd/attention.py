@@ -1,0 +1,169 @@
+"""Causal self-attention as one node: softmax(Q K^T / sqrt(d)) V, where position i sees positions 0..i.
+
+Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix is never
+computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
+division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
+the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
+rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
+"""
+
+from operator import itemgetter
+
+from minidist.autograd import elementwise, reductions, shaping
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.operands import mismatch
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+
+_BLOCK = 64  # queries at once
+_CACHE = 256 * 1024  # bytes of scores at once
+
+
+def causal_attention(qkv: Tensor, heads: int) -> Tensor:
+    """Packed form: qkv (batch, T, 3 D) -> (batch, T, D); queries, keys, values side by side, and heads in each."""
+    if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
+        raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
+    batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    q, k, v = _heads(qkv.data, 3, heads)
+    out = xp.empty((batch, length, width), qkv.dtype, qkv.data)
+    (o,) = _heads(out, 1, heads)
+    saved = _forward(q, k, v, o)
+    kept = qkv.saved()
+
+    def grad(g: xp.Array) -> xp.Array:
+        q, k, v = _heads(kept.data, 3, heads)
+        dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
+        (do,), (dq, dk, dv) = _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        _backward(q, k, v, o, do, saved, dq, dk, dv)
+        return dqkv
+
+    flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
+    costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
+    return record(
+        "causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=[e for pair in saved for e in pair]
+    )
+
+
+def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Separate form: q, k, v (batch, heads, T, head size) -> the same shape."""
+    if q.ndim != 4 or q.shape != k.shape or k.shape != v.shape:
+        raise mismatch(
+            "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
+        )
+    o = xp.empty(q.shape, q.dtype, q.data)
+    saved = _forward(q.data, k.data, v.data, o)
+    kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
+
+    def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
+        result = xp.empty_like(o), xp.empty_like(o), xp.empty_like(o)
+        _backward(kept_q.data, kept_k.data, kept_v.data, o, g, saved, *result)
+        return result
+
+    edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
+    flops = 2 * q.size * q.shape[2]
+    return record(
+        "causal_attention_heads",
+        o,
+        edges,
+        prepare=prepare,
+        flops=flops,
+        costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
+        saved=[e for pair in saved for e in pair],
+    )
+
+
+def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
+    """(batch, T, parts x heads x size) as `parts` views (batch, heads, T, size)."""
+    batch, length, width = packed.shape
+    split = packed.reshape(batch, length, parts, heads, width // (parts * heads))
+    return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
+
+
+def _samples_at_once(q: xp.Array) -> int:
+    """How many samples' scores for one query block fit into the cache together: many when they are small, else one."""
+    _, heads, length, _ = q.shape
+    return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
+
+
+def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[xp.Array, xp.Array]]:
+    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums)."""
+    batch, _, length, size = q.shape
+    scale = size**-0.5 if size else 1.0
+    diagonal = _diagonal(min(_BLOCK, length), q)
+    ones = xp.ones(length, q.dtype, q)
+    step = _samples_at_once(q)
+    saved = []
+    for n in range(0, batch, step):
+        qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
+        for start in range(0, length, _BLOCK):
+            end = min(start + _BLOCK, length)
+            e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
+            e[:, :, start:] += diagonal[: end - start, : end - start]
+            e -= _largest(e)
+            xp.exp(e, out=e)
+            inverse = xp.reciprocal(ones[:end] @ e)[..., None]
+            part = on[:, :, start:end]
+            xp.matmul(e.swapaxes(2, 3), vn[:, :, :end], out=part)
+            part *= inverse
+            saved.append((e, inverse))
+    return saved
+
+
+def _backward(
+    q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, g: xp.Array, saved: list[tuple[xp.Array, xp.Array]],
+    dq: xp.Array, dk: xp.Array, dv: xp.Array,
+) -> None:  # fmt: skip
+    """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
+    batch, _, length, size = q.shape
+    scale = size**-0.5 if size else 1.0
+    step = _samples_at_once(q)
+    for n in reversed(range(0, batch, step)):
+        qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
+        dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
+        for start in reversed(range(0, length, _BLOCK)):
+            end = min(start + _BLOCK, length)
+            e, inverse = saved.pop()
+            do = gn[:, :, start:end] * inverse
+            delta = xp.dot_rows(do, on[:, :, start:end])
+            ds = vn[:, :, :end] @ do.swapaxes(2, 3)
+            ds -= delta.swapaxes(2, 3)
+            ds *= e
+            part = dqn[:, :, start:end]
+            xp.matmul(ds.swapaxes(2, 3), kn[:, :, :end], out=part)
+            part *= scale
+            scaled_q = qn[:, :, start:end] * scale
+            if end == length:
+                xp.matmul(ds, scaled_q, out=dkn)
+                xp.matmul(e, do, out=dvn)
+            else:
+                dkn[:, :, :end] += ds @ scaled_q
+                dvn[:, :, :end] += e @ do
+
+
+def _largest(e: xp.Array) -> xp.Array:
+    """Maximum over the keys, (..., keys, queries) -> (..., 1, queries), by folding: halves that may overlap."""
+    while (n := e.shape[-2]) > 1:
+        half = (n + 1) // 2
+        e = xp.maximum(e[:, :, :half], e[:, :, n - half :])
+    return e
+
+
+def _diagonal(n: int, like: xp.Array) -> xp.Array:
+    """(keys, queries): 0 where the key is not later than the query, -inf where it is."""
+    positions = xp.arange(n)
+    mask = xp.zeros((n, n), like.dtype, like)
+    mask[positions[:, None] > positions] = -xp.inf
+    return mask
+
+
+def causal_attention_composite(qkv: Tensor, heads: int) -> Tensor:
+    """The packed form, op by op with the whole score matrix: for lessons, and the oracle of `causal_attention`."""
+    batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    size = width // heads
+    split = shaping.transpose(shaping.reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))
+    q, k, v = split[0], split[1], split[2]
+    scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
+    positions = xp.arange(length)
+    scores = elementwise.where(positions[:, None] >= positions, scores, -xp.inf)
+    mixed = reductions.softmax(scores) @ v
+    return shaping.reshape(shaping.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))

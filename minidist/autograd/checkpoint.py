@@ -1,0 +1,71 @@
+"""Recomputation: keep a segment's inputs instead of everything inside it, and run it again in backward.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. The replay runs in the context captured at forward
+(batch coordinates, message purpose, ...) and counts calls from the same numbers, so dropout draws the same masks, and
+a segment that communicates replays the same collectives in the same order on all ranks.
+"""
+
+from collections.abc import Callable
+from contextvars import copy_context
+from operator import itemgetter
+from typing import Any
+
+from minidist.autograd.backward import current_pass
+from minidist.autograd.errors import AutogradError
+from minidist.autograd.modes import enable_grad, is_grad_enabled, meter, no_grad
+from minidist.autograd.node import Node
+from minidist.autograd.parameter import Parameter, parameter_reads
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+from minidist.base.memory import memory_account
+from minidist.base.random import replay_calls, snapshot_calls
+
+
+def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
+    """fn(*args), saving only the tensors among the arguments. fn must return one tensor and be repeatable.
+
+    Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become
+    ready (`on_ready`) as they would without recomputation, counting every segment that uses them.
+    """
+    if not is_grad_enabled():
+        return fn(*args)
+    context, calls = copy_context(), snapshot_calls()
+    reads: list[Parameter] = []
+    token = parameter_reads.set(reads)
+    try:
+        with no_grad():
+            result = fn(*args)
+    finally:
+        parameter_reads.reset(token)
+    if not isinstance(result, Tensor):
+        raise AutogradError(f"checkpoint: the function must return one Tensor, not {type(result).__name__}")
+    used = tuple(p for p in dict.fromkeys(reads) if p.requires_grad)
+    sources = [a for a in args if isinstance(a, Tensor)]
+    # A tensor argument is kept as what backward may read, anything else as it is.
+    kept = [(a.saved(), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
+
+    def replay(g: xp.Array) -> list[xp.Array]:
+        current_meter, account = meter.get(), memory_account.get()
+        inputs = [Tensor(a.data, needs) if is_tensor else a for a, needs, is_tensor in kept]
+
+        def forward() -> Tensor:
+            meter.set(current_meter)
+            memory_account.set(account)
+            with enable_grad(), replay_calls(calls):
+                return fn(*inputs)
+
+        output = context.copy().run(forward)
+        walk = current_pass.get()
+        assert walk is not None
+        walk.run_nested(output.node, g, used)
+        leaves = [leaf for leaf, (_, _, is_tensor) in zip(inputs, kept, strict=True) if is_tensor]
+        return [xp.zeros_like(leaf.data) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+    tensor = record(
+        "checkpoint", result.data, [(s, itemgetter(i)) for i, s in enumerate(sources)], prepare=replay, flops=0
+    )
+    if tensor.node is None and used:  # no argument needs a gradient, but parameters inside do
+        tensor.node = Node("checkpoint", prepare=replay)
+    if tensor.node is not None:
+        tensor.node.replays = used
+    return tensor

@@ -1,0 +1,29 @@
+"""Table look-up: rows of a weight by integer. Backward adds the gradient of each row that came out to its source."""
+
+from typing import Any
+
+from minidist.autograd.errors import AutogradError
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+
+
+def embedding(indices: Any, weight: Tensor) -> Tensor:
+    """indices (...), integers in [0, rows); weight (rows, width) -> (..., width)."""
+    indices = xp.as_array(indices.data if isinstance(indices, Tensor) else indices)
+    rows, width = weight.shape
+    if indices.dtype.kind not in "iu":
+        raise AutogradError(f"embedding: indices must be integers, not {indices.dtype}")
+    if indices.size and (indices.min() < 0 or indices.max() >= rows):
+        worst = int(indices.min() if indices.min() < 0 else indices.max())
+        raise AutogradError(
+            f"embedding: index {worst} is no row of the weight; it has shape {weight.shape}, rows 0..{rows - 1}"
+        )
+    kind = weight.dtype
+
+    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        out = xp.empty((rows, width), kind, g) if out is None else out
+        out.fill(0)
+        xp.scatter_add_rows(out, indices.reshape(-1), xp.as_rows(g))
+        return out
+
+    return record("embedding", xp.take(weight.data, indices, axis=0), (), ((weight, grad),), flops=0, saved=(indices,))

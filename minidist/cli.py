@@ -1,0 +1,221 @@
+"""The command line: parsing and printing, nothing else.
+
+Every flag of `train` and `compare` is a field of TrainConfig. `--json` prints one JSON object on standard output and nothing
+else there; progress and errors go to standard error. Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
+"""
+
+import inspect
+import json
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minidist.base.errors import MinidistError, UsageError
+from minidist.train.config import TrainConfig, flag
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Distributed training that you can read, run on a laptop, and check.",
+)  # fmt: skip
+bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Ratios measured in one interleaved run.")
+app.add_typer(bench_app, name="bench")
+
+Ranks = Annotated[int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")]
+Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported")]
+TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+Eager = Annotated[int, typer.Option(help="simulated: sends of up to so many bytes are buffered")]
+
+
+def takes_config(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag for each field of TrainConfig; it receives them as its first argument, a TrainConfig."""
+    own = inspect.signature(function)
+    fields = []
+    for name, info in TrainConfig.model_fields.items():
+        kind = info.annotation
+        text = info.description or ""
+        if getattr(kind, "__origin__", None) is not None and kind is not None and "Literal" in str(kind):
+            text, kind = f"{text} [{'|'.join(kind.__args__)}]", str
+        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel="Job")
+        fields.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info.default, annotation=Annotated[kind, option])
+        )
+    rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]]
+
+    def command(**values: Any) -> None:
+        config = TrainConfig.make(**{name: values.pop(name) for name in TrainConfig.model_fields})
+        function(config, **values)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature([*fields, *rest])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*fields, *rest)}
+    return command
+
+
+def say(text: str = "") -> None:
+    """A line for people: standard error, so that standard output is free for JSON."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@app.command()
+@takes_config
+def train(
+    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
+    json_output: Json = False,
+) -> None:  # fmt: skip
+    """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
+    from minidist.train.session import run_training
+
+    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line())
+    if summary is None:
+        return
+    if json_output:
+        print(json.dumps(summary.as_dict()))
+        return
+    say(summary.table())
+    say(f"trace: {summary.trace}   picture: minidist report {summary.trace} --picture space-time -o runs/space-time.svg")
+
+
+@app.command()
+@takes_config
+def compare(
+    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, eager_bytes: Eager = 0, json_output: Json = False
+) -> None:
+    """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
+    from minidist.train.session import run_comparison
+
+    if "reduction" not in given_flags():
+        config = config.model_copy(update={"reduction": "ordered"})
+    verdict = run_comparison(config, ranks, timeout, eager_bytes)
+    if verdict is None:
+        return
+    if json_output:
+        print(json.dumps(verdict.as_dict()))
+    else:
+        say(verdict.sentence())
+    raise typer.Exit(0 if verdict.equal else 1)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 600,
+    ranks: Annotated[int, typer.Option(help="ranks in every world")] = 4,
+    folder: Annotated[Path, typer.Option(help="where traces and the picture go")] = Path("runs/demo"),
+    timeout: Timeout = 60.0,
+    json_output: Json = False,
+) -> None:
+    """A byte-level GPT learns English on four ranks: simulated, under mpiexec, and equal to one device."""
+    from minidist.report.from_file import draw_report
+    from minidist.train.demo import run_demo
+
+    report = run_demo(steps, ranks, folder, timeout, say)
+    report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
+    say(f"picture: {report['picture']}")
+    if json_output:
+        print(json.dumps(report))
+    raise typer.Exit(0 if report["passed"] else 1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(script: Annotated[Path, typer.Argument(help="a Python program that calls minidist's launch")], context: typer.Context) -> None:
+    """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
+    if not script.is_file():
+        raise UsageError(f"there is no script {str(script)!r}; give the path of a Python file")
+    sys.argv = [str(script), *context.args]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@app.command()
+def doctor(json_output: Json = False) -> None:
+    """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what."""
+    from minidist.train.doctor import examine
+
+    findings = examine()
+    if json_output:
+        print(json.dumps([finding.__dict__ for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{'ok ' if finding.ok else '-- '} {finding.name:12} {finding.text}")
+
+
+@app.command()
+def report(
+    trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
+    picture: Annotated[str, typer.Option(help="space-time, bytes-matrix, bytes-by-purpose, loss, memory, lanes or perfetto")] = "space-time",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .svg, .pdf or .png file (.json for perfetto)")] = None,
+) -> None:
+    """Draw a picture of a recorded run."""
+    from minidist.report.from_file import draw_report
+
+    say(f"written: {draw_report(trace, picture, output)}")
+
+
+@bench_app.command("collectives")
+def bench_collectives(
+    ranks: Annotated[int, typer.Option(help="processes")] = 2,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    json_output: Json = False,
+) -> None:
+    """All-reduce against MPI_Allreduce (and gloo, where torch is installed), and the simulated world's messages a second."""
+    from minidist.train.bench_collectives import bench_collectives as bench
+
+    show_bench(bench(ranks=ranks, rounds=rounds), json_output)
+
+
+@bench_app.command("step")
+def bench_step(
+    cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    json_output: Json = False,
+) -> None:
+    """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
+    from minidist.train.bench_step import bench_step as bench
+
+    show_bench(bench(cases or None, rounds=rounds), json_output)
+
+
+def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
+    """The environment, then a row a measurement."""
+    if result is None:
+        return  # not the rank that prints
+    if json_output:
+        print(json.dumps(result))
+        return
+    for name, value in result["environment"].items():
+        print(f"{name}: {value}")
+    for row in result["rows"]:
+        ratio = "      -" if row.get("ratio") is None else f"{row['ratio']:7.3f}"
+        extra = "".join(f"  {k} {v}" for k, v in row.items() if k not in ("name", "ratio", "median_s", "rounds"))
+        print(f"{row['name']:40} ratio {ratio}  median {row['median_s']:.6g} s  rounds {row['rounds']}{extra}")
+
+
+def command_line() -> str:
+    """This command, as a person would type it."""
+    return "minidist " + shlex.join(sys.argv[1:])
+
+
+def given_flags() -> set[str]:
+    """The fields whose flags stand on the command line."""
+    return {word.split("=")[0][2:].replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The program `minidist`."""
+    if arguments is not None:
+        sys.argv[1:] = list(arguments)
+    try:
+        app(prog_name="minidist")
+    except MinidistError as error:
+        for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
+            say(line)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+if __name__ == "__main__":
+    main()

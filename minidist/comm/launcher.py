@@ -1,0 +1,60 @@
+"""Finding and calling `mpiexec`: the one that belongs to the MPI library of this Python's mpi4py.
+
+Every MPI's launcher takes `-n 4 program`; the rest differs. Open MPI refuses more ranks than cores, binds each rank to a core
+of its own and does not run as root, unless told otherwise; MPICH and Intel MPI need nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from minidist.base.errors import LauncherError
+
+
+def find_mpiexec() -> str:
+    """Path of mpiexec: beside this Python (a wheel puts it there), else on PATH; LauncherError when there is none."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise LauncherError("mpiexec is missing; install it with: pip install 'minidist[mpi]' (a wheel, no compiler needed)")
+    return found
+
+
+@cache
+def launcher_version(mpiexec: str) -> str:
+    """What `mpiexec --version` says of itself, on one line."""
+    answer = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60)
+    text = (answer.stdout or answer.stderr).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any("HYDRA" in line for line in lines):
+        version = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("Version:")), "")
+        return f"MPICH Hydra {version}".strip()
+    return lines[0] if lines else "unknown"
+
+
+def mpiexec_command(ranks: int, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that start `program` (after the interpreter) on `ranks` processes here."""
+    mpiexec = find_mpiexec()
+    environment = {**os.environ, "MINIDIST_SIZE": str(ranks)}  # a launcher of another MPI then is noticed at once
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    options: list[str] = []
+    if "Open MPI" in launcher_version(mpiexec) or "OpenRTE" in launcher_version(mpiexec):
+        options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return [mpiexec, *options, "-n", str(ranks), sys.executable, *program], environment
+
+
+def run_under_mpiexec(ranks: int, program: Sequence[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Start `program` on `ranks` processes, let its standard error through, and return when it has ended.
+
+    Raises LauncherError when it failed, with the end of what it said.
+    """
+    command, environment = mpiexec_command(ranks, program)
+    answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout)
+    if answer.returncode:
+        raise LauncherError(f"{' '.join(command[:4])} ... ended with exit code {answer.returncode}; its report stands above")
+    return answer

@@ -1,0 +1,79 @@
+"""The two kinds of data: a stream of tokens that is cut into samples, and samples with a label each.
+
+Both answer the same three questions, so that the sampler and the trainer need not know which one they have: how many
+samples there are (`samples(context)`), what a set of them is (`rows(indices, context)`), and which model fits
+(`is_tokens`). Data lie as they came (bytes, a memory map) and are widened only for the rows that are asked for.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+
+Rows = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class TokenDataset:
+    """A 1-D array of token numbers below `vocab_size`.
+
+    Sample i of a context of T is the T + 1 tokens from i T on: T inputs, and T targets, which are the inputs one token
+    later. So neighbouring samples share one token and no target occurs twice.
+    entropy: nats a token that no model can beat, where the source is known; else None.
+    """
+
+    name: str
+    tokens: np.ndarray
+    vocab_size: int
+    entropy: float | None = None
+    is_tokens = True
+
+    def samples(self, context: int) -> int:
+        """Number of whole samples. UsageError when there is none."""
+        if self.tokens.size < context + 1:
+            raise UsageError(
+                f"--data {self.name} has {self.tokens.size} tokens, fewer than one sample of context {context} and its "
+                f"last target; use more data or --context {max(1, self.tokens.size - 1)} at most"
+            )
+        return (self.tokens.size - 1) // context
+
+    def rows(self, indices: np.ndarray, context: int) -> Rows:
+        """Inputs and targets of the samples: two int64 arrays of shape (len(indices), context)."""
+        windows = np.empty((len(indices), context + 1), np.int64)
+        for row, index in enumerate(indices):
+            windows[row] = self.tokens[index * context : (index + 1) * context + 1]
+        return windows[:, :-1].copy(), windows[:, 1:].copy()
+
+
+@dataclass(frozen=True)
+class SampleDataset:
+    """Samples of any shape, (n, ...), with a class number each, (n,).
+
+    Whole-number features (pixels, 0 to 255) are kept as they are and divided by 255 when they are asked for.
+    """
+
+    name: str
+    inputs: np.ndarray
+    targets: np.ndarray
+    classes: int
+    is_tokens = False
+
+    @property
+    def features(self) -> int:
+        """Features of one sample."""
+        return int(np.prod(self.inputs.shape[1:]))
+
+    def samples(self, context: int = 0) -> int:
+        """Number of samples; a context has no meaning here."""
+        return len(self.inputs)
+
+    def rows(self, indices: np.ndarray, context: int = 0) -> Rows:
+        """Inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),)."""
+        inputs = self.inputs[indices].reshape(len(indices), self.features)
+        if inputs.dtype.kind in "iub":
+            inputs = inputs.astype(np.float32) / np.float32(255)
+        return inputs.astype(np.float32, copy=False), self.targets[indices].astype(np.int64)
+
+
+Dataset = TokenDataset | SampleDataset

@@ -1,0 +1,121 @@
+"""The user's own data: a text, a file of tokens, the MNIST files, a NumPy archive. Every defect is one sentence.
+
+Texts and tokens are memory-mapped, so a file larger than the memory will do.
+"""
+
+import gzip
+import zipfile
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from minidist.base.errors import UsageError, nearest
+from minidist.data.datasets import SampleDataset, TokenDataset
+
+TOKEN_DTYPES = {".u8": "<u1", ".u16": "<u2", ".u32": "<u4", ".i32": "<i4", ".i64": "<i8", ".bin": "<u2"}
+_IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def _existing(kind: str, path: str) -> Path:
+    """The path, when it is a file with something in it."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise UsageError(f"--data {kind}:{path} is a folder; name a file in it")
+    if not file.exists():
+        siblings = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise UsageError(f"--data {kind}:{path} does not exist{nearest(file.name, siblings)}; name an existing file")
+    if file.stat().st_size == 0:
+        raise UsageError(f"--data {kind}:{path} is empty; name a file with something in it")
+    return file
+
+
+def text_file(path: str) -> TokenDataset:
+    """The bytes of any file: vocabulary 256."""
+    return TokenDataset(f"text:{path}", np.memmap(_existing("text", path), np.uint8, mode="r"), 256)
+
+
+def token_file(path: str) -> TokenDataset:
+    """A flat file of token numbers. The vocabulary is the largest number, plus one.
+
+    The dtype is the suffix's: .u8 .u16 .u32 .i32 .i64, little-endian, no header, and .bin is .u16 (as nanoGPT writes
+    it); a .npy file says its own dtype in its header.
+    """
+    file, name = _existing("tokens", path), f"tokens:{path}"
+    if file.suffix == ".npy":
+        try:
+            tokens = np.load(file, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise UsageError(f"--data {name} is no NumPy array file: {error}; write it with numpy.save") from None
+    elif file.suffix in TOKEN_DTYPES:
+        dtype = np.dtype(TOKEN_DTYPES[file.suffix])
+        if file.stat().st_size % dtype.itemsize:
+            raise UsageError(
+                f"--data {name} has {file.stat().st_size} bytes, not a multiple of the {dtype.itemsize} of a "
+                f"{file.suffix} token; give it the suffix of its dtype, one of {' '.join(TOKEN_DTYPES)} .npy"
+            )
+        tokens = np.memmap(file, dtype, mode="r")
+    else:
+        raise UsageError(
+            f"--data {name}: the suffix {file.suffix!r} names no dtype; "
+            f"rename it to one of {' '.join(TOKEN_DTYPES)} .npy"
+        )
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size == 0:
+        raise UsageError(f"--data {name} is {tokens.shape} {tokens.dtype}; tokens are whole numbers in one dimension")
+    if int(tokens.min()) < 0:
+        raise UsageError(f"--data {name} holds the token {int(tokens.min())}; tokens are numbers from 0 on")
+    return TokenDataset(name, tokens, int(tokens.max()) + 1)
+
+
+def idx_folder(path: str) -> SampleDataset:
+    """MNIST and its kin: train-images-idx3-ubyte and train-labels-idx1-ubyte, each as it is or with .gz.
+
+    The format (Y. LeCun, C. Cortes, C. Burges, "The MNIST database", file formats): two zero bytes, a dtype, the number
+    of dims, then the dims and the data, all big-endian.
+    """
+    folder, arrays = Path(path).expanduser(), []
+    if not folder.is_dir():
+        raise UsageError(f"--data idx:{path} is no folder; name the one with train-images-idx3-ubyte in it")
+    for stem in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        found = [folder / name for name in (stem, stem + ".gz") if (folder / name).exists()]
+        if not found:
+            raise UsageError(f"--data idx:{path} has no {stem} or {stem}.gz; put both MNIST files in it")
+        arrays.append(_read_idx(found[0]))
+    return _samples(f"idx:{path}", *arrays)
+
+
+def _read_idx(file: Path) -> np.ndarray:
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (OSError, EOFError) as error:
+        raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_DTYPES:
+        raise UsageError(f"--data file {file} does not begin like an idx file; fetch it again")
+    dims, dtype = content[3], np.dtype(_IDX_DTYPES[content[2]])
+    shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
+    expected = 4 + 4 * dims + dtype.itemsize * prod(shape)
+    if len(content) != expected:
+        raise UsageError(f"--data file {file} has {len(content)} bytes, its header says {expected}; fetch it again")
+    return np.frombuffer(content, dtype, offset=4 + 4 * dims).reshape(shape)
+
+
+def npz_file(path: str) -> SampleDataset:
+    """A NumPy archive with arrays `x`, (n, ...), and `y`, (n,), or `x_train` and `y_train` (as Keras writes MNIST)."""
+    file = _existing("npz", path)
+    if not zipfile.is_zipfile(file):
+        raise UsageError(f"--data npz:{path} is no NumPy archive; write it with numpy.savez")
+    with np.load(file, allow_pickle=False) as archive:
+        for x, y in (("x_train", "y_train"), ("x", "y")):
+            if x in archive and y in archive:
+                return _samples(f"npz:{path}", archive[x], archive[y])
+        raise UsageError(f"--data npz:{path} holds {', '.join(archive)}; it needs x and y, or x_train and y_train")
+
+
+def _samples(name: str, inputs: np.ndarray, targets: np.ndarray) -> SampleDataset:
+    if targets.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(targets) or len(inputs) == 0:
+        raise UsageError(
+            f"--data {name} has inputs {inputs.shape} and labels {targets.shape}; it needs (n, ...) and (n,), n above 0"
+        )
+    if targets.dtype.kind not in "iu" or int(targets.min()) < 0:
+        raise UsageError(f"--data {name} has labels of {targets.dtype}; labels are whole numbers from 0 on")
+    return SampleDataset(name, inputs, targets, int(targets.max()) + 1)

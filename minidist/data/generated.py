@@ -1,0 +1,66 @@
+"""Data that need no download: English that every Python carries, images of digits, and a source whose entropy is known.
+
+The numbers are functions of a seed (Philox), so every rank makes the same data, and nobody sends any.
+"""
+
+from bisect import bisect_right
+from math import log
+
+import numpy as np
+
+from minidist.base.random import Key, uniform, uniform_rows
+from minidist.data.datasets import SampleDataset, TokenDataset
+
+# The digits of the usual 5 x 7 dot-matrix font, one number a row, its five bits from left to right.
+_FONT = (
+    (14, 17, 19, 21, 25, 17, 14), (4, 12, 4, 4, 4, 4, 14), (14, 17, 1, 2, 4, 8, 31), (31, 2, 4, 2, 1, 17, 14),
+    (2, 6, 10, 18, 31, 2, 2), (31, 16, 30, 1, 1, 17, 14), (6, 8, 16, 30, 17, 17, 14), (31, 1, 2, 4, 8, 8, 8),
+    (14, 17, 17, 14, 17, 17, 14), (14, 17, 17, 15, 1, 2, 12),
+)  # fmt: skip
+
+
+def pydoc_text() -> TokenDataset:
+    """The help texts of Python itself (`pydoc_data.topics`), several hundred kB of English, as bytes: vocabulary 256.
+
+    The text differs between versions of Python.
+    """
+    from pydoc_data.topics import topics  # a large module: loaded when asked for
+
+    text = "\n\n".join(f"{name}\n{topics[name]}" for name in sorted(topics))
+    return TokenDataset("pydoc", np.frombuffer(text.encode(), np.uint8), 256)
+
+
+def glyphs(samples: int = 2000, size: int = 12, seed: int = 0) -> SampleDataset:
+    """Grey images of digits, (samples, size, size) float32: each at a random place, in random ink, with noise."""
+    draws = uniform_rows(Key(seed, "glyphs"), 0, samples, (4 + size * size,))
+    targets = (draws[:, 0] * 10).astype(np.int64)
+    rows, columns = (draws[:, 1] * (size - 6)).astype(int), (draws[:, 2] * (size - 4)).astype(int)
+    ink = 0.6 + 0.4 * draws[:, 3]
+    font = (np.array(_FONT)[:, :, None] >> np.arange(4, -1, -1)) & 1  # (digit, 7, 5)
+    images = 0.3 * draws[:, 4:].reshape(samples, size, size)
+    for i in range(samples):
+        images[i, rows[i] : rows[i] + 7, columns[i] : columns[i] + 5] += ink[i] * font[targets[i]]
+    return SampleDataset("glyphs", images.astype(np.float32), targets, 10)
+
+
+def markov(tokens: int = 100_000, vocab_size: int = 16, seed: int = 0) -> TokenDataset:
+    """A chain of order 1 with random transitions: `.entropy` is the loss, in nats, that a perfect model reaches.
+
+    The entropy rate is - sum_i pi_i sum_j P_ij ln P_ij with the stationary pi = pi P (Cover and Thomas, "Elements of
+    information theory", theorem 4.2.4). The first token is drawn from pi.
+    """
+    weights = -np.log1p(-uniform_rows(Key(seed, "markov", name="transitions"), 0, vocab_size, (vocab_size,)))
+    transitions = weights**3  # exponential, cubed: some transitions are much likelier than others
+    transitions /= transitions.sum(axis=1, keepdims=True)
+    equations = np.vstack([transitions.T - np.eye(vocab_size), np.ones(vocab_size)])
+    stationary = np.linalg.lstsq(equations, np.append(np.zeros(vocab_size), 1.0), rcond=None)[0]
+    entropy = -sum(
+        pi * p * log(p) for pi, row in zip(stationary.tolist(), transitions.tolist(), strict=True) for p in row if p > 0
+    )
+    cumulative = np.cumsum(transitions, axis=1).tolist()
+    token = min(bisect_right(np.cumsum(stationary).tolist(), uniform(Key(seed, "markov"), 0, 1)[0]), vocab_size - 1)
+    chain = [token]
+    for draw in uniform(Key(seed, "markov"), 1, tokens - 1).tolist():
+        token = min(bisect_right(cumulative[token], draw), vocab_size - 1)
+        chain.append(token)
+    return TokenDataset("markov", np.array(chain, np.uint16), vocab_size, entropy)

@@ -1,0 +1,29 @@
+"""From the text after --data to a dataset."""
+
+from collections.abc import Callable
+
+from minidist.base.errors import UsageError, nearest
+from minidist.data.datasets import Dataset
+from minidist.data.files import idx_folder, npz_file, text_file, token_file
+from minidist.data.generated import glyphs, markov, pydoc_text
+
+GENERATED: dict[str, Callable[[], Dataset]] = {"pydoc": pydoc_text, "glyphs": glyphs, "markov": markov}
+FILES: dict[str, Callable[[str], Dataset]] = {
+    "text": text_file, "tokens": token_file, "idx": idx_folder, "npz": npz_file,
+}  # fmt: skip
+
+
+def load_dataset(spec: str) -> Dataset:
+    """The dataset named by `pydoc`, `glyphs`, `markov`, `text:FILE`, `tokens:FILE`, `idx:DIR` or `npz:FILE`.
+
+    Raises UsageError, one sentence with the value and the remedy, for an unknown name and for a file that will not do.
+    """
+    kind, colon, path = spec.partition(":")
+    if not colon and spec in GENERATED:
+        return GENERATED[spec]()
+    if kind in FILES:
+        if not path:
+            raise UsageError(f"--data {spec} names no file; write {kind}:{'DIR' if kind == 'idx' else 'FILE'}")
+        return FILES[kind](path)
+    choices = [*GENERATED, *(f"{name}:{'DIR' if name == 'idx' else 'FILE'}" for name in FILES)]
+    raise UsageError(f"--data {spec}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of {', '.join(choices)}")

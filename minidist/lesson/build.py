@@ -1,0 +1,147 @@
+"""Makes the notebooks: lessons/NN_name.py, which people write and review, becomes lessons/NN_name.ipynb with its outputs.
+
+    python -m minidist.lesson.build              every lesson
+    python -m minidist.lesson.build 00 04        these
+    python -m minidist.lesson.build --check      write nothing; exit 1 when a committed notebook is stale
+
+A notebook is committed, so that its pictures show without running anything. It is stale when its source differs or when
+the text that it prints differs. Numbers without a unit that have a decimal point may differ in their last digits from
+machine to machine, and so may pictures: neither is compared. Virtual times and bytes have a unit and are compared.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import MinidistError, UsageError
+
+NEVER_COMPARED = ("27",)  # a lesson about the machine that it runs on
+TIMEOUT = 120  # seconds a cell; a whole lesson should take less than 20
+_FLOAT = re.compile(r"-?\b\d+(\.\d+([eE][-+]?\d+)?|[eE][-+]?\d+)\b(?! ?(µs|ms|ns|s|B|kB|MB|GB)\b)")
+_LOCAL = re.compile(r"^ *mpiexec: .*\n?", re.MULTILINE)  # whether a machine has an MPI
+
+
+class LessonError(MinidistError):
+    """A cell of a lesson raised something that it did not announce."""
+
+
+def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
+    """The lessons of a folder, or those with the given numbers."""
+    found = sorted(folder.glob("[0-9][0-9]_*.py"))
+    missing = [number for number in numbers if not any(path.name.startswith(f"{number}_") for path in found)]
+    if missing:
+        raise UsageError(
+            f"no lesson {', '.join(missing)} in {folder}; there are {', '.join(path.stem for path in found)}"
+        )
+    return [path for path in found if not numbers or path.name[:2] in numbers]
+
+
+def make(source: Path) -> Any:
+    """Run a lesson in a fresh kernel, in the folder above lessons/; returns the notebook with its outputs."""
+    import jupytext
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = jupytext.read(source)
+    client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", record_timing=False,
+                            resources={"metadata": {"path": str(source.resolve().parents[1])}})  # fmt: skip
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        raise LessonError(f"{source.name}: {error}") from None
+    tidy(notebook)
+    return notebook
+
+
+def tidy(notebook: Any) -> None:
+    """Leave nothing in a notebook that differs from run to run or from machine to machine."""
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
+        if cell.cell_type == "code":
+            cell.outputs = merged(cell.outputs)
+
+
+def merged(outputs: Sequence[Any]) -> list[Any]:
+    """Consecutive texts of one stream as one: how they are cut depends on timing."""
+    result: list[Any] = []
+    for output in outputs:
+        if result and output.output_type == "stream" == result[-1].output_type and output.name == result[-1].name:
+            result[-1].text += output.text
+        else:
+            result.append(output)
+    return result
+
+
+def content(notebook: Any) -> list[tuple[str, str, str]]:
+    """What is compared: kind, source and printed text of each cell."""
+    return [(cell.cell_type, cell.source, printed(cell)) for cell in notebook.cells]
+
+
+def printed(cell: Any) -> str:
+    """The text of a cell's outputs, without what may differ between machines."""
+    texts = [output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
+             for output in cell.get("outputs", ()) if "image/png" not in output.get("data", {})]  # fmt: skip
+    return _FLOAT.sub("#", _LOCAL.sub("", "".join(texts)))
+
+
+def stale(source: Path) -> str:
+    """One sentence on why the committed notebook is not what its source makes, or ""."""
+    import jupytext
+    import nbformat
+
+    path = source.with_suffix(".ipynb")
+    if not path.exists():
+        return f"{path.name} is missing"
+    committed = nbformat.read(path, as_version=4)
+    written = [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
+    if written != [(cell.cell_type, cell.source) for cell in committed.cells]:
+        return f"{path.name} was built from another {source.name}"
+    if source.name[:2] in NEVER_COMPARED:
+        make(source)
+        return ""
+    for number, (old, new) in enumerate(zip(content(committed), content(make(source)), strict=True)):
+        if old != new:
+            return f"{path.name}: cell {number} prints something else now:\n  was  {old[2]!r}\n  is   {new[2]!r}"
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    import nbformat
+
+    parser = argparse.ArgumentParser(prog="python -m minidist.lesson.build", description=__doc__.splitlines()[0])
+    parser.add_argument("lessons", nargs="*", metavar="NN", help="numbers of lessons; default: all")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a notebook is stale")
+    parser.add_argument("--folder", type=Path, default=Path("lessons"), help="where the lessons are")
+    flags = parser.parse_args(arguments)
+    code = 0
+    try:
+        for source in sources(flags.folder, flags.lessons):
+            print(source.name, flush=True)
+            if flags.check:
+                problem = stale(source)
+                if problem:
+                    print(
+                        f"stale: {problem}\nbuild it again: python -m minidist.lesson.build {source.name[:2]}",
+                        file=sys.stderr,
+                    )
+                    code = 1
+            else:
+                nbformat.write(make(source), source.with_suffix(".ipynb"))
+    except MinidistError as error:
+        print(f"minidist: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""An exercise is data: what each rank is given, what must come out, our own solution, and hints for typical mistakes.
+
+Par values are not written anywhere: they are what our solution needs on the same case.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError, nearest
+from minidist.comm import Comm
+
+METRICS = ("bytes", "messages", "time")
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One run: so many ranks, a size (what it counts, the exercise says), and a seed for the data."""
+
+    ranks: int
+    size: int
+    seed: int = 0
+
+    def generator(self, *more: int) -> np.random.Generator:
+        """Random numbers that depend on the case and on `more` (a rank, say), and on nothing else."""
+        return np.random.default_rng([self.seed, self.ranks, self.size, *more])
+
+
+@dataclass
+class Failure:
+    """What went wrong, for the text, the picture and the choice of a hint.
+
+    kind: "raised", "wrong", "limit" (correct but above par) or "mpi" (correct in the simulated world only).
+    """
+
+    kind: str
+    message: str
+    case: Case
+    buffered: bool = False
+    error: BaseException | None = None
+    answers: Sequence[Any] = ()
+    expected: Sequence[Any] = ()
+    metric: str = ""
+
+    def raised(self, *classes: type[BaseException]) -> bool:
+        """Did the function raise one of these?"""
+        return isinstance(self.error, classes)
+
+    def answers_are(self, others: Sequence[Any]) -> bool:
+        """Are the wrong answers these? So a hint recognises a typical mistake: by making it."""
+        if self.kind != "wrong" or any(answer is None for answer in self.answers):
+            return False
+        return all(not difference(got, other, 1e-9) for got, other in zip(self.answers, others, strict=True))
+
+
+@dataclass(frozen=True)
+class Hint:
+    """`text` for the failures for which `when` holds."""
+
+    when: Callable[[Failure], bool]
+    text: str
+
+
+def standard_cases() -> list[Case]:
+    """Small ones, and twelve random ones (the same in every run): ragged, empty, fewer elements than ranks."""
+    draw = np.random.default_rng(0)
+    cases = [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (0, 1, 3, 4, 7)]
+    cases += [Case(int(draw.integers(1, 10)), int(draw.integers(0, 40)), seed + 1) for seed in range(12)]
+    return sorted(cases)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """arguments(case, comm): what one rank's function gets after `comm`; fresh arrays each time.
+    expected(case): the answers of all ranks. answer(arguments, returned): where the answer lies; default: what was
+    returned. judge(case, answers): a sentence when they are wrong, else ""; default: compare with `expected`.
+    limits: metrics that must not exceed par, each the most by one rank (time: of the whole run). forbidden: methods of
+    comm that the exercise does without. par: the case on which par is printed. communicates: False for one rank alone.
+    """
+
+    name: str
+    solution: Callable[..., Any]
+    arguments: Callable[[Case, Comm], tuple[Any, ...]]
+    expected: Callable[[Case], Sequence[Any]]
+    par: Case
+    hints: tuple[Hint, ...]
+    answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
+    judge: Callable[[Case, Sequence[Any]], str] | None = None
+    cases: Callable[[], list[Case]] = standard_cases
+    limits: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    communicates: bool = True
+    unit: str = "element"
+    label: Callable[[Case], str] | None = None  # a case in words, where its size is not a number of units
+    tolerance: float = 1e-9
+
+    def verdict(self, case: Case, answers: Sequence[Any]) -> str:
+        """ "" when the answers are right, else a sentence that names the first rank that is wrong."""
+        if self.judge is not None:
+            return self.judge(case, answers)
+        for rank, (got, wanted) in enumerate(zip(answers, self.expected(case), strict=True)):
+            problem = difference(got, wanted, self.tolerance)
+            if problem:
+                return f"rank {rank}: {problem}" if self.communicates else problem
+        return ""
+
+    def describe(self, case: Case) -> str:
+        """A case in words."""
+        if self.label is not None:
+            return self.label(case)
+        ranks = f"{case.ranks} rank{'s' * (case.ranks != 1)}, " if self.communicates else ""
+        return f"{ranks}{case.size} {self.unit}{'s' * (case.size != 1)}"
+
+
+def difference(got: Any, wanted: Any, tolerance: float) -> str:
+    """A sentence when an answer is not what it should be."""
+    if got is None:
+        return "the function returned None"
+    if isinstance(wanted, tuple):
+        if not isinstance(got, tuple | list) or len(got) != len(wanted):
+            return f"expected {len(wanted)} arrays"
+        problems = [difference(*both, tolerance) for both in zip(got, wanted, strict=True)]
+        return next((f"result {i}: {problem}" for i, problem in enumerate(problems) if problem), "")
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    if got.shape != wanted.shape:
+        return f"got shape {got.shape}, expected {wanted.shape}"
+    if not np.allclose(got, wanted, rtol=tolerance, atol=tolerance):
+        return f"got {short(got)}, expected {short(wanted)}"
+    return ""
+
+
+def short(array: np.ndarray) -> str:
+    """An array in at most one line."""
+    return np.array2string(array.reshape(-1), precision=4, threshold=8, edgeitems=3, separator=", ").replace("\n", "")
+
+
+@cache
+def exercises() -> dict[str, Exercise]:
+    """name -> exercise, from all files of exercises/."""
+    package = importlib.import_module("minidist.lesson.exercises")
+    table = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        for exercise in importlib.import_module(f"{package.__name__}.{info.name}").EXERCISES:
+            table[exercise.name] = exercise
+    return table
+
+
+def names() -> list[str]:
+    """The exercises that there are."""
+    return list(exercises())
+
+
+def find(name: str) -> Exercise:
+    """The exercise, or one sentence that says which exist."""
+    table = exercises()
+    if name not in table:
+        raise UsageError(f"there is no exercise {name!r}{nearest(name, table)}; there are {', '.join(table)}")
+    return table[name]
+
+
+def solution(name: str) -> Callable[..., Any]:
+    """Our own solution. Read it with inspect.getsource, after you have tried."""
+    return find(name).solution

@@ -1,0 +1,1 @@
+"""One file a lesson: its exercises, our solutions, and the hints."""

@@ -1,0 +1,93 @@
+"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import DeadlockError, UnmatchedMessageError
+from minidist.comm import Comm, SimWorld
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
+
+
+class Say:
+    """`say(text)` for one rank: notes from when to when it spoke."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.spoken: list[tuple[float, float, str]] = []
+
+    def __call__(self, text: str) -> None:
+        real = not isinstance(self.comm.world, SimWorld)  # processes have clocks of their own; the machine has one
+        now: Callable[[], float] = time.perf_counter if real else self.comm.time
+        start = now()
+        if real:
+            time.sleep(SPEAKING)
+        self.comm.compute(seconds=SPEAKING, name="say")
+        self.spoken.append((start, now(), text))
+
+
+def in_rank_order(comm: Comm, say: Callable[[str], None]) -> None:
+    """A token goes from rank 0 to the last one; who holds it may speak. n-1 messages of 1 B."""
+    token = np.zeros(1, dtype=np.uint8)
+    if comm.rank > 0:
+        comm.recv(token, comm.rank - 1)
+    say(f"rank {comm.rank} of {comm.size}")
+    if comm.rank < comm.size - 1:
+        comm.send(token, comm.rank + 1)
+
+
+def judge(case: Case, answers: Sequence[Any]) -> str:
+    for rank, spoken in enumerate(answers):
+        if len(spoken) != 1:
+            return f"rank {rank} spoke {len(spoken)} times; each rank speaks once"
+    for rank in range(1, case.ranks):
+        (before,), (after,) = answers[rank - 1], answers[rank]
+        if after[0] < before[1]:
+            return f"rank {rank} began to speak before rank {rank - 1} had finished"
+    return ""
+
+
+def lost_token(failure: Failure) -> bool:
+    return failure.raised(DeadlockError, UnmatchedMessageError)
+
+
+def overlapped(failure: Failure) -> bool:
+    return failure.kind == "wrong" and "before rank" in failure.message
+
+
+def nobody_waited(failure: Failure) -> bool:
+    return overlapped(failure) and failure.answers[0][0][0] == failure.answers[1][0][0]
+
+
+EXERCISES = [
+    Exercise(
+        name="00.in_rank_order",
+        solution=in_rank_order,
+        arguments=lambda case, comm: (Say(comm),),
+        expected=lambda case: (),
+        answer=lambda arguments, returned: arguments[0].spoken,
+        judge=judge,
+        cases=lambda: [Case(ranks, 1) for ranks in (1, 2, 3, 4, 5, 7, 8, 13)],
+        par=Case(4, 1),
+        unit="sentence",
+        limits=("messages",),
+        hints=(
+            Hint(
+                nobody_waited, "nobody waits: before it speaks, a rank must receive something from the rank before it"
+            ),
+            Hint(overlapped, "the token leaves too early: speak first, then send it on"),
+            Hint(
+                lost_token, "somebody waits for a rank that is done: does the last rank send a token that nobody takes?"
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "a barrier a turn makes every rank talk every time; one message from each rank to the next is enough",
+            ),
+            Hint(lambda f: "spoke 0 times" in f.message, "every rank calls say(...) exactly once"),
+        ),
+    )
+]

@@ -1,0 +1,120 @@
+"""Lesson 01: two backward functions by hand, judged by minidist's own autograd."""
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+Shape = tuple[int, ...]
+SHAPES: list[tuple[Shape, Shape]] = [
+    ((3,), (3,)), ((2, 3), (3,)), ((3,), (2, 3)), ((2, 1), (2, 3)), ((2, 3), ()), ((4, 1, 3), (2, 1)), ((1, 1), (5, 1)),
+]  # fmt: skip
+
+
+def add_backward(gradient: np.ndarray, shape_a: Shape, shape_b: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients of a and b, from the gradient of a + b: sum over every axis along which a value was repeated."""
+
+    def fold(shape: Shape) -> np.ndarray:
+        new = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+        stretched = tuple(axis for axis, n in enumerate(shape) if n == 1 and new.shape[axis] > 1)
+        return new.sum(axis=stretched, keepdims=True)
+
+    return fold(shape_a), fold(shape_b)
+
+
+def cross_entropy_backward(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Gradient of the mean over rows of -log softmax(logits)[target]: (softmax - one-hot) / rows."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    probabilities[np.arange(len(targets)), targets] -= 1
+    return probabilities / len(targets)
+
+
+def add_arguments(case: Case, comm: Comm) -> tuple[np.ndarray, Shape, Shape]:
+    a, b = SHAPES[case.size]
+    return case.generator().integers(-9, 9, np.broadcast_shapes(a, b)).astype(float), a, b
+
+
+def add_truth(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ask the autograd that the lesson is about."""
+    a, b = (Tensor(np.zeros(shape), requires_grad=True) for shape in SHAPES[case.size])
+    gradient, _, _ = add_arguments(case, None)  # type: ignore[arg-type]
+    (a + b).backward(gradient)
+    return [(a.grad, b.grad)]  # type: ignore[list-item]
+
+
+def scores(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, 5) logits and their targets; the larger cases have logits that overflow exp."""
+    draw = case.generator()
+    scale = 1.0 if case.size < 4 else 1000.0
+    return draw.standard_normal((case.size, 5)) * scale, draw.integers(0, 5, case.size)
+
+
+def scores_truth(case: Case) -> list[np.ndarray]:
+    logits, targets = scores(case)
+    leaf = Tensor(logits, requires_grad=True)
+    cross_entropy(leaf, targets).backward()
+    return [leaf.grad]  # type: ignore[list-item]
+
+
+def times_rows(failure: Failure) -> bool:
+    rows = failure.case.size
+    return failure.kind == "wrong" and rows > 1 and failure.answers_are([failure.expected[0] * rows])
+
+
+def without_target(failure: Failure) -> bool:
+    _, targets = scores(failure.case)
+    one_hot = np.eye(5)[targets]
+    return failure.kind == "wrong" and failure.answers_are([failure.expected[0] + one_hot / len(targets)])
+
+
+EXERCISES = [
+    Exercise(
+        name="01.add_backward",
+        solution=add_backward,
+        arguments=add_arguments,
+        expected=add_truth,
+        cases=lambda: [Case(1, size) for size in range(len(SHAPES))],
+        par=Case(1, 0),
+        label=lambda case: "a of shape {}, b of shape {}".format(*SHAPES[case.size]),
+        communicates=False,
+        hints=(
+            Hint(
+                lambda f: f.kind == "wrong" and "got shape" in f.message and f.case.size in (1, 2),
+                "a gradient has the shape of its tensor: where an axis was added in front, sum over it",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and "got shape" in f.message,
+                "an axis of length 1 was stretched: sum over it too, and keep it (keepdims=True)",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and "got [" in f.message,
+                "the shape is right and the values are not: a repeated value gets the sum of its gradients, not their mean "
+                "and not the first of them",
+            ),
+        ),
+    ),
+    Exercise(
+        name="01.cross_entropy_backward",
+        solution=cross_entropy_backward,
+        arguments=lambda case, comm: scores(case),
+        expected=scores_truth,
+        cases=lambda: [Case(1, size) for size in range(1, 8)],
+        par=Case(1, 4),
+        unit="row",
+        communicates=False,
+        hints=(
+            Hint(times_rows, "the loss is a mean over rows: its gradient is divided by their number"),
+            Hint(without_target, "these are the probabilities; the gradient is probability minus 1 at the target"),
+            Hint(
+                lambda f: f.kind == "wrong" and bool(np.isnan(np.asarray(f.answers[0], float)).any()),
+                "exp overflows: subtract each row's maximum first, the softmax does not change",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and "got [" in f.message and f.answers_are([-f.expected[0]]),
+                "the sign is turned: the loss is minus the logarithm",
+            ),
+        ),
+    ),
+]

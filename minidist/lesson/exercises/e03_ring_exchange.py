@@ -1,0 +1,110 @@
+"""Lesson 03: everybody sends to the right and receives from the left, three ways, and none may rely on buffering."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import DeadlockError, UnwaitedRequestError, UsageError
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+
+def by_order(comm: Comm, outgoing: np.ndarray) -> np.ndarray:
+    """Even ranks send first, odd ranks receive first: only send and recv."""
+    if comm.size == 1:
+        return outgoing.copy()
+    incoming = np.empty_like(outgoing)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if comm.rank % 2 == 0:
+        comm.send(outgoing, right)
+        comm.recv(incoming, left)
+    else:
+        comm.recv(incoming, left)
+        comm.send(outgoing, right)
+    return incoming
+
+
+def by_sendrecv(comm: Comm, outgoing: np.ndarray) -> np.ndarray:
+    """Both at once."""
+    incoming = np.empty_like(outgoing)
+    comm.sendrecv(outgoing, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
+    return incoming
+
+
+def by_requests(comm: Comm, outgoing: np.ndarray) -> np.ndarray:
+    """Start both, then wait for both."""
+    incoming = np.empty_like(outgoing)
+    receive = comm.irecv(incoming, (comm.rank - 1) % comm.size)
+    send = comm.isend(outgoing, (comm.rank + 1) % comm.size)
+    comm.waitall([receive, send])
+    return incoming
+
+
+def data(case: Case, rank: int) -> np.ndarray:
+    """100 r, 100 r + 1, ...: one sees whose numbers arrived."""
+    return 100.0 * rank + np.arange(case.size)
+
+
+def from_distance(case: Case, distance: int) -> list[np.ndarray]:
+    return [data(case, (rank + distance) % case.ranks) for rank in range(case.ranks)]
+
+
+def everybody(what: str) -> Any:
+    """Does every waiting rank wait in a send (receive)?"""
+
+    def holds(failure: Failure) -> bool:
+        waiting: Sequence[Any] = getattr(failure.error, "waiting", ())
+        return failure.raised(DeadlockError) and all(item.what.startswith(what) for item in waiting)
+
+    return holds
+
+
+HINTS = (
+    Hint(
+        lambda f: f.raised(DeadlockError) and f.case.ranks == 1,
+        "with one rank the right neighbour is the rank itself, and it cannot receive while it waits in its send",
+    ),
+    Hint(
+        everybody("send"),
+        "every rank waits in its send: a send may block until its receive is posted; let some receive first",
+    ),
+    Hint(everybody("receive"), "every rank waits in its receive, and nobody has sent: this hangs on every machine"),
+    Hint(
+        lambda f: f.case.ranks > 2 and f.answers_are(from_distance(f.case, 1)),
+        "the numbers come from the right neighbour; the left one is (rank - 1) % size",
+    ),
+    Hint(lambda f: f.answers_are(from_distance(f.case, 0)), "the numbers are the rank's own: return what was received"),
+    Hint(
+        lambda f: f.raised(UnwaitedRequestError),
+        "isend and irecv only start: wait for both requests, or the buffer may be read while it is being written",
+    ),
+    Hint(
+        lambda f: f.kind == "limit",
+        "correct, but each rank waits for the one before it, so the messages go round one after the other; "
+        "let neighbours work in pairs",
+    ),
+    Hint(
+        lambda f: f.raised(UsageError) and "without comm." in f.message, "this one of the three ways uses other calls"
+    ),
+)
+
+
+def exercise(name: str, solution: Any, forbidden: tuple[str, ...]) -> Exercise:
+    return Exercise(
+        name=name,
+        solution=solution,
+        arguments=lambda case, comm: (data(case, comm.rank),),
+        expected=lambda case: from_distance(case, -1),
+        par=Case(4, 16),
+        limits=("time",),
+        forbidden=forbidden,
+        hints=HINTS,
+    )
+
+
+EXERCISES = [
+    exercise("03.by_order", by_order, ("sendrecv", "isend", "irecv")),
+    exercise("03.by_sendrecv", by_sendrecv, ("send", "recv", "isend", "irecv")),
+    exercise("03.by_requests", by_requests, ("send", "recv", "sendrecv")),
+]

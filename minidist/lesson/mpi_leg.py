@@ -1,0 +1,97 @@
+"""The last leg of a check: the same function in real processes.
+
+parent   writes exercise name, function (see transport.py) and cases to a file, starts mpiexec
+rank     runs the cases one after the other; rank 0 writes the answers of all to a file
+parent   judges them
+"""
+
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, find
+from minidist.lesson.transport import dumps, loads
+
+RANKS = 3
+TIMEOUT = 5.0  # seconds until the watchdog reports ranks that wait
+KILL = 30.0  # seconds for everything
+
+
+def mpiexec() -> str | None:
+    """The launcher beside this Python, else the first one on PATH, else None; None too without mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[Case]) -> tuple[str, str]:
+    """(problem, note): one of them is empty. The note says what was run, or why nothing was."""
+    launcher = mpiexec()
+    if launcher is None:
+        return "", "not run, there is no MPI here (pip install 'minidist[mpi]')"
+    try:
+        packed = dumps(function)
+    except Exception as error:
+        return "", f"not run, the function cannot travel to another process ({error})"
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "job").write_bytes(pickle.dumps((exercise.name, packed, cases)))
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {
+            **os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        }  # fmt: skip
+        program = f"from minidist.lesson.mpi_leg import main; main({name!r})"
+        command = [launcher, "-n", str(RANKS), sys.executable, "-c", program]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        try:
+            output, _ = process.communicate(timeout=KILL)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return f"still running after {KILL:g} s", ""
+        if process.returncode != 0 or not (directory / "answers").exists():
+            return _shortened(output), ""
+        by_rank = pickle.loads((directory / "answers").read_bytes())
+    for index, case in enumerate(cases):
+        problem = exercise.verdict(case, [answers[index] for answers in by_rank])
+        if problem:
+            return f"{exercise.describe(case)}: {problem}", ""
+    return "", f"also correct on {RANKS} ranks"
+
+
+def _shortened(output: str) -> str:
+    """The lines that say what happened, without the launcher's own."""
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "=", "Abort"))]
+    return "\n".join(lines[:8]) or "the job ended with an error"
+
+
+def main(directory: str) -> None:
+    """Be one rank."""
+    from minidist.comm.launch import execute
+    from minidist.lesson.checker import one_rank
+
+    name, packed, cases = pickle.loads((Path(directory) / "job").read_bytes())
+    exercise, function = find(name), loads(packed)
+
+    def program(comm: Comm) -> list[Any]:
+        answers = []
+        for case in cases:
+            answers.append(one_rank(exercise, function, case, comm))
+            comm.barrier()
+        return answers
+
+    outcome = execute(program, timeout=TIMEOUT)
+    if outcome.is_root:
+        (Path(directory) / "answers").write_bytes(pickle.dumps(outcome.results))

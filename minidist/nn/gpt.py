@@ -1,0 +1,147 @@
+"""GPT-2's architecture under GPT-2's parameter names, so that a GPT-2 state dict loads as it is.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Blocks normalise first; the output
+projection is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` lie
+as (in, out).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, linear
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.nn.layers import Dropout, Embedding, LayerNorm
+from minidist.nn.linear import Conv1D
+from minidist.nn.module import Module
+
+AttentionFunction = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT. The defaults are GPT-2's smallest, with no dropout.
+
+    dropout applies to the sum of the embeddings and to the outputs of attention and MLP, not inside attention.
+    """
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    dropout: float = 0.0
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise UsageError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
+
+
+class Attention(Module):
+    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
+    attention)."""
+
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
+        width = config.n_embd
+        self.heads = config.n_head
+        self.attention_fn = attention_fn
+        self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
+        self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
+        self.resid_dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, D) -> (batch, T, D)."""
+        return self.resid_dropout(self.c_proj(self.attention_fn(self.c_attn(x), self.heads)))
+
+
+class FeedForward(Module):
+    """Two affine layers of inner width 4 D with GELU between."""
+
+    def __init__(self, config: GPTConfig, dtype: Any) -> None:
+        width = config.n_embd
+        self.c_fc = Conv1D(width, 4 * width, activation="gelu", dtype=dtype, seed=None)
+        self.c_proj = Conv1D(4 * width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, D) -> (batch, T, D)."""
+        return self.dropout(self.c_proj(self.c_fc(x)))
+
+
+class Block(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
+        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
+        self.attn = Attention(config, dtype, attention_fn)
+        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
+        self.mlp = FeedForward(config, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, D) -> (batch, T, D)."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(Module):
+    """Embeddings, blocks and the last layer norm. A pipeline stage is a slice of these (see `embed` and `h`)."""
+
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
+        self.wte = Embedding(config.vocab_size, config.n_embd, dtype, scale=0.02, seed=None)
+        self.wpe = Embedding(config.n_positions, config.n_embd, dtype, scale=0.01, seed=None)
+        self.drop = Dropout(config.dropout)
+        self.h = [Block(config, dtype, attention_fn) for _ in range(config.n_layer)]
+        self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
+
+    def embed(self, tokens: xp.Array) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, D)."""
+        length, known = tokens.shape[1], self.wpe.weight.shape[0]
+        if length > known:
+            raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
+        return self.drop(self.wte(tokens) + self.wpe.weight[:length])
+
+    def forward(self, tokens: xp.Array) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, D)."""
+        x = self.embed(tokens)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class TiedHead(Module):
+    """The output projection that shares the token embedding's weight: (..., D) -> (..., vocab)."""
+
+    def __init__(self, wte: Embedding) -> None:
+        self.weight = wte.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., vocab)."""
+        return linear(x, self.weight)
+
+
+class GPT(Module):
+    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
+
+    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
+    n_layer)).
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+        attention_fn: AttentionFunction = causal_attention,
+    ) -> None:
+        self.config = config
+        self.transformer = Transformer(config, dtype, attention_fn)
+        self.lm_head = TiedHead(self.transformer.wte)
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(self, tokens: Any, targets: Any = None, divisor: float | None = None) -> Tensor:
+        """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`."""
+        logits = self.lm_head(self.transformer(xp.as_array(tokens)))
+        return logits if targets is None else cross_entropy(logits, targets, divisor)

@@ -1,0 +1,92 @@
+"""Adam and AdamW: the usual choice for transformers, and the reason why ZeRO exists: two arrays of state a parameter.
+
+Sources: D. Kingma and J. Ba, "Adam: a method for stochastic optimization" (ICLR 2015), algorithm 1, computed in the
+order that the end of section 2 gives: alpha_t = lr sqrt(1 - beta2^t) / (1 - beta1^t) and an epsilon scaled by
+sqrt(1 - beta2^t), which is the same update with one pass less. I. Loshchilov and F. Hutter, "Decoupled weight decay
+regularization" (ICLR 2019), algorithm 2, for AdamW, where PyTorch's meaning is taken: the decay is multiplied by the
+learning rate.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.optim.optimizer import Group, Optimizer, State
+
+
+class Adam(Optimizer):
+    """g += decay p;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  with t = 1 in the first step
+
+        p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
+
+    State: "exp_avg" (m) and "exp_avg_sq" (v).
+    """
+
+    temporaries = 2
+
+    def __init__(
+        self,
+        parameters: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        groups: Iterable[Group] = (),
+    ) -> None:
+        self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
+        super().__init__(parameters, lr, weight_decay, groups)
+
+    def initial_state(self) -> dict[str, float]:
+        return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+
+    def update(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+    ) -> None:
+        if decay:
+            total = work[1]
+            xp.multiply(data, decay, out=total)
+            total += grad
+            grad = total
+        self._descend(data, grad, state, work[0], lr)
+
+    def _descend(self, data: xp.Array, grad: xp.Array, state: State, work: xp.Array, lr: float) -> None:
+        beta1, beta2 = self.betas
+        scale = math.sqrt(1 - beta2**self.step_count)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean *= beta1
+        xp.multiply(grad, 1 - beta1, out=work)
+        mean += work
+        square *= beta2
+        xp.square(grad, out=work)
+        work *= 1 - beta2
+        square += work
+        xp.sqrt(square, out=work)
+        work += self.eps * scale
+        xp.divide(mean, work, out=work)
+        work *= lr * scale / (1 - beta1**self.step_count)
+        data -= work
+
+
+class AdamW(Adam):
+    """Adam whose weight decay does not pass through m and v: first p -= lr decay p, then Adam's step without decay."""
+
+    temporaries = 1
+
+    def __init__(
+        self,
+        parameters: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        groups: Iterable[Group] = (),
+    ) -> None:
+        super().__init__(parameters, lr, betas, eps, weight_decay, groups)
+
+    def update(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+    ) -> None:
+        if decay:
+            data *= 1 - lr * decay
+        self._descend(data, grad, state, work[0], lr)

@@ -1,0 +1,72 @@
+"""Clipping by the global gradient norm, with bits that do not depend on how the gradient is sharded.
+
+A float32 sum of squares depends on where it is cut, so two numbers of ranks would clip by two norms. Here the gradient
+is cut into blocks of 1,024 elements in its global order, each block is summed in float64 by itself, and the block sums
+are added from first to last. A rank whose shard begins at a multiple of 1,024 computes exactly the blocks it holds; the
+strategy gathers them (8 bytes for 1,024 elements), and every rank adds the same numbers in the same order:
+
+    blocks = block_square_sums(shard.grad)      here
+    blocks = all_gather(comm, blocks)           in parallel/, purpose "clip_norm"
+    norm = norm_from_blocks(blocks)             here
+
+Blocks of zeros (padding) change nothing. Source of the method: R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of
+training recurrent neural networks" (ICML 2013), algorithm 1; the coefficient is PyTorch's.
+"""
+
+import math
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.optim.slices import gradients
+
+NORM_BLOCK = 1024  # elements
+_CHUNK = 64 * NORM_BLOCK  # elements converted at a time, so that the float64 copy stays in the cache
+
+
+def block_square_sums(array: xp.Array) -> xp.Array:
+    """Sums of squares of blocks of 1,024 elements of a 1-D array: float64, shape (ceil(size / 1024),)."""
+    size = array.size
+    sums = xp.empty(-(-size // NORM_BLOCK), xp.float64, array)
+    squares = xp.empty(min(_CHUNK, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
+    for start in range(0, size, _CHUNK):
+        piece = array[start : start + _CHUNK]
+        blocks = -(-piece.size // NORM_BLOCK)
+        part = squares[: blocks * NORM_BLOCK]
+        part[piece.size :] = 0  # the last block is summed like a full one, padded with zeros
+        xp.copyto(part[: piece.size], piece)
+        xp.square(part, out=part)
+        first = start // NORM_BLOCK
+        part.reshape(blocks, NORM_BLOCK).sum(axis=1, out=sums[first : first + blocks])
+    return sums
+
+
+def norm_from_blocks(blocks: xp.Array) -> float:
+    """The norm from block sums in global order, added one after the other."""
+    total = 0.0
+    for value in blocks.tolist():  # not sum(): from Python 3.12 on that compensates, so its bits differ by version
+        total += value
+    return math.sqrt(total)
+
+
+def clip_coefficient(norm: float, max_norm: float) -> float:
+    """min(1, max_norm / (norm + 1e-6)). An infinite norm gives 0 and a NaN gives NaN, as in PyTorch."""
+    return 1.0 if norm + 1e-6 <= max_norm else max_norm / (norm + 1e-6)
+
+
+def scale_gradients_(parameters: Any, coefficient: float) -> None:
+    """Multiply all gradients in place; nothing is touched when the coefficient is 1."""
+    if coefficient != 1.0:
+        for grad in gradients(parameters):
+            grad *= coefficient
+
+
+def clip_grad_norm_(parameters: Any, max_norm: float) -> float:
+    """Scale the gradients in place so that their norm is at most `max_norm`; answers the norm before.
+
+    parameters: a `FlatParameters`, slices, or an iterable of these, all of them on this rank. Each array of gradients
+    begins a new block, so a reference that must equal units or stages bit for bit passes one slice for each of them.
+    """
+    sums = [block_square_sums(grad) for grad in gradients(parameters)]
+    norm = norm_from_blocks(xp.concatenate(sums)) if sums else 0.0
+    scale_gradients_(parameters, clip_coefficient(norm, max_norm))
+    return norm

@@ -1,0 +1,210 @@
+"""What all optimizers share: the walk over slices in blocks, groups of parameters, the step counter and the state.
+
+The update of a large model is bound by memory bandwidth, so it runs in place, block by block: a block of 64 K elements
+of data, gradient and state stays in the cache while all arithmetic passes over it, and the temporaries are one block
+large. Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, nearest
+from minidist.base.memory import track
+from minidist.optim.slices import FlatSlice, as_slices
+
+BLOCK = 65536  # elements
+
+State = dict[str, xp.Array]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings for the parameters whose qualified name `matches`: `lr` times `lr_scale`, and another weight decay."""
+
+    matches: Callable[[str], bool]
+    lr_scale: float = 1.0
+    weight_decay: float | None = None  # None: the optimizer's
+
+
+def is_bias_or_norm(name: str) -> bool:
+    """True for "h.0.attn.c_attn.bias" and for "h.0.ln_1.weight": parameters that are usually not decayed."""
+    return re.search(r"(^|\.)(bias$|(ln|norm|layer_?norm)(_\w+|\d+)?(\.|$))", name) is not None
+
+
+NO_DECAY = Group(is_bias_or_norm, weight_decay=0.0)
+_DEFAULT = Group(lambda name: True)
+
+
+@dataclass
+class _Run:
+    """Neighbouring slices of one source and one group, updated together. `pieces`: (name, start, stop) in the run."""
+
+    slice: Any
+    group: Group
+    pieces: list[tuple[str, int, int]] = field(default_factory=list)
+    state: State | None = None
+
+
+class Optimizer:
+    """Base class. `parameters`: a `FlatParameters`, slices (see slices.py), parameters, or an iterable of any of these.
+
+    lr: the base learning rate; `lr_factor` multiplies it and is what a schedule sets before each step.
+    groups: the first group that matches a parameter's name applies to it.
+    step_count: the number of steps taken, one counter for all parameters. (PyTorch counts for each parameter; the two
+    differ only for a parameter that had no gradient in some step.)
+    Errors: UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
+    """
+
+    temporaries = 1
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0, groups: Iterable[Group] = ()) -> None:
+        self.lr = lr
+        self.lr_factor = 1.0
+        self.weight_decay = weight_decay
+        self.groups = [*groups, _DEFAULT]
+        self.step_count = 0
+        self._runs: list[_Run] = []
+        self._work: dict[Any, list[xp.Array]] = {}
+        names: set[str] = set()
+        for number, piece in enumerate(as_slices(parameters)):
+            name = getattr(piece, "name", "") or str(number)
+            if name in names:
+                raise UsageError(f"two parameters are called {name!r}; the optimizer keeps its state by name")
+            names.add(name)
+            self._add(piece, name)
+        if not names:
+            raise UsageError("the optimizer got no trainable parameter; it needs at least one")
+
+    def _add(self, piece: Any, name: str) -> None:
+        group = next(group for group in self.groups if group.matches(name))
+        last = self._runs[-1] if self._runs else None
+        if isinstance(piece, FlatSlice):
+            size = piece.stop - piece.start
+            if last and last.group is group and isinstance(last.slice, FlatSlice):
+                before = last.slice
+                if before.source is piece.source and before.stop == piece.start:
+                    last.slice = FlatSlice(before.source, before.start, piece.stop, before.name)
+                    last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
+                    return
+        else:
+            size = piece.data.size
+        self._runs.append(_Run(piece, group, [(name, 0, size)]))
+
+    def initial_state(self) -> dict[str, float]:
+        """The state arrays of each parameter, by name, and the value they start with."""
+        return {}
+
+    def update(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+    ) -> None:
+        """One step on one block, in place: 1-D arrays of one length; `work` has `temporaries` of them, to overwrite.
+
+        `grad` must not be changed. `first` is true in the step that made the state.
+        """
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Update every slice that has a gradient, then tell their owners (`updated()`) that the values have changed."""
+        self.step_count += 1
+        owners: dict[int, Any] = {}
+        for run in self._runs:
+            source = run.slice.source if isinstance(run.slice, FlatSlice) else run.slice
+            data, grad = run.slice.data, run.slice.grad
+            if grad is None:
+                continue
+            self._check(run, data, grad)
+            data, grad = data.reshape(-1), grad.reshape(-1)
+            first = run.state is None
+            state = self._make_state(run, data) if run.state is None else run.state
+            work = self._workspace(data)
+            lr = float(self.lr * self.lr_factor * run.group.lr_scale)  # a NumPy scalar would promote
+            decay = float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
+            for start in range(0, data.size, BLOCK):
+                block = slice(start, min(start + BLOCK, data.size))
+                self.update(
+                    data[block],
+                    grad[block],
+                    {name: array[block] for name, array in state.items()},
+                    [array[: block.stop - start] for array in work],
+                    lr,
+                    decay,
+                    first,
+                )
+            owners[id(source)] = source
+        for owner in owners.values():
+            if hasattr(owner, "updated"):
+                owner.updated()
+
+    def _check(self, run: _Run, data: xp.Array, grad: xp.Array) -> None:
+        size = run.pieces[-1][2]
+        if data.size != size or data.shape != grad.shape or data.dtype != grad.dtype or not data.flags.c_contiguous:
+            raise UsageError(
+                f"{run.pieces[0][0]!r}: data {data.shape} {data.dtype} and gradient {grad.shape} {grad.dtype}; the "
+                f"optimizer needs {size} contiguous elements of one dtype in both"
+            )
+
+    def _make_state(self, run: _Run, data: xp.Array) -> State:
+        run.state = {}
+        for name, value in self.initial_state().items():
+            run.state[name] = track(xp.full(data.size, value, data.dtype, data), "optimizer")
+        return run.state
+
+    def _workspace(self, data: xp.Array) -> list[xp.Array]:
+        arrays = self._work.get(data.dtype)
+        if arrays is None or (arrays and arrays[0].size < min(data.size, BLOCK)):
+            size = min(data.size, BLOCK)
+            arrays = [track(xp.empty(size, data.dtype, data), "workspace") for _ in range(self.temporaries)]
+            self._work[data.dtype] = arrays
+        return arrays
+
+    @property
+    def state(self) -> dict[str, State]:
+        """{parameter name: {state name: 1-D view}} for the parameters that have had a step."""
+        return {
+            name: {key: array[start:stop] for key, array in run.state.items()}
+            for run in self._runs
+            if run.state is not None
+            for name, start, stop in run.pieces
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch)."""
+        return {"step": self.step_count, "state": self.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Copy a `state_dict` of the same slices into this optimizer.
+
+        Errors: UsageError that names the parameter and the state that is missing, unknown, or of other shape or dtype.
+        """
+        states = saved["state"]
+        names = [name for run in self._runs for name, _, _ in run.pieces]
+        for name in states:
+            if name not in names:
+                raise UsageError(f"optimizer state of {name!r}: no such parameter here{nearest(name, names)}")
+        for run in self._runs:
+            have = [name in states for name, _, _ in run.pieces]
+            run.state = None
+            if not any(have):
+                continue
+            own = self._make_state(run, run.slice.data)
+            for name, start, stop in run.pieces:
+                if name not in states:
+                    present = run.pieces[have.index(True)][0]
+                    raise UsageError(f"optimizer state of {name!r} is missing; that of {present!r} is there")
+                if set(states[name]) != set(own):
+                    raise UsageError(
+                        f"optimizer state of {name!r} has {sorted(states[name])}; "
+                        f"{type(self).__name__} needs {sorted(own)}"
+                    )
+                for key, array in own.items():
+                    value, place = states[name][key], array[start:stop]
+                    if value.shape != place.shape or value.dtype != place.dtype:
+                        raise UsageError(
+                            f"optimizer state {key!r} of {name!r} is {value.shape} {value.dtype}; "
+                            f"this optimizer needs {place.shape} {place.dtype}"
+                        )
+                    xp.copyto(place, value)
+        self.step_count = int(saved["step"])

@@ -1,0 +1,48 @@
+"""Learning-rate schedules, as functions of the step number alone, so that there is no state to save or to get wrong.
+
+A schedule answers the factor for `optimizer.lr_factor` before step number `step`, where the first step is number 0:
+
+    schedule = WarmupCosine(warmup_steps=100, total_steps=1000)
+    optimizer.lr_factor = schedule(step)
+
+Warm-up: P. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017), section 2.2. Cosine:
+I. Loshchilov and F. Hutter, "SGDR: stochastic gradient descent with warm restarts" (ICLR 2017), equation 5, one cycle.
+"""
+
+import math
+from dataclasses import dataclass
+
+from minidist.base.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """1/w, 2/w, ... up to 1 in step number w - 1 (never 0: a first step with rate 0 is lost), then 1."""
+
+    warmup_steps: int
+
+    def __call__(self, step: int) -> float:
+        """The factor of step number `step`."""
+        return min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Warm-up, then half a cosine from 1 in step number `warmup_steps` down to `final_factor` in `total_steps`."""
+
+    warmup_steps: int
+    total_steps: int
+    final_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise UsageError(
+                f"{self.warmup_steps} warm-up steps of {self.total_steps}; the warm-up must end before the last step"
+            )
+
+    def __call__(self, step: int) -> float:
+        """The factor of step number `step`; beyond `total_steps` it stays at `final_factor`."""
+        if step < self.warmup_steps:
+            return Warmup(self.warmup_steps)(step)
+        progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,86 @@
+"""What an optimizer works on: named 1-D pieces of parameters, whole or not.
+
+A strategy decides which elements a rank updates: all of them (data parallel), 1/N of them (ZeRO), those of its stage
+(pipelines). An update treats every element alone, so any cut gives the same bits, and the optimizer need not know why
+it got these slices. It asks three things of each: `.name`, `.data` and `.grad`, two arrays of one dtype and as many
+elements; it reads them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.base import arrays as xp
+
+
+@dataclass
+class ParameterSlice:
+    """Some elements of a parameter: `data` and `grad` are 1-D arrays of one dtype; `grad` None means no gradient."""
+
+    data: xp.Array
+    grad: xp.Array | None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class FlatSlice:
+    """Elements [start, stop) of `source.data` and `source.grad`, the 1-D arrays of a `FlatParameters` or of a shard."""
+
+    source: Any
+    start: int
+    stop: int
+    name: str
+
+    @property
+    def data(self) -> xp.Array:
+        """A view."""
+        return self.source.data[self.start : self.stop]
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """A view; None when the source has no gradient now."""
+        grad = self.source.grad
+        return None if grad is None else grad[self.start : self.stop]
+
+
+def flat_slices(flat: Any, start: int = 0, stop: int | None = None, source: Any = None) -> list[FlatSlice]:
+    """The parameters of `flat` inside its elements [start, stop), one slice each, in order; frozen ones are left out.
+
+    flat: has `names`, `offsets` (one more) and `parameters` with `requires_grad`, as `FlatParameters` has.
+    source: where `.data` and `.grad` are read, when they hold the elements [start, stop) alone (a shard); else `flat`.
+    """
+    stop = flat.offsets[-1] if stop is None else stop
+    shift = 0 if source is None else start
+    slices = []
+    for parameter, name, begin, end in zip(flat.parameters, flat.names, flat.offsets, flat.offsets[1:], strict=False):
+        begin, end = max(begin, start), min(end, stop)
+        if begin < end and parameter.requires_grad:
+            slices.append(FlatSlice(flat if source is None else source, begin - shift, end - shift, name))
+    return slices
+
+
+def as_slices(parameters: Any) -> Iterator[Any]:
+    """Every slice in a `FlatParameters`, a slice, a parameter, or an iterable of these, without frozen parameters."""
+    if hasattr(parameters, "offsets"):
+        yield from flat_slices(parameters)
+    elif hasattr(parameters, "data") and hasattr(parameters, "grad"):
+        if getattr(parameters, "requires_grad", True):
+            yield parameters
+    elif isinstance(parameters, Iterable) and not isinstance(parameters, str):
+        for piece in parameters:
+            yield from as_slices(piece)
+    else:
+        raise TypeError(
+            "an optimizer takes a FlatParameters or slices with .data, .grad and .name; "
+            f"got {type(parameters).__name__}"
+        )
+
+
+def gradients(parameters: Any) -> Iterator[xp.Array]:
+    """The gradients that exist, as 1-D arrays: one for a whole `FlatParameters`, one for each slice or parameter."""
+    if hasattr(parameters, "data") and hasattr(parameters, "grad"):
+        if parameters.grad is not None:
+            yield parameters.grad.reshape(-1)
+    else:
+        for piece in parameters:
+            yield from gradients(piece)

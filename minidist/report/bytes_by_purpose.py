@@ -1,0 +1,56 @@
+"""Measured bytes beside the formula: two bars that must be equally long, for each purpose."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from minidist.base.trace import Trace
+from minidist.report.frame import byte_text, finish, new_figure, patch, tidy
+from minidist.report.palette import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Table = Mapping[str, Mapping[str, float | None]]
+
+
+def table_of(
+    traces: Sequence[Trace], closed_form: Mapping[str, float] | None = None
+) -> dict[str, dict[str, float | None]]:
+    """purpose -> {"measured": bytes sent by all ranks together, "closed_form": the same from the formula, or None}."""
+    measured: dict[str, int] = {}
+    for trace in traces:
+        for purpose, nbytes in trace.bytes_by_purpose().items():
+            measured[purpose] = measured.get(purpose, 0) + nbytes
+    formula = closed_form or {}
+    names = dict.fromkeys([*measured, *formula])
+    return {name: {"measured": measured.get(name, 0), "closed_form": formula.get(name)} for name in names}
+
+
+def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Figure":
+    """`table` as `minidist train --json` prints it under bytes_by_purpose, or from `table_of`."""
+    figure = new_figure(8, 1.7 + 0.6 * max(1, len(table)))
+    axes = figure.add_subplot()
+    widest = max([1.0, *(float(value) for row in table.values() for value in row.values() if value is not None)])
+    for y, (_, row) in enumerate(table.items()):
+        for key, place, colour in (
+            ("measured", -0.18, PALETTE["communication"]),
+            ("closed_form", 0.18, PALETTE["other"]),
+        ):
+            value = row.get(key)
+            if value is None:
+                axes.text(0.01 * widest, y + place, "no closed form given", va="center", fontsize=7, color="#777777")
+                continue
+            axes.barh(y + place, value, height=0.32, color=colour, gid=key)
+            axes.text(value + 0.01 * widest, y + place, byte_text(value), va="center", fontsize=8)
+    axes.set_yticks(range(len(table)), list(table))
+    axes.set_ylim(max(1, len(table)) - 0.5, -0.5)
+    axes.set_xlim(0, 1.15 * widest)
+    axes.set_xlabel("bytes sent")
+    tidy(axes)
+    known = [row for row in table.values() if row.get("closed_form") is not None]
+    equal = sum(row["measured"] == row["closed_form"] for row in known)
+    verdict = f": {equal} of {len(known)} equal their closed form" if known else ""
+    axes.set_title(title or f"bytes sent by purpose{verdict}", fontsize=10, loc="left")
+    return finish(
+        figure, [patch(PALETTE["communication"], "measured"), patch(PALETTE["other"], "closed form")], command
+    )

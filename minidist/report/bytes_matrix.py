@@ -1,0 +1,57 @@
+"""Who sends how much to whom: a ring is a diagonal here, a boss is a row and a column, a mesh is small blocks."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidist.base.trace import Trace
+from minidist.report.frame import Style, byte_text, finish, new_figure, patch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_NUMBERS = 12  # ranks up to which each cell's bytes are written out
+
+
+def matrix_of(traces: Sequence[Trace], purpose: str | None = None) -> np.ndarray:
+    """(ranks, ranks) int64: bytes that row sent to column, of one purpose or of all."""
+    size = max(len(traces), *(trace.size for trace in traces))
+    matrix = np.zeros((size, size), dtype=np.int64)
+    for trace in traces:
+        for message in trace.sent(purpose):
+            matrix[trace.rank, message.peer] += message.nbytes
+    return matrix
+
+
+def bytes_matrix(
+    traces: Sequence[Trace], *, purpose: str | None = None, title: str = "", command: str = ""
+) -> "Figure":
+    """Bytes from (rows, rank 0 on top) and to (columns)."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    matrix = matrix_of(traces, purpose)
+    size = len(matrix)
+    figure = new_figure(max(4.8, min(8, 0.7 * size + 2)), max(4.0, min(7.5, 0.6 * size + 2)))
+    axes = figure.add_subplot()
+    colours = LinearSegmentedColormap.from_list("communication", ["#FFFFFF", "#E9C3D6", "#AA3377"])
+    image = axes.imshow(matrix, cmap=colours, vmin=0, vmax=max(int(matrix.max()), 1))
+    if size <= MAX_NUMBERS:
+        axes.set_xticks(range(size))
+        axes.set_yticks(range(size))
+        for source, to in zip(*np.nonzero(matrix), strict=True):
+            dark = matrix[source, to] > 0.6 * matrix.max()
+            style: Style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "#333333"}
+            axes.text(to, source, byte_text(matrix[source, to]), **style)
+    axes.set_xlabel("to rank")
+    axes.set_ylabel("from rank")
+    axes.xaxis.set_label_position("top")
+    axes.xaxis.tick_top()
+    rows = matrix.sum(axis=1)
+    what = f" of {purpose}" if purpose else ""
+    sums = f"{byte_text(matrix.sum())}{what} sent in all; the most by one rank: {byte_text(rows.max())}"
+    axes.set_title(title or sums, fontsize=9)
+    figure.colorbar(image, ax=axes, label="bytes", shrink=0.8)
+    return finish(
+        figure, [patch("#FFFFFF", "no message"), patch("#AA3377", "the most bytes between two ranks")], command
+    )

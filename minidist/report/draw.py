@@ -1,0 +1,56 @@
+"""A picture by its name: the one door for the command line and for pages."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.errors import UsageError, nearest
+from minidist.base.trace import Trace
+from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
+from minidist.report.bytes_matrix import bytes_matrix
+from minidist.report.lanes import lanes
+from minidist.report.loss_overlay import loss_overlay
+from minidist.report.memory_over_time import memory_over_time
+from minidist.report.space_time import space_time
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Header = Mapping[str, Any]
+
+
+def _bytes_by_purpose(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
+    table = header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))
+    return bytes_by_purpose(table, **keywords)
+
+
+def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
+    missing = [key for key in ("losses", "reference_losses") if not header.get(key)]
+    if missing:
+        what = " and ".join(missing)
+        raise UsageError(f"the loss overlay needs {what} in the header of the trace; write it with `minidist compare`")
+    return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
+
+
+KINDS: dict[str, Callable[..., "Figure"]] = {
+    "space-time": lambda traces, header, **keywords: space_time(traces, **keywords),
+    "bytes-matrix": lambda traces, header, **keywords: bytes_matrix(traces, **keywords),
+    "bytes-by-purpose": _bytes_by_purpose,
+    "loss": _loss,
+    "memory": lambda traces, header, **keywords: memory_over_time(traces, **keywords),
+    "lanes": lambda traces, header, **keywords: lanes(traces, **keywords),
+}
+
+
+def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **keywords: Any) -> "Figure":
+    """The picture `kind` (one of KINDS) of a run.
+
+    header: what stands in the trace file's first line. Read here: `command` (the caption), `title`, `closed_form`
+    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one a step).
+    keywords: what the picture's own function takes, such as `rank=` of lanes or `purpose=` of bytes-matrix.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"there is no picture {kind!r}{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")
+    header = header or {}
+    keywords.setdefault("command", header.get("command") or f"minidist report TRACE --picture {kind}")
+    keywords.setdefault("title", header.get("title", ""))
+    return KINDS[kind](traces, header, **keywords)

@@ -1,0 +1,122 @@
+"""The frame of every picture: a figure of its own (no pyplot, no global state), a legend below, the command below that.
+
+A picture that cannot be drawn again is a decoration. So the caption names a command that a reader can run with numbers
+of their own.
+"""
+
+import sys
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPTION, LEGEND_ROW = 0.22, 0.2  # inches
+Style = dict[str, Any]  # keyword arguments of an artist
+SUFFIXES = (".svg", ".pdf", ".png")
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches that arranges its own margins."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
+    """Put the legend and the caption below the picture; returns the figure."""
+    handles = list(handles)
+    columns = min(len(handles), 4) or 1
+    height = float(figure.get_figheight())
+    below = (CAPTION + LEGEND_ROW * -(-len(handles) // columns)) / height
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.set(rect=(0.01, below, 0.98, 0.99 - below))  # type: ignore[call-arg]
+    if handles:
+        anchor = (0.5, CAPTION / height)
+        figure.legend(
+            handles=handles,
+            loc="lower center",
+            bbox_to_anchor=anchor,
+            ncols=columns,
+            fontsize=8,
+            frameon=False,
+            borderaxespad=0,
+        )
+    style: Style = {"fontsize": 7, "color": "#555555", "family": "monospace", "ha": "center"}
+    figure.text(0.5, 0.3 * CAPTION / height, f"drawn by:  {command}", **style)
+    return figure
+
+
+def tidy(axes: Any) -> None:
+    """No box around the data."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def patch(colour: str, label: str) -> Any:
+    """A legend entry: a filled box."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=colour, edgecolor="#888888", linewidth=0.4, label=label)
+
+
+def line(colour: str, label: str, **style: Any) -> Any:
+    """A legend entry: a line."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, label=label, **style)
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """(factor, name): the unit in which `longest` seconds is a number of at least 1."""
+    for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if longest * factor >= 1:
+            return factor, name
+    return (1e9, "ns") if longest > 0 else (1e6, "µs")
+
+
+def byte_text(nbytes: float) -> str:
+    """1,536 B, 24 kB, 1.2 MB: decimal units, as everywhere in minidist (GB = 1e9)."""
+    for factor, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= 10 * factor or (nbytes >= factor and nbytes % (factor / 10) == 0):
+            return f"{nbytes / factor:.4g} {name}"
+    return f"{nbytes:,.0f} B"
+
+
+def save(figure: "Figure", path: str | Path) -> Path:
+    """Write the figure as svg, pdf or png, by the suffix; the same figure gives the same file."""
+    import matplotlib
+
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"cannot save a picture as {path.name!r}; end the name in one of {', '.join(SUFFIXES)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[path.suffix]
+    with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata=metadata, dpi=150)
+    return path
+
+
+def show(figure: "Figure") -> None:
+    """Display the figure where there is a notebook; do nothing in a script, which has `save`."""
+    interactive = sys.modules.get("IPython")
+    if interactive is None or interactive.get_ipython() is None:
+        return
+    from IPython.display import Image, display
+
+    display(Image(data=png(figure)))
+
+
+def png(figure: "Figure", dpi: int = 100) -> bytes:
+    """The picture in 64 colours: a quarter of the bytes, and notebooks are committed with their pictures."""
+    from PIL import Image
+
+    full, small = BytesIO(), BytesIO()
+    figure.savefig(full, format="png", dpi=dpi)
+    Image.open(full).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return small.getvalue()

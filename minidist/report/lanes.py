@@ -1,0 +1,79 @@
+"""The lanes of one rank: computing, sending, receiving. Overlap is where two bars stand above each other."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import Trace
+from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
+from minidist.report.intervals import merged, without
+from minidist.report.pairs import pairs
+from minidist.report.palette import NAMES, PALETTE, kind_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":
+    """Compute, send and receive of `rank`. A message's bar is red until its partner has come."""
+    if not 0 <= rank < len(traces):
+        raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
+    trace = traces[rank]
+    computing = [span for span in trace.spans if span.category == "compute"]
+    bars = _bars(traces, rank)
+    longest = max([0.0, *(s.end for s in computing), *(end for *_, end, _ in bars)])
+    factor, unit = time_unit(longest)
+    figure = new_figure(9, 2.9)
+    axes = figure.add_subplot()
+    axes.barh([0, 1, 2], [longest * factor] * 3, height=0.6, color=PALETTE["idle"], zorder=0)
+    used: dict[str, Any] = {}
+
+    def bar(y: int, start: float, end: float, kind: str, gid: str, text: str) -> None:
+        if end <= start:
+            return
+        style: Style = {"height": 0.6, "color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.6, "gid": gid}
+        axes.barh(y, (end - start) * factor, left=start * factor, **style)
+        if end - start > 0.012 * len(text) * longest:
+            axes.text((start + end) / 2 * factor, y, text, ha="center", va="center", fontsize=7, color="white")
+        used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+
+    for span in computing:
+        bar(0, span.start, span.end, kind_of(span.name), "compute", span.name)
+    for y, start, met, end, nbytes in bars:
+        bar(y, start, met, "blocked", "blocked", "")
+        bar(y, met, end, "communication", "send" if y == 1 else "receive", byte_text(nbytes))
+    used["idle"] = patch(PALETTE["idle"], NAMES["idle"])
+    axes.set_yticks([0, 1, 2], ["compute", "send", "receive"])
+    axes.set_ylim(2.5, -0.5)
+    axes.set_xlim(0, longest * factor or 1)
+    axes.set_xlabel(f"time [{unit}]")
+    tidy(axes)
+    bare = exposed(traces, rank)
+    hidden = f"{bare * factor:.4g} {unit} of {longest * factor:.4g} {unit} are communication that no computing hides"
+    axes.set_title(title or f"rank {rank}: {hidden}", fontsize=10, loc="left")
+    return finish(figure, used.values(), command)
+
+
+def exposed(traces: Sequence[Trace], rank: int) -> float:
+    """Seconds in which the rank sends, receives or waits for either, and computes nothing."""
+    computing = [(span.start, span.end) for span in traces[rank].spans if span.category == "compute"]
+    communicating = merged((start, end) for _, start, _, end, _ in _bars(traces, rank))
+    return sum(end - start for start, end in without(communicating, computing))
+
+
+def _bars(traces: Sequence[Trace], rank: int) -> list[tuple[int, float, float, float, int]]:
+    """(1 for send or 2 for receive, start, partner there, end, bytes) of each complete message of `rank`."""
+    bars = []
+    for send, receive in pairs(traces):
+        if send.rank == rank and send.end >= 0:
+            start = max(send.start, send.posted)
+            end, met = send.end, start
+            if receive is not None and receive.end >= 0:
+                end = min(end, receive.end)  # the wait for a send may come long after it was taken
+                if start < receive.posted >= receive.end:
+                    met = end  # it lay there until its receiver came
+            bars.append((1, start, met, end, send.nbytes))
+        if receive is not None and receive.rank == rank and receive.end >= 0:
+            met = min(max(receive.start, send.start), receive.end)
+            bars.append((2, receive.start, met, receive.end, receive.nbytes))
+    return bars

@@ -1,0 +1,48 @@
+"""Two loss curves that lie on each other prove little; the difference of the weights on its own axis does."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidist.report.frame import Style, finish, line, new_figure, tidy
+from minidist.report.palette import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMALLEST = 1e-18  # where a difference of exactly 0 is drawn on a logarithmic axis
+
+
+def loss_overlay(
+    parallel: Sequence[float], single: Sequence[float], difference: Sequence[float] | None = None, *,
+    what: str = "weights", title: str = "", command: str = "",
+) -> "Figure":  # fmt: skip
+    """Loss a step of both runs, and max |difference| a step (of `what`; of the losses where None is given)."""
+    from matplotlib.ticker import MaxNLocator
+
+    if difference is None:
+        difference, what = np.abs(np.subtract(parallel, single)).tolist(), "losses"
+    figure = new_figure(8, 4)
+    axes = figure.add_subplot()
+    axes.plot(range(len(single)), single, color=PALETTE["other"], linewidth=4, gid="single")
+    axes.plot(range(len(parallel)), parallel, color=PALETTE["F"], linewidth=1.5, gid="parallel")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
+    second = axes.twinx()
+    style: Style = {"color": PALETTE["blocked"], "marker": "o", "linestyle": ":", "markersize": 3}
+    second.plot(range(len(difference)), np.maximum(difference, SMALLEST), **style, linewidth=0.8, gid="difference")
+    second.set_yscale("log")
+    second.set_ylim(SMALLEST, 10)
+    second.set_ylabel(f"max |difference| of {what}", color=PALETTE["blocked"])
+    second.spines["top"].set_visible(False)
+    worst = max(difference, default=0.0)
+    axes.set_title(title or f"parallel beside single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
+    handles = [
+        line(PALETTE["other"], "single device", linewidth=4),
+        line(PALETTE["F"], "parallel", linewidth=1.5),
+        line(label=f"max |difference| of {what}; {SMALLEST:g} stands for 0", colour=style.pop("color"), **style),
+    ]
+    return finish(figure, handles, command)

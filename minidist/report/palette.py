@@ -1,0 +1,51 @@
+"""One colour for one thing, in every picture, so that a reader learns them once."""
+
+PALETTE = {
+    "F": "#4477AA",
+    "B": "#228833",
+    "I": "#66CCEE",
+    "W": "#CCBB44",
+    "recompute": "#EE6677",
+    "communication": "#AA3377",
+    "idle": "#F0F0F0",
+    "compute": "#4477AA",
+    "blocked": "#CC3311",
+    "other": "#BBBBBB",
+}
+
+NAMES = {
+    "F": "F forward",
+    "B": "B full backward",
+    "I": "I input gradient",
+    "W": "W weight gradient",
+    "recompute": "recompute",
+    "communication": "communication",
+    "idle": "idle",
+    "compute": "compute",
+    "blocked": "blocked: waits for another rank",
+    "other": "other",
+}
+
+_WORDS = {"forward": "F", "backward": "B", "input gradient": "I", "weight gradient": "W", "recompute": "recompute"}
+
+# Memory is stacked by purpose; neighbours in the stack differ in hue and in lightness.
+MEMORY = {
+    "parameter": "#4477AA",
+    "gradient": "#228833",
+    "optimizer": "#CCBB44",
+    "activation": "#66CCEE",
+    "activation_gradient": "#44AA99",
+    "communication": "#AA3377",
+    "unsharded": "#88CCEE",
+    "stash": "#EE8866",
+    "workspace": "#999933",
+    "input": "#DDCC77",
+}
+
+
+def kind_of(name: str) -> str:
+    """The palette's name for a span: "F", "F3" and "forward 3" are all F; what is unknown is plain compute."""
+    for word, kind in _WORDS.items():
+        if name.startswith(word):
+            return kind
+    return name[0] if name[:1] in {"F", "B", "I", "W"} and not name[1:2].isalpha() else "compute"

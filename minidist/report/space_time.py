@@ -1,0 +1,171 @@
+"""The space-time diagram: a rank is a horizontal line, time runs to the right, a message is an arrow from line to line.
+
+It shows what no log shows: who waits for whom. Red is a rank whose partner has not come yet. After a deadlock the red
+runs to the edge, each line says what its rank waits for, and the wait-for circle is drawn beside the ranks.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.trace import MessageEvent, Trace
+from minidist.comm.reports import Waiting, find_cycle
+from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
+from minidist.report.intervals import Interval, compute_of, unanswered, waits, without
+from minidist.report.pairs import Pair, arrived, pairs
+from minidist.report.palette import NAMES, PALETTE, kind_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = dict[tuple[int, str], int]  # (rank, lane) -> line
+MAX_LABELS = 24  # with more messages the byte counts would cover each other
+MAX_ARROWS = 1500  # with more, lines without heads
+
+
+def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
+    """One line for each lane of each rank, rank 0 on top; an arrow for each delivered message."""
+    messages = pairs(traces)
+    rows = _rows(traces)
+    stuck = [event for trace in traces for event in unanswered(trace.messages)]
+    longest = _longest(traces)
+    edge = longest * 1.3 if longest > 0 else 1e-6
+    right = edge if stuck else longest or 1e-6
+    factor, unit = time_unit(right)
+    figure = new_figure(9, 1.5 + 0.55 * len(rows))
+    axes = figure.add_subplot()
+    used: dict[str, Any] = {}
+
+    for (rank, lane), y in rows.items():
+        axes.plot([0, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
+        spans = compute_of(traces[rank].spans, lane)
+        for span in spans:
+            kind = kind_of(span.name)
+            _bar(axes, (span.start, span.end), y, factor, PALETTE[kind], "compute")
+            used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+    for key, (blocked, transfer) in waits(messages, right).items():
+        computing = [(span.start, span.end) for span in compute_of(traces[key[0]].spans, key[1])]
+        for interval in without(transfer, computing):
+            _bar(axes, interval, rows[key], factor, PALETTE["communication"] + "55", "transfer")
+            used.setdefault("transfer", patch(PALETTE["communication"] + "55", "waits for bytes on their way"))
+        for interval in without(blocked, computing):
+            _bar(axes, interval, rows[key], factor, PALETTE["blocked"], "blocked")
+            used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
+    for event in stuck:
+        y = rows[event.rank, event.lane]
+        if event.kind == "receive":  # a send without a partner is among the pairs
+            _bar(axes, (event.start, right), y, factor, PALETTE["blocked"], "blocked")
+        used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
+        style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
+        axes.text(right * factor, y - 0.24, _operation(event), **style)
+    _arrows(axes, [pair for pair in messages if arrived(pair)], rows, factor, used)
+    circle = _wait_for(axes, stuck, rows, right * factor, used)
+
+    axes.set_yticks(list(rows.values()), [_label(rank, lane) for rank, lane in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.6)
+    axes.set_xlim(0, right * factor * (1.12 if stuck else 1.01))
+    axes.set_xlabel(f"time [{unit}]")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    tidy(axes)
+    delivered = sum(arrived(pair) for pair in messages)
+    axes.set_title(title or _title(delivered, longest, stuck, circle), fontsize=10, loc="left")
+    return finish(figure, used.values(), command)
+
+
+def _rows(traces: Sequence[Trace]) -> Rows:
+    """(rank, lane) -> line, main first."""
+    rows: Rows = {}
+    for trace in traces:
+        lanes = dict.fromkeys(["main", *(m.lane for m in trace.messages), *(s.lane for s in trace.spans)])
+        for lane in lanes:
+            rows[trace.rank, lane] = len(rows)
+    return rows
+
+
+def _label(rank: int, lane: str) -> str:
+    return f"rank {rank}" if lane == "main" else lane.replace("lane:", "lane ")
+
+
+def _longest(traces: Sequence[Trace]) -> float:
+    ends = [event.end for trace in traces for event in trace.messages]
+    ends += [span.end for trace in traces for span in trace.spans]
+    starts = [event.start for trace in traces for event in trace.messages]
+    return max([0.0, *ends, *starts])
+
+
+def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    corner, width = (interval[0] * factor, y - 0.16), (interval[1] - interval[0]) * factor
+    axes.add_patch(Rectangle(corner, width, 0.32, color=colour, linewidth=0, gid=gid, zorder=2))
+
+
+def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, used: dict[str, Any]) -> None:
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import FancyArrowPatch
+
+    colour = PALETTE["communication"]
+    ends = []
+    for send, receive in delivered:
+        assert receive is not None
+        tail = (send.start if send.start >= 0 else send.posted) * factor, rows[send.rank, send.lane]
+        ends.append((tail, (receive.end * factor, rows[receive.rank, receive.lane])))
+    if ends:
+        style: Style = {"marker": ">", "markevery": [1], "markersize": 5}
+        used.setdefault("message", line(colour, "message, from its departure to its arrival", **style))
+    if len(ends) > MAX_ARROWS:
+        axes.add_collection(LineCollection(ends, colors=colour, linewidths=0.3, gid="messages", zorder=3))
+        return
+    arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
+    for (tail, head), (send, _) in zip(ends, delivered, strict=True):
+        axes.add_patch(FancyArrowPatch(tail, head, **arrow, color=colour, linewidth=1.0, gid="message", zorder=3))
+        if len(ends) <= MAX_LABELS:
+            near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
+            x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
+            box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+            text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": colour, "bbox": box}
+            axes.text(x, y, byte_text(send.nbytes), **text, zorder=4)
+
+
+def _wait_for(axes: Any, stuck: list[MessageEvent], rows: Rows, edge: float, used: dict[str, Any]) -> list[int]:
+    """An arrow from each waiting rank to the one that it waits for, thick in the circle. Returns the circle."""
+    from matplotlib.patches import FancyArrowPatch
+
+    waiting = [Waiting(event.rank, event.lane, (event.peer,), _operation(event)) for event in stuck if event.peer >= 0]
+    circle = find_cycle(waiting)
+    steps = set(zip(circle, [*circle[1:], *circle[:1]], strict=True))
+    for event in stuck:
+        if event.peer < 0:
+            continue
+        inside = (event.rank, event.peer) in steps
+        style: Style = {
+            "color": PALETTE["blocked"],
+            "linewidth": 2.2 if inside else 0.9,
+            "linestyle": "-" if inside else "--",
+        }
+        tail, head = (edge, rows[event.rank, event.lane] + 0.12), (edge, rows[event.peer, "main"] - 0.12)
+        shape: Style = {
+            "arrowstyle": "-|>,head_length=6,head_width=3",
+            "connectionstyle": f"arc3,rad={-0.4 if head[1] > tail[1] else 0.4}",
+        }
+        gid = "circle" if inside else "wait"
+        axes.add_patch(FancyArrowPatch(tail, head, **shape, **style, gid=gid, clip_on=False, zorder=5))
+        label = "wait-for circle" if inside else "waits for"
+        used.setdefault(label, line(label=label, colour=style.pop("color"), **style))
+    return circle
+
+
+def _operation(event: MessageEvent) -> str:
+    way = "to" if event.kind == "send" else "from"
+    other = "any rank" if event.peer < 0 else f"rank {event.peer}"
+    name = "" if event.operation == "message" else f"{event.operation}: "
+    return f"{name}{event.kind} {way} {other}, tag {event.tag}, {byte_text(event.nbytes)}"
+
+
+def _title(delivered: int, longest: float, stuck: list[MessageEvent], circle: list[int]) -> str:
+    count = f"{delivered} message{'s' * (delivered != 1)}"
+    if stuck:
+        way = ": " + " → ".join(str(rank) for rank in (*circle, circle[0])) if circle else ""
+        return f"deadlock{way}   (waiting ranks: {len({event.rank for event in stuck})}, {count} delivered)"
+    factor, unit = time_unit(longest)
+    return f"{count}, {longest * factor:.4g} {unit}"

@@ -1,0 +1,158 @@
+"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every rank.
+
+Three tiers, always named:
+  exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
+  ordered   bit for bit, on any data, with --reduction ordered: the order of additions is declared and the same;
+  float     any order of additions, float64: |a - b| <= 1e-12 max(1, max |b|) for loss and weights, 1e-12 of the model's
+            largest entry of that kind for gradients and optimizer state.
+"""
+
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from minidist.base.arrays import Array
+from minidist.base.errors import UsageError
+from minidist.comm import Comm
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.reference import reference
+from minidist.train.trainer import StepState, train
+
+KINDS = ("loss", "gradients", "weights", "optimizer")
+FLOAT_BOUND = 1e-12
+FLOAT_STEPS = 5
+
+Snapshot = dict[str, dict[str, Array]]  # kind -> tensor name -> values
+
+
+@dataclass
+class Comparison:
+    """The verdict. `max_difference` by kind; `first_difference` names the first tensor beyond its bound, or is None."""
+
+    tier: str
+    bound: float
+    equal: bool = True
+    max_difference: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    first_difference: str | None = None
+    tensors: int = 0
+    steps: int = 0
+    ranks: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The verdict for people."""
+        largest = max(self.max_difference.values())
+        if self.equal:
+            bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
+            return (
+                f"equal: {self.ranks} ranks and one device agree {bound} ({self.tier} tier) in {self.tensors} tensors over "
+                f"{self.steps} steps; largest difference {largest:g}"
+            )
+        return f"NOT equal ({self.tier} tier, bound {self.bound:g}): {self.first_difference}; largest difference {largest:g}"
+
+
+def snapshot(state: StepState) -> Snapshot:
+    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name."""
+    job = state.job
+    optimizer = {
+        f"{name}.{key}": np.array(array) for name, arrays in job.optimizer.state.items() for key, array in arrays.items()
+    }
+    optimizer["step_count"] = np.array(job.optimizer.step_count)
+    return {
+        "loss": {"loss": np.array(state.loss)},
+        "gradients": {p.name: _gradient(p) for p in job.flat.parameters if p.requires_grad},
+        "weights": {p.name: np.array(p.data) for p in job.flat.parameters},
+        "optimizer": optimizer,
+    }
+
+
+def _gradient(parameter) -> Array:  # type: ignore[no-untyped-def]
+    return np.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else np.array(parameter.grad)
+
+
+class Judge:
+    """Compares the states of one rank, step by step, with the reference's snapshots."""
+
+    def __init__(self, expected: list[Snapshot], tier: str) -> None:
+        self.expected = expected
+        self.verdict = Comparison(tier, 0.0 if tier == "ordered" else FLOAT_BOUND)
+
+    def __call__(self, state: StepState) -> None:
+        self.verdict.steps = state.step + 1
+        for kind, tensors in snapshot(state).items():
+            expected = self.expected[state.step][kind]
+            self._same_names(kind, tensors, expected, state)
+            largest = max((float(np.max(np.abs(b))) for b in expected.values() if b.size), default=0.0)
+            for name, actual in tensors.items():
+                self._judge(kind, name, actual, expected[name], largest, state)
+
+    def _same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
+        if set(tensors) != set(expected):
+            self._differs(f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})")
+
+    def _judge(self, kind: str, name: str, actual: Array, expected: Array, largest: float, state: StepState) -> None:
+        verdict = self.verdict
+        verdict.tensors += 1
+        if actual.shape != expected.shape or actual.dtype != expected.dtype:
+            self._differs(f"{kind}: {name!r} is {actual.dtype}{list(actual.shape)}, expected {expected.dtype}{list(expected.shape)}")
+            return
+        same = np.array_equal(actual, expected, equal_nan=True)
+        difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
+        verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
+        if same:
+            return
+        scale = max(1.0, float(np.max(np.abs(expected)))) if kind in ("loss", "weights") else largest
+        if not difference <= verdict.bound * scale:
+            self._differs(f"{kind}: {name!r} at step {state.step} on rank {state.rank} differs by {difference:.3g}")
+
+    def _differs(self, what: str) -> None:
+        self.verdict.equal = False
+        if self.verdict.first_difference is None:
+            self.verdict.first_difference = what
+
+
+def tier_of(config: TrainConfig) -> str:
+    """Which promise applies; UsageError when none does."""
+    if config.reduction == "ordered":
+        return "ordered"
+    if config.precision != "fp64":
+        raise UsageError(
+            "--reduction ring adds in the ring's order, so bits differ from one device's: compare it in the float tier with "
+            "--precision fp64, or use --reduction ordered"
+        )
+    if config.steps > FLOAT_STEPS:
+        raise UsageError(f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps {FLOAT_STEPS}")
+    return "float"
+
+
+def expected_snapshots(config: TrainConfig, ranks: int) -> list[Snapshot]:
+    """The reference's states, one a step."""
+    snapshots: list[Snapshot] = []
+    reference(config, resolve_batches(config, ranks), [lambda state: snapshots.append(snapshot(state))])
+    return snapshots
+
+
+def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | None = None) -> Comparison:
+    """Train on this rank and judge every step; every rank returns the worst verdict of all ranks.
+
+    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0 and back.
+    """
+    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size), tier_of(config))
+    train(comm, config, [judge])
+    return _worst(comm, judge.verdict)
+
+
+def _worst(comm: Comm, mine: Comparison) -> Comparison:
+    if comm.rank == 0:
+        verdicts = [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
+        differing = [v for v in verdicts if not v.equal]
+        worst = differing[0] if differing else verdicts[0]
+        worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}
+        worst.tensors, worst.ranks = sum(v.tensors for v in verdicts), comm.size
+        for rank in range(1, comm.size):
+            comm.send_object(worst, rank)
+        return worst
+    comm.send_object(mine, 0)
+    return comm.recv_object(0)  # type: ignore[no-any-return]

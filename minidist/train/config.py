@@ -1,0 +1,107 @@
+"""One description of a training job, the same behind flags, files and Python; every wrong value is one sentence.
+
+The three batch sizes hang together: global batch = micro batch x accumulation x data-parallel ranks. Any two give the third.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minidist.base.errors import UsageError, nearest
+
+
+class TrainConfig(BaseModel):
+    """What to train, on what, and how it is spread. Field names are the flags of `minidist train`, `_` for `-`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Literal["gpt", "mlp"] = Field("gpt", description="gpt (byte-level language model) or mlp (classifier)")
+    layers: int = Field(2, ge=1, description="blocks of the GPT; hidden layers of the MLP")
+    width: int = Field(64, ge=1, description="width of the model (d)")
+    heads: int = Field(4, ge=1, description="attention heads")
+    context: int = Field(64, ge=1, description="tokens of one sample")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
+    data: str = Field("pydoc", description="pydoc, glyphs, markov, text:FILE, tokens:FILE, idx:DIR or npz:FILE")
+
+    steps: int = Field(20, ge=1, description="optimizer steps")
+    optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
+    lr: float = Field(3e-3, gt=0, description="learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    decay: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
+
+    dp: int | None = Field(None, ge=1, description="data-parallel ranks")
+    global_batch: int | None = Field(None, ge=1, description="samples of one step on all ranks together")
+    micro_batch: int | None = Field(None, ge=1, description="samples of one forward pass of one rank")
+    accumulation: int | None = Field(None, ge=1, description="forward passes of one rank in one step")
+    reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
+    bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
+    synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
+    precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 or fp64")
+    seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
+
+    @classmethod
+    def make(cls, **values: Any) -> "TrainConfig":
+        """Like the constructor, with UsageErrors: an unknown key names the nearest one, a wrong value says what is allowed."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            if first["type"] == "extra_forbidden":
+                raise UsageError(f"unknown setting {key!r}{nearest(key, cls.model_fields)}") from None
+            raise UsageError(f"{flag(key)} {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def flag(field: str) -> str:
+    """The flag of a field: global_batch -> --global-batch."""
+    return "--" + field.replace("_", "-")
+
+
+class Batches(BaseModel):
+    """The resolved batch triple and the data-parallel degree: global_batch = micro_batch * accumulation * dp."""
+
+    dp: int
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of a step on all ranks together; replica r's i-th is number r * accumulation + i."""
+        return self.dp * self.accumulation
+
+
+def data_parallel_degree(config: TrainConfig, ranks: int) -> int:
+    """The data-parallel degree on `ranks` ranks; UsageError when the product of the degrees is not `ranks`."""
+    if config.dp is not None and config.dp != ranks:
+        raise UsageError(
+            f"--dp {config.dp} does not fit {ranks} ranks: the product of the degrees must be the number of ranks; "
+            f"use --dp {ranks}, or start {config.dp} ranks"
+        )
+    return ranks
+
+
+def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
+    """Fill in what the batch triple leaves out; UsageError with the equation and its numbers when it does not hold."""
+    dp = data_parallel_degree(config, ranks)
+    total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation
+    if total is None:
+        micro, accumulation = micro or 4, accumulation or 1
+        total = micro * accumulation * dp
+    elif micro is None:
+        accumulation = accumulation or 1
+        micro = total // (accumulation * dp)
+    elif accumulation is None:
+        accumulation = total // (micro * dp)
+    if micro * accumulation * dp != total:
+        below = total // (accumulation * dp) * accumulation * dp if config.micro_batch is None else total // (micro * dp) * micro * dp
+        step = accumulation * dp if config.micro_batch is None else micro * dp
+        choices = f"{below} or {below + step}" if below else f"{step}"
+        raise UsageError(
+            f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
+            f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
+        )
+    return Batches(dp=dp, global_batch=total, micro_batch=micro, accumulation=accumulation)

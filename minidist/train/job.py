@@ -1,0 +1,106 @@
+"""From a config to the things that are trained: model, data, optimizer. The same on every rank and for the reference.
+
+Nothing here depends on the number of ranks: weights depend on the seed and on names, a step's global batch on the seed and
+the step. That is why one device and many can be compared at all.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.nn import GPT, MLP, GPTConfig, Module
+from minidist.nn.flat import FlatParameters
+from minidist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, WarmupCosine
+from minidist.optim.schedule import Warmup
+from minidist.train.config import Batches, TrainConfig
+
+DTYPES = {"fp32": xp.float32, "fp64": xp.float64}
+
+
+@dataclass
+class Job:
+    """One rank's (or the reference's) model, with its flat parameters, optimizer and sampler."""
+
+    config: TrainConfig
+    batches: Batches
+    model: Module
+    flat: FlatParameters
+    optimizer: Optimizer
+    schedule: Any  # step -> factor of the learning rate
+    sampler: GlobalBatchSampler
+
+    def loss(self, step: int, number: int, model: Any = None) -> Tensor:
+        """Loss of micro-batch `number` of a step: its share of the global mean (the divisor is the global count)."""
+        first = number * self.batches.micro_batch
+        inputs, targets = self.sampler.batch(step, first, self.batches.micro_batch)
+        divisor = float(self.batches.global_batch * (self.config.context if self.config.model == "gpt" else 1))
+        outputs = (model or self.model)(as_input(inputs, self.flat.dtype))
+        return cross_entropy(outputs, targets, divisor)
+
+
+def as_input(inputs: Any, dtype: Any) -> Any:
+    """Tokens as they are; features as a tensor of the model's dtype."""
+    return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
+
+
+def build(config: TrainConfig, batches: Batches) -> Job:
+    """Everything for one rank, from a config that `check` has passed."""
+    dataset = load_dataset(config.data)
+    sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
+    model = _model(config, dataset)
+    flat = FlatParameters(model.parameters())
+    return Job(config, batches, model, flat, _optimizer(config, flat), _schedule(config), sampler)
+
+
+def check(config: TrainConfig) -> None:
+    """Raise UsageError when data, model and optimizer do not fit together: said once, before any rank starts."""
+    dataset = load_dataset(config.data)
+    if config.model == "gpt" and not dataset.is_tokens:
+        raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
+    if config.model == "mlp" and dataset.is_tokens:
+        raise UsageError(f"--data {config.data} holds tokens, not samples with labels; train it with --model gpt")
+    if config.model == "gpt" and config.width % config.heads:
+        divisors = [h for h in range(1, config.width + 1) if config.width % h == 0]
+        below = max(h for h in divisors if h < config.heads)
+        above = min((h for h in divisors if h > config.heads), default=config.width)
+        raise UsageError(
+            f"--width {config.width} is not a multiple of --heads {config.heads}; try --heads {below} or --heads {above}"
+        )
+    if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
+        raise UsageError(
+            f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and rmsprop"
+        )
+    dataset.samples(config.context)
+    _schedule(config)
+
+
+def _model(config: TrainConfig, dataset: Any) -> Module:
+    dtype = DTYPES[config.precision]
+    if config.model == "gpt":
+        sizes = GPTConfig(dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout)
+        return GPT(sizes, dtype=dtype, seed=config.seed)
+    return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
+
+
+def _optimizer(config: TrainConfig, flat: FlatParameters) -> Optimizer:
+    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    match config.optimizer:
+        case "sgd":
+            return SGD(flat, momentum=config.momentum, **shared)
+        case "adagrad":
+            return Adagrad(flat, **shared)
+        case "rmsprop":
+            return RMSProp(flat, momentum=config.momentum, **shared)
+        case "adam":
+            return Adam(flat, **shared)
+        case "adamw":
+            return AdamW(flat, **shared)
+
+
+def _schedule(config: TrainConfig) -> Any:
+    if config.decay == "cosine":
+        return WarmupCosine(config.warmup, config.steps)
+    return Warmup(config.warmup)

@@ -1,0 +1,51 @@
+"""How far the job is: a bar on a terminal, throttled lines that end in a newline everywhere else.
+
+A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive live. One rank prints.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from minidist.train.trainer import StepState
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+class Progress:
+    """An observer of training, and a context manager around it."""
+
+    def __init__(self, steps: int, interactive: bool, title: str = "training") -> None:
+        self.steps, self.interactive, self.title = steps, interactive, title
+        self.bar: Any = None
+        self.task: Any = None
+        self.last = 0.0
+
+    def __enter__(self) -> Self:
+        if self.interactive:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+                TextColumn("loss {task.fields[loss]:.4f}"), TimeRemainingColumn(), console=Console(stderr=True),
+            )  # fmt: skip
+            self.task = self.bar.add_task(self.title, total=self.steps, loss=float("nan"))
+            self.bar.start()
+        return self
+
+    def __call__(self, state: StepState) -> None:
+        done = state.step + 1
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, loss=state.loss)
+            return
+        now = time.monotonic()
+        if done in (1, self.steps) or now - self.last > SECONDS_BETWEEN_LINES:
+            self.last = now
+            print(f"{self.title}: step {done}/{self.steps}  loss {state.loss:.4f}", file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()

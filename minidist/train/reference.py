@@ -1,0 +1,84 @@
+"""Training on one device, written to be obviously right: what every strategy must equal, bit for bit where it claims to.
+
+It runs the same micro-batches one after the other, catches every gradient contribution (one for each use of a parameter in
+each micro-batch, computed whole) before anything is added, and then adds them in the order that the layout declares. It
+shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from minidist.autograd import Parameter, contribution_recorder
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.layout import GradientOrder
+from minidist.base.random import batch_coordinates
+from minidist.train.config import Batches, TrainConfig
+from minidist.train.job import Job, build
+from minidist.train.trainer import Observer, StepState, finish_step
+
+Contributions = dict[Parameter, list[Array]]
+
+
+def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
+    """The order in which the layout of `config` adds contributions."""
+    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), config.synchronize_each)
+
+
+def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
+    """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing."""
+    job, order = build(config, batches), declared_order(config, batches)
+    losses = []
+    for step in range(config.steps):
+        loss, contributions = 0.0, []
+        for number in range(batches.microbatches):
+            value, caught = _one_micro_batch(job, step, number)
+            loss += value
+            contributions.append(caught)
+        _add(job, contributions, order)
+        losses.append(loss)
+        finish_step(job, step, loss)
+        for observer in observers:
+            observer(StepState(0, step, loss, job))
+    return losses
+
+
+def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+    caught: Contributions = {}
+    token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
+    try:
+        with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
+            loss = job.loss(step, number)
+            loss.backward()
+    finally:
+        contribution_recorder.reset(token)
+    return loss.item(), caught
+
+
+def _add(job: Job, contributions: list[Contributions], order: GradientOrder) -> None:
+    job.flat.zero_grad()
+    for parameter in job.flat.parameters:
+        total = add_in_order([c.get(parameter, []) for c in contributions], order)
+        if total is not None:
+            parameter.grad = total
+
+
+def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> Array | None:
+    """Add contributions[micro-batch number] (each a list of sites in backward order) as `order` declares; None if none."""
+    local = len(contributions) // order.replicas
+    (sequence,) = order.microbatches  # one stage
+    if order.synchronize_each:
+        return _fold(
+            _fold(_fold(contributions[replica * local + i]) for replica in range(order.replicas)) for i in sequence
+        )
+    return _fold(
+        _fold(site for i in sequence for site in contributions[replica * local + i]) for replica in range(order.replicas)
+    )
+
+
+def _fold(parts: Iterable[Array | None]) -> Array | None:
+    """((a + b) + c) + ..., leaving out what is None."""
+    total: Array | None = None
+    for part in parts:
+        if part is not None:
+            total = xp.array(part) if total is None else total + part
+    return total

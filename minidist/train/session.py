@@ -1,0 +1,113 @@
+"""One job from the command line: run it in the world that is there, then say what it cost and whether it is equal."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import write_traces
+from minidist.comm.launch import Outcome, execute, under_mpiexec
+from minidist.comm.mpi import launched_size
+from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import check
+from minidist.train.progress import Progress
+from minidist.train.trainer import TrainResult, train
+from minidist.train.volumes import closed_form_bytes
+
+
+@dataclass
+class Summary:
+    """What `minidist train` reports."""
+
+    world: str
+    losses: list[float]
+    ranks: int
+    bytes_by_purpose: dict[str, dict[str, int]]
+    peak_bytes: list[int]
+    trace: str
+    seconds: float
+    digest: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
+        return {name: getattr(self, name) for name in ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest")}
+
+    def volumes_hold(self) -> bool:
+        """Does every purpose's measured volume equal its closed form?"""
+        return all(volume["measured"] == volume["closed_form"] for volume in self.bytes_by_purpose.values())
+
+    def table(self) -> str:
+        """Bytes by purpose beside the closed form, and the peaks."""
+        lines = [
+            f"{self.ranks} ranks ({self.world}), {len(self.losses)} steps in {self.seconds:.1f} s, loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}",
+            f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}",
+        ]
+        for name, volume in self.bytes_by_purpose.items():
+            mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
+            lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
+        lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+        return "\n".join(lines)
+
+
+def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
+    """From mpiexec, from --ranks, or the product of the degrees."""
+    size = launched_size()
+    if size is not None and ranks is not None and ranks != size:
+        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
+    result = size or ranks or config.dp or 1
+    resolve_batches(config, result)  # what is wrong is known before anything starts
+    check(config)
+    return result
+
+
+def run_training(
+    config: TrainConfig, ranks: int | None, timeout: float, trace: Path, eager_bytes: int = 0, command: str = ""
+) -> Summary | None:
+    """Train; the summary, or None on a rank that is not to print."""
+    size = number_of_ranks(config, ranks)
+    progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
+
+    def main(comm: Any) -> TrainResult:
+        return train(comm, config, [progress] if comm.rank == 0 else [])
+
+    started = time.perf_counter()
+    with progress:
+        outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
+    if not outcome.is_root:
+        return None
+    return summarize(config, outcome, trace, time.perf_counter() - started, command)
+
+
+def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float, command: str = "") -> Summary:
+    """Write the trace and count what was sent."""
+    results: list[TrainResult] = outcome.results
+    batches = resolve_batches(config, outcome.size)
+    first = results[0]
+    measured: dict[str, int] = {}
+    for trace in outcome.traces:
+        for name, volume in trace.bytes_by_purpose().items():
+            measured[name] = measured.get(name, 0) + volume
+    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize)
+    table = {
+        name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
+    }
+    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
+    return Summary(
+        outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
+        first.digest,
+    )  # fmt: skip
+
+
+def run_comparison(config: TrainConfig, ranks: int | None, timeout: float, eager_bytes: int = 0) -> Comparison | None:
+    """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
+    size = number_of_ranks(config, ranks)
+    tier_of(config)
+    # Simulated ranks share one reference; under mpiexec each process computes its own.
+    expected = None if under_mpiexec() else expected_snapshots(config, size)
+    outcome = execute(
+        compare_rank, config, expected, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
+    )
+    return outcome.results[0] if outcome.is_root else None

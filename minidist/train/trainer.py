@@ -1,0 +1,147 @@
+"""The training loop, as a function of a communicator: alone, simulated and under mpiexec it is this very code.
+
+    for each step
+        1 for each of this rank's micro-batches: forward, backward (gradients travel while backward runs)
+        2 the loss of the step, summed over all micro-batches in their global order
+        3 clip, learning rate, optimizer step
+        4 observers look at loss, gradients, weights and optimizer state
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist.autograd import Meter
+from minidist.base import arrays as xp
+from minidist.base.errors import MinidistError
+from minidist.base.memory import account_memory
+from minidist.base.random import batch_coordinates
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.optim import clip_grad_norm_
+from minidist.parallel import DistributedDataParallel
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import Job, build
+
+
+class NonFiniteError(MinidistError):
+    """The loss became NaN or infinite."""
+
+
+@dataclass
+class StepState:
+    """What an observer sees after a step, before the gradients are forgotten."""
+
+    rank: int
+    step: int
+    loss: float
+    job: Job
+
+
+Observer = Callable[[StepState], None]
+
+
+@dataclass
+class TrainResult:
+    """One rank's outcome. `peak_bytes`: most bytes alive at once (parameters, gradients, optimizer, activations, ...)."""
+
+    rank: int
+    losses: list[float]
+    peak_bytes: int
+    peak_by_purpose: dict[str, int]
+    elements: int
+    itemsize: int
+    bucket_sizes: list[int]
+    digest: str
+
+
+def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
+    """Train with data parallelism over all ranks of `comm`.
+
+    Each rank sends, per step, 2 (n-1)/n of the gradient's bytes (purpose gradient_reduce) and its micro-batches' losses
+    (8 B each, purpose metrics); at the start rank 0 sends the weights (purpose startup).
+    """
+    batches = resolve_batches(config, comm.size)
+    # An overflow is not a warning a step but one error, from `finish_step`.
+    with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
+        job = build(config, batches)
+        model = DistributedDataParallel(
+            job.model, comm, reduction="sum", flat=job.flat, algorithm=config.reduction, bucket_cap_mb=config.bucket_cap_mb
+        )
+        losses: list[float] = []
+        for step in range(config.steps):
+            job.flat.zero_grad()
+            mine = _accumulate(comm, model, job, step, meter)
+            losses.append(global_loss(comm, mine))
+            finish_step(job, step, losses[-1])
+            comm.compute(meter.take(), name="optimizer")
+            for observer in observers:
+                observer(StepState(comm.rank, step, losses[-1], job))
+        sizes = [bucket.slice.stop - bucket.slice.start for bucket in model.reducer.buckets]
+        flat = job.flat
+        return TrainResult(
+            comm.rank, losses, account.peak, dict(account.at_peak), flat.padded_numel, flat.dtype.itemsize, sizes, digest(job)
+        )
+
+
+def digest(job: Job) -> str:
+    """A fingerprint of the weights and the optimizer state: equal digests, equal bits."""
+    result = hashlib.sha256(np.ascontiguousarray(job.flat.data).tobytes())
+    for name, arrays in sorted(job.optimizer.state.items()):
+        for key, array in sorted(arrays.items()):
+            result.update(f"{name}.{key}".encode() + np.ascontiguousarray(array).tobytes())
+    return result.hexdigest()
+
+
+def _accumulate(comm: Comm, model: DistributedDataParallel, job: Job, step: int, meter: Meter) -> list[float]:
+    """1: gradients of this rank's micro-batches, summed over them and over the ranks. Returns the micro-batches' losses."""
+    config, k = job.config, job.batches.accumulation
+    losses = []
+    for i in range(k):
+        number = comm.rank * k + i
+        last = i == k - 1
+        with (
+            batch_coordinates(step, number * job.batches.micro_batch, config.seed),
+            nullcontext() if last or config.synchronize_each else model.no_sync(),
+        ):
+            loss = job.loss(step, number, model)
+            comm.compute(meter.take(), name="forward")
+            loss.backward()
+            comm.compute(meter.take(), name="backward")
+        losses.append(loss.item())
+    return losses
+
+
+def global_loss(comm: Comm, mine: list[float]) -> float:
+    """2: the sum of all micro-batches' losses in their global order, so that every rank has the same digits."""
+    with purpose("metrics"):
+        everybody = all_gather(comm, np.array(mine, dtype=np.float64))
+    total = 0.0
+    for loss in everybody.tolist():  # type: ignore[union-attr]
+        total += loss
+    return total
+
+
+def finish_step(job: Job, step: int, loss: float) -> None:
+    """3: the same on every rank and on one device."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(job)}; lower --lr or clip the gradient (--clip 1)")
+    if job.config.clip is not None:
+        clip_grad_norm_(job.flat, job.config.clip)
+    job.optimizer.lr_factor = job.schedule(step)
+    job.optimizer.step()
+
+
+def _first_non_finite(job: Job) -> str:
+    for parameter in job.flat.parameters:
+        if not np.isfinite(parameter.data).all():
+            return f"the first parameter with a value that is not finite is {parameter.name!r}"
+    for parameter in job.flat.parameters:
+        if parameter.grad is not None and not np.isfinite(parameter.grad).all():
+            return f"all parameters are finite, the first gradient that is not is that of {parameter.name!r}"
+    return "all parameters and gradients are finite, so it comes from the data or the loss"

@@ -1,0 +1,247 @@
+"""Functions from outside, markers, recomputation and the meter."""
+
+import numpy as np
+import pytest
+
+from minidist import autograd as ag
+from minidist.autograd import AutogradError, Function, Meter, Parameter, ShapeError, Tensor, checkpoint, gradcheck, mark
+from minidist.base.memory import account_memory
+from minidist.base.random import batch_coordinates
+from minidist.nn import MLP, Dropout, FlatParameters, Linear, Sequential
+
+
+def draws(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+class ScaledProduct(Function):
+    @staticmethod
+    def forward(ctx, a, b, scale):
+        ctx.a, ctx.b, ctx.scale, ctx.flops = a, b, scale, 7
+        return a * b * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.b * ctx.scale, grad * ctx.a * ctx.scale if ctx.needs_input_grad[1] else None
+
+
+def test_function_is_an_operation():
+    for parameters in (False, True):
+        gradcheck(lambda a, b: ScaledProduct.apply(a, b, 3.0), draws(2, 3), draws(2, 3, seed=1), parameters=parameters)
+    a = Tensor(draws(2), requires_grad=True)
+    ScaledProduct.apply(a, Tensor(draws(2)), 1.0).sum().backward()
+    with Meter() as meter:
+        ScaledProduct.apply(a, a, 1.0)
+    assert meter.take()[0][0] == 7
+
+
+def test_function_that_returns_one_array_for_both_inputs():
+    class Both(Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            return a + b
+
+        @staticmethod
+        def backward(ctx, grad):
+            shared = grad * 1.0
+            return shared, shared
+
+    x = Tensor(draws(3), requires_grad=True)
+    a, b = x * 1.0, x * 2.0
+    earlier = a * 4.0  # adds to a's gradient while b's, the same array, still waits
+    (Both.apply(a, b) + earlier).sum().backward()
+    np.testing.assert_array_equal(x.grad, [7, 7, 7])
+
+
+def test_function_errors():
+    class Wrong(Function):
+        answer = None
+
+        @staticmethod
+        def forward(ctx, a):
+            return a * 1.0
+
+        @classmethod
+        def backward(cls, ctx, grad):
+            return cls.answer
+
+    x = Tensor(draws(3), requires_grad=True)
+    with pytest.raises(AutogradError, match=r"Wrong\.backward gave no gradient"):
+        Wrong.apply(x).sum().backward()
+    Wrong.answer = np.ones(2)
+    with pytest.raises(ShapeError, match=r"Wrong.backward: gradient 0 has shape \(2,\); the argument has \(3,\)"):
+        Wrong.apply(x).sum().backward()
+    Wrong.answer = (np.ones(3), np.ones(3))
+    with pytest.raises(AutogradError, match="2 gradients for 1"):
+        Wrong.apply(x).sum().backward()
+
+
+def test_marker_calls_at_forward_and_when_the_gradient_is_complete():
+    events = []
+    w = Parameter(draws(2, 2), name="w")
+    w.register_post_accumulate_grad_hook(lambda p: events.append("w ready"))
+    x = Tensor(draws(1, 2), requires_grad=True)
+    inside = mark(x, "begin", lambda: events.append("forward begins"), lambda: events.append("backward done"))
+    y = mark(
+        inside @ w + inside, "end", lambda: events.append("forward done"), lambda: events.append("backward begins")
+    )
+    y.sum().backward()
+    assert events == ["forward begins", "forward done", "backward begins", "w ready", "backward done"]
+    np.testing.assert_allclose(x.grad, 1 + np.ones((1, 2)) @ w.data.T)
+    mark(Tensor(1.0), "no gradient", on_backward=lambda: events.append("never"))
+    assert "never" not in events
+
+
+# --- recomputation ---
+
+
+def gradients(recompute, mode="now"):
+    model = Sequential(Linear(4, 6, activation="gelu"), Dropout(0.4), Linear(6, 6), Dropout(0.3), Linear(6, 2))
+    model.initialize(1)
+    flat = FlatParameters(model.parameters())
+    x = Tensor(draws(5, 4).astype(np.float32), requires_grad=True)
+    ready = []
+    with batch_coordinates(step=2, sample_offset=10, seed=4):
+        first, rest = Sequential(*model.layers[:2]), Sequential(*model.layers[1:])  # the first dropout runs twice
+        h = checkpoint(first, x) if recompute else first(x)
+        y = checkpoint(rest, h) if recompute else rest(h)
+        loss = (y * y).sum()
+    # backward runs outside of the coordinates: the replay brings its own
+    deferred = loss.backward(on_ready=lambda p: ready.append(p.name), weight_gradients=mode)
+    if deferred is not None:
+        assert not ready
+        deferred.run()
+    return loss.item(), flat.grad.copy(), x.grad, ready
+
+
+@pytest.mark.parametrize("mode", ["now", "deferred"])
+def test_recomputation_replays_dropout_and_changes_no_bit(mode):
+    """Museum 14: recomputation draws a new dropout mask."""
+    for a, b in zip(gradients(False), gradients(True, mode), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_recomputation_counts_sites_across_segments():
+    w = Parameter(draws(3, 3), name="w")
+    seen = []
+    x = Tensor(draws(2, 3), requires_grad=True)
+    y = checkpoint(lambda t: ag.tanh(t @ w) @ w, x) @ w
+    y = checkpoint(lambda t: t @ w, y)
+    y.sum().backward(on_ready=lambda p: seen.append(p.contributions))
+    assert seen == [4]
+    plain = Parameter(w.data.copy())
+    (ag.tanh(Tensor(x.data) @ plain) @ plain @ plain @ plain).sum().backward()
+    np.testing.assert_allclose(w.grad, plain.grad, rtol=1e-12)
+
+
+def test_recomputation_of_a_segment_whose_inputs_need_no_gradient():
+    w, read_only = Parameter(draws(3, 3), name="w"), Parameter(draws(3), name="read only")
+    seen = []
+    x = Tensor(draws(2, 3))
+    checkpoint(lambda t: t @ w + Tensor(read_only.data), x).sum().backward(on_ready=lambda p: seen.append(p.name))
+    np.testing.assert_allclose(w.grad, x.data.T @ np.ones((2, 3)))
+    assert sorted(seen) == ["read only", "w"]
+    np.testing.assert_array_equal(read_only.grad, np.zeros(3))
+
+
+def test_recomputation_nests_and_passes_other_arguments():
+    w = Parameter(draws(3, 3), name="w")
+
+    def inner(t, scale):
+        return ag.tanh(t @ w) * scale
+
+    def outer(t):
+        return checkpoint(inner, t, 2.0) @ w
+
+    x = Tensor(draws(2, 3), requires_grad=True)
+    checkpoint(outer, x).sum().backward()
+    y = Tensor(x.data, requires_grad=True)
+    kept, w.grad = w.grad.copy(), None
+    (inner(y, 2.0) @ w).sum().backward()
+    np.testing.assert_array_equal(x.grad, y.grad)
+    np.testing.assert_array_equal(kept, w.grad)
+    with ag.no_grad():
+        assert checkpoint(outer, x).node is None
+    with pytest.raises(AutogradError, match="must return one Tensor, not list"):
+        checkpoint(lambda t: [t], x)
+
+
+def test_recomputation_keeps_only_the_inputs_of_segments():
+    def peak(recompute):
+        x = Tensor(draws(100, 50), requires_grad=True)
+        w = Parameter(draws(50, 50), name="w")
+
+        def segment(t):
+            for _ in range(4):
+                t = ag.tanh(t @ w)
+            return t
+
+        with account_memory() as account:
+            y = x
+            for _ in range(4):
+                y = checkpoint(segment, y) if recompute else segment(y)
+            after_forward, forward_peak = account.current, account.peak
+            loss = y.sum()
+            del y
+            loss.backward()
+        return after_forward, account.peak, forward_peak
+
+    whole, recomputed = peak(False), peak(True)
+    assert recomputed[0] == 4 * 100 * 50 * 8
+    assert whole[0] == 4 * 4 * 100 * 50 * 8  # tanh keeps its result, and nothing keeps the products
+    assert recomputed[2] <= (3 + 3) * 100 * 50 * 8  # segments' inputs, and what one operation needs at a time
+    assert recomputed[1] < 0.75 * whole[1]
+
+
+# --- meter ---
+
+
+def test_meter_counts_forward_input_and_weight_gradients_apart():
+    w, b = Parameter(draws(4, 3), name="w"), Parameter(draws(4), name="b")
+    x = Tensor(draws(5, 3), requires_grad=True)
+    product = 2 * 5 * 3 * 4
+    with Meter() as meter:
+        loss = ag.linear(x, w, b).sum()
+        forward = meter.take()
+        assert [flops for flops, _ in forward] == [product, 20]
+        assert forward[0][1] == 8 * (15 + 12 + 4 + 20)
+        deferred = loss.backward(weight_gradients="deferred")
+        assert [flops for flops, _ in meter.take()] == [20, product]
+        deferred.run()
+        assert [flops for flops, _ in meter.take()] == [product, 20]
+        assert meter.take() == []
+    assert meter.totals["weight_gradient"][0] == product + 20
+    assert ag.meter.get() is None
+    ag.linear(x, w, b)
+    assert meter.take() == []
+
+
+def test_meter_of_a_model_is_about_six_flops_a_weight_and_row():
+    model = MLP([64, 128, 128, 16], bias=False)
+    with Meter() as meter:
+        model(Tensor(draws(32, 64).astype(np.float32), requires_grad=True)).sum().backward()
+    weights = sum(p.size for p in model.parameters())
+    total = sum(flops for flops, _ in meter.take())
+    assert 6 * 32 * weights <= total <= 6.2 * 32 * weights
+
+
+def test_meter_of_attention_and_layer_norm():
+    x = Tensor(draws(2, 8, 24), requires_grad=True)
+    with Meter() as meter:
+        ag.causal_attention(x, 2).sum().backward()
+        assert meter.totals["input_gradient"][0] == 2 * 2 * 8 * 8 * 8 * 5 // 2 + 2 * 8 * 8
+    q = Tensor(draws(2, 2, 8, 4), requires_grad=True)
+    w, b = Parameter(np.ones(24)), Parameter(np.ones(24), requires_grad=False)
+    with Meter() as meter:
+        ag.causal_attention_heads(q, q, q).sum().backward()
+        assert meter.totals["input_gradient"][0] == 3 * (2 * 2 * 8 * 8 * 8 * 5 // 6) + q.size
+        ag.layer_norm(x, w, b).sum().backward()
+    assert meter.totals["weight_gradient"] == (3 * x.size, 2 * x.data.nbytes)  # the frozen bias costs nothing
+
+
+def test_meter_switched_on_after_the_forward_counts_nothing():
+    x, w = Tensor(draws(2), requires_grad=True), Parameter(draws(2))
+    loss = (x * w).sum()
+    with Meter() as meter:
+        loss.backward()
+    assert sum(flops for flops, _ in meter.take()) == 0

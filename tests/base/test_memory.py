@@ -1,0 +1,48 @@
+"""The account of bytes: each buffer once, released when it dies, charged to the account that saw it born."""
+
+import numpy as np
+import pytest
+
+from minidist.base.memory import MemoryAccount, account_memory, memory_account, track
+
+
+def test_counts_a_buffer_once_and_until_its_last_view_dies():
+    with account_memory(timeline=True) as account:
+        a = track(np.zeros(100), "activation")
+        view = track(a[10:20].reshape(2, 5), "gradient")
+        assert account.by_purpose == {"activation": 800}
+        del a
+        assert account.current == 800
+        del view
+        assert account.current == 0
+        b = track(np.zeros(10, np.float32), "gradient")
+    assert (account.peak, account.peak_by_purpose) == (800, {"activation": 800, "gradient": 40})
+    assert account.at_peak == {"activation": 800}
+    assert account.events == [("activation", 800), ("activation", -800), ("gradient", 40)]
+    del b
+
+
+def test_release_is_charged_to_the_account_of_the_birth():
+    with account_memory() as first:
+        a = track(np.zeros(10), "stash")
+    with account_memory() as second:
+        del a
+    assert first.current == 0
+    assert second.peak == 0
+
+
+def test_off_costs_and_counts_nothing():
+    assert memory_account.get() is None
+    a = np.zeros(3)
+    assert track(a, "activation") is a
+
+
+def test_unknown_purpose():
+    with pytest.raises(ValueError, match="unknown memory purpose 'heap'"):
+        MemoryAccount().track(np.zeros(1), "heap")
+
+
+def test_empty_arrays_weigh_nothing():
+    account = MemoryAccount()
+    account.track(np.zeros(0), "activation")
+    assert account.current == 0

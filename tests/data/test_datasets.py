@@ -1,0 +1,173 @@
+"""Generated data are what they claim; a user's file is read, or refused in one sentence with value and remedy."""
+
+import gzip
+from itertools import pairwise
+from math import log
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.data import bigram_entropy, glyphs, load_dataset, markov, unigram_entropy
+
+
+def test_the_python_help_is_english_bytes():
+    data = load_dataset("pydoc")
+    assert data.vocab_size == 256
+    assert data.tokens.size > 100_000
+    assert b" the " in data.tokens.tobytes()
+    assert bigram_entropy(data.tokens) < unigram_entropy(data.tokens) < log(256)
+
+
+def test_the_markov_source_has_the_entropy_that_it_claims():
+    """Measured on the tokens: the bigram entropy tends to the entropy rate."""
+    data = markov(tokens=200_000)
+    assert data.tokens.max() < data.vocab_size
+    assert bigram_entropy(data.tokens) == pytest.approx(data.entropy, abs=0.01)
+    assert data.entropy < unigram_entropy(data.tokens) - 0.1  # the token before tells something
+    assert data.entropy != markov(tokens=10, seed=1).entropy
+
+
+def test_generated_data_are_the_same_on_every_rank():
+    for name in ("markov", "glyphs"):
+        one, other = load_dataset(name), load_dataset(name)
+        for attribute in ("tokens",) if one.is_tokens else ("inputs", "targets"):
+            np.testing.assert_array_equal(getattr(one, attribute), getattr(other, attribute))
+
+
+def test_glyphs_can_be_told_apart():
+    """The nearest neighbour among 1,500 images names most of 500 others; a guess would be right in a tenth."""
+    data = glyphs(2000)
+    assert (data.features, data.classes, len(data.targets)) == (144, 10, 2000)
+    assert set(data.targets) == set(range(10))
+    flat = data.inputs.reshape(2000, -1)
+    known, asked = flat[:1500], flat[1500:]
+    distance = (known**2).sum(axis=1) - 2 * asked @ known.T
+    right = data.targets[distance.argmin(axis=1)] == data.targets[1500:]
+    assert right.mean() > 0.8
+
+
+def test_entropies_of_small_texts():
+    assert unigram_entropy(b"aaaa") == 0
+    assert unigram_entropy(b"abab") == pytest.approx(log(2))
+    assert bigram_entropy(b"ababa") == pytest.approx(0, abs=1e-15)
+    assert bigram_entropy(b"aabba") == pytest.approx(log(2))  # after a: a or b; after b: b or a
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=50))
+def test_bigram_entropy_is_its_definition(tokens):
+    pairs = list(pairwise(tokens))
+    expected = -sum(log(pairs.count((a, b)) / tokens[:-1].count(a)) / len(pairs) for a, b in pairs)
+    assert bigram_entropy(np.array(tokens)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_text_is_its_bytes(tmp_path):
+    (tmp_path / "text.txt").write_text("grüße")
+    data = load_dataset(f"text:{tmp_path}/text.txt")
+    assert bytes(data.tokens) == "grüße".encode()
+    assert data.vocab_size == 256
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [("u8", "<u1"), ("u16", "<u2"), ("bin", "<u2"), ("u32", "<u4"), ("i64", "<i8")]
+)
+def test_tokens_have_the_dtype_of_the_suffix(tmp_path, suffix, dtype):
+    tokens = np.array([3, 1, 200, 0], dtype)
+    tokens.tofile(tmp_path / f"tokens.{suffix}")
+    data = load_dataset(f"tokens:{tmp_path}/tokens.{suffix}")
+    np.testing.assert_array_equal(data.tokens, tokens)
+    assert data.vocab_size == 201
+    assert isinstance(data.tokens, np.memmap)
+
+
+def test_tokens_with_a_header(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.array([5, 70_000], np.int32))
+    data = load_dataset(f"tokens:{tmp_path}/tokens.npy")
+    assert (data.tokens.tolist(), data.vocab_size) == ([5, 70_000], 70_001)
+
+
+def idx(array, code=8):
+    return bytes([0, 0, code, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files(tmp_path, packed):
+    images, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4) * 10, np.array([7, 1], np.uint8)
+    for stem, array in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)):
+        if packed:
+            (tmp_path / f"{stem}.gz").write_bytes(gzip.compress(idx(array)))
+        else:
+            (tmp_path / stem).write_bytes(idx(array))
+    data = load_dataset(f"idx:{tmp_path}")
+    assert (data.features, data.classes) == (12, 8)
+    inputs, targets = data.rows(np.array([1]))
+    np.testing.assert_array_equal(inputs, images[1].reshape(1, 12).astype(np.float32) / np.float32(255))
+    assert inputs.dtype == np.float32
+    assert targets.tolist() == [1]
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("x_train", "y_train")])
+def test_npz_archives(tmp_path, names):
+    np.savez(tmp_path / "data.npz", **{names[0]: np.full((3, 2), 0.5), names[1]: np.array([0, 2, 1])})
+    data = load_dataset(f"npz:{tmp_path}/data.npz")
+    inputs, targets = data.rows(np.array([2, 0]))
+    np.testing.assert_array_equal(inputs, np.full((2, 2), 0.5, np.float32))
+    assert (inputs.dtype, targets.tolist(), data.classes) == (np.float32, [1, 0], 3)
+
+
+def write(folder):
+    """Files with every defect."""
+    (folder / "empty.txt").touch()
+    (folder / "text.txt").write_text("text")
+    (folder / "odd.u16").write_bytes(b"abc")
+    (folder / "tokens.dat").write_bytes(b"abcd")
+    (folder / "bad.npy").write_bytes(b"no header")
+    np.save(folder / "float.npy", np.zeros(3))
+    np.array([-1], "<i4").tofile(folder / "negative.i32")
+    (folder / "bad.npz").write_bytes(b"no archive")
+    np.savez(folder / "names.npz", a=np.zeros(2), b=np.zeros(2))
+    np.savez(folder / "shapes.npz", x=np.zeros((3, 2)), y=np.zeros(2, int))
+    np.savez(folder / "labels.npz", x=np.zeros((2, 2)), y=np.zeros(2))
+    for name, images in (("cut", idx(np.zeros((2, 2), np.uint8))[:-1]), ("other", b"PNG..."), ("zip", None)):
+        (folder / name).mkdir()
+        if images:
+            (folder / name / "train-images-idx3-ubyte").write_bytes(images)
+        else:
+            (folder / name / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"abc" * 99)[:-4])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("pydok", r"--data pydok: no such data \(did you mean 'pydoc'\?\); one of pydoc, .*, text:FILE, .*idx:DIR"),
+        ("texts:{0}/text.txt", r"no such data \(did you mean 'text'\?\)"),
+        ("pydoc:file", "no such data"),
+        ("text:", "names no file; write text:FILE"),
+        ("idx", "names no file; write idx:DIR"),
+        ("text:{0}/test.txt", r"does not exist \(did you mean 'text.txt'\?\); name an existing file"),
+        ("text:{0}/nowhere/text.txt", "does not exist; name an existing file"),
+        ("text:{0}/empty.txt", "is empty; name a file with something in it"),
+        ("text:{0}", "is a folder; name a file in it"),
+        ("tokens:{0}/odd.u16", "has 3 bytes, not a multiple of the 2 of a .u16 token"),
+        ("tokens:{0}/tokens.dat", r"the suffix '.dat' names no dtype; rename it to one of .u8"),
+        ("tokens:{0}/bad.npy", "is no NumPy array file: .*; write it with numpy.save"),
+        ("tokens:{0}/float.npy", r"is \(3,\) float64; tokens are whole numbers in one dimension"),
+        ("tokens:{0}/negative.i32", "holds the token -1; tokens are numbers from 0 on"),
+        ("idx:{0}/nowhere", "is no folder; name the one with"),
+        ("idx:{0}", "has no train-images-idx3-ubyte or train-images-idx3-ubyte.gz; put both"),
+        ("idx:{0}/cut", "has 15 bytes, its header says 16; fetch it again"),
+        ("idx:{0}/other", "does not begin like an idx file"),
+        ("idx:{0}/zip", "cannot be read: .*; fetch it again"),
+        ("npz:{0}/bad.npz", "is no NumPy archive; write it with numpy.savez"),
+        ("npz:{0}/names.npz", "holds a, b; it needs x and y, or x_train and y_train"),
+        ("npz:{0}/shapes.npz", r"has inputs \(3, 2\) and labels \(2,\); it needs"),
+        ("npz:{0}/labels.npz", "has labels of float64; labels are whole numbers"),
+    ],
+)
+def test_a_defect_is_one_sentence(tmp_path, spec, message):
+    write(tmp_path)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_dataset(spec.format(tmp_path))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,265 @@
+"""Every exercise: our solution passes, the stub fails, and each typical wrong answer is rejected with a hint that fits."""
+
+import numpy as np
+import pytest
+
+from minidist.collectives import all_reduce, broadcast, reduce
+from minidist.lesson import examine, names, solution
+from minidist.lesson.exercise import find
+
+
+def nobody_waits(comm, say):
+    say("here")
+
+
+def token_before_the_sentence(comm, say):
+    token = np.zeros(1)
+    if comm.rank > 0:
+        comm.recv(token, comm.rank - 1)
+    if comm.rank < comm.size - 1:
+        comm.send(token, comm.rank + 1)
+    say("here")
+
+
+def token_that_nobody_takes(comm, say):
+    token = np.zeros(1)
+    if comm.rank > 0:
+        comm.recv(token, comm.rank - 1)
+    say("here")
+    comm.send(token, (comm.rank + 1) % comm.size)
+
+
+def a_barrier_a_turn(comm, say):
+    for turn in range(comm.size):
+        if turn == comm.rank:
+            say("here")
+        comm.barrier()
+
+
+def mean_instead_of_sum(gradient, shape_a, shape_b):
+    a, b = solution("01.add_backward")(gradient, shape_a, shape_b)
+    return a * a.size / gradient.size, b * b.size / gradient.size
+
+
+def leading_axes_only(gradient, shape_a, shape_b):
+    return tuple(gradient.sum(axis=tuple(range(gradient.ndim - len(shape)))) for shape in (shape_a, shape_b))
+
+
+def no_broadcasting(gradient, shape_a, shape_b):
+    return gradient, gradient
+
+
+def overflowing(logits, targets):
+    with np.errstate(all="ignore"):
+        probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return (probabilities - np.eye(5)[targets]) / len(targets)
+
+
+def times_rows(logits, targets):
+    return solution("01.cross_entropy_backward")(logits, targets) * len(targets)
+
+
+def forgotten_target(logits, targets):
+    return solution("01.cross_entropy_backward")(logits, targets) + np.eye(5)[targets] / len(targets)
+
+
+def neighbours(comm):
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def all_send_first(comm, outgoing):
+    right, left = neighbours(comm)
+    incoming = np.empty_like(outgoing)
+    if comm.size == 1:
+        return outgoing.copy()
+    comm.send(outgoing, right)
+    comm.recv(incoming, left)
+    return incoming
+
+
+def all_receive_first(comm, outgoing):
+    right, left = neighbours(comm)
+    incoming = np.empty_like(outgoing)
+    if comm.size == 1:
+        return outgoing.copy()
+    comm.recv(incoming, left)
+    comm.send(outgoing, right)
+    return incoming
+
+
+def alone_forgotten(comm, outgoing):
+    right, left = neighbours(comm)
+    incoming = np.empty_like(outgoing)
+    if comm.rank % 2 == 0:
+        comm.send(outgoing, right)
+        comm.recv(incoming, left)
+    else:
+        comm.recv(incoming, left)
+        comm.send(outgoing, right)
+    return incoming
+
+
+def in_a_chain(comm, outgoing):
+    right, left = neighbours(comm)
+    incoming = np.empty_like(outgoing)
+    if comm.size == 1:
+        return outgoing.copy()
+    if comm.rank == 0:
+        comm.send(outgoing, right)
+        comm.recv(incoming, left)
+    else:
+        comm.recv(incoming, left)
+        comm.send(outgoing, right)
+    return incoming
+
+
+def the_wrong_way_round(comm, outgoing):
+    right, left = neighbours(comm)
+    incoming = np.empty_like(outgoing)
+    comm.sendrecv(outgoing, left, incoming, right)
+    return incoming
+
+
+def forgotten_wait(comm, outgoing):
+    right, left = neighbours(comm)
+    incoming = np.empty_like(outgoing)
+    comm.isend(outgoing, right)
+    comm.irecv(incoming, left).wait()
+    return incoming
+
+
+def own_numbers(comm, outgoing):
+    right, left = neighbours(comm)
+    requests = [comm.irecv(np.empty_like(outgoing), left), comm.isend(outgoing, right)]
+    comm.waitall(requests)
+    return outgoing
+
+
+def lost_tail(comm, array):
+    whole = array[: array.size // comm.size * comm.size]
+    solution("04.ring_all_reduce")(comm, whole)
+
+
+def no_modulo(comm, array):
+    for _ in range(comm.size - 1):
+        comm.sendrecv(array.copy(), comm.rank + 1, array, comm.rank - 1)
+
+
+def a_boss(comm, array):
+    total = reduce(comm, array)
+    if comm.rank == 0:
+        array[...] = total
+    broadcast(comm, array)
+
+
+def whole_arrays_travel(comm, array):
+    right, left = neighbours(comm)
+    travelling, total = array.copy(), array.copy()
+    for _ in range(comm.size - 1):
+        incoming = np.empty_like(array)
+        comm.sendrecv(travelling, right, incoming, left)
+        total, travelling = total + incoming, incoming
+    array[...] = total
+
+
+def passes_on_its_own_part(comm, array):
+    right, left = neighbours(comm)
+    chunks, originals = np.array_split(array, comm.size), np.array_split(array.copy(), comm.size)
+    for step in range(comm.size - 1):
+        leaving, arriving = originals[(comm.rank - step) % comm.size], chunks[(comm.rank - step - 1) % comm.size]
+        incoming = np.empty_like(arriving)
+        comm.sendrecv(leaving, right, incoming, left)
+        arriving += incoming
+    for step in range(comm.size - 1):
+        leaving, arriving = chunks[(comm.rank - step + 1) % comm.size], chunks[(comm.rank - step) % comm.size]
+        comm.sendrecv(leaving, right, arriving, left)
+
+
+def result_thrown_away(comm, array):
+    all_reduce(comm, array.copy())
+
+
+def mean_of_means(comm, gradient, count):
+    return all_reduce(comm, gradient.copy(), op="avg")
+
+
+def divided_by_ranks(comm, gradient, count):
+    weighted = gradient * count if count else np.zeros_like(gradient)
+    return all_reduce(comm, weighted, op="avg")
+
+
+def nan_from_nothing(comm, gradient, count):
+    weighted = np.append(gradient * count, count)
+    all_reduce(comm, weighted)
+    return weighted[:-1] / weighted[-1]
+
+
+def own_divisor(comm, gradient, count):
+    weighted = gradient * count if count else np.zeros_like(gradient)
+    return all_reduce(comm, weighted) / max(count, 1)
+
+
+WRONG = [
+    ("00.in_rank_order", nobody_waits, "nobody waits"),
+    ("00.in_rank_order", token_before_the_sentence, "speak first"),
+    ("00.in_rank_order", token_that_nobody_takes, "token that nobody takes"),
+    ("00.in_rank_order", a_barrier_a_turn, "a barrier a turn"),
+    ("01.add_backward", no_broadcasting, "sum over it"),
+    ("01.add_backward", leading_axes_only, "keepdims"),
+    ("01.add_backward", mean_instead_of_sum, "the sum of its gradients"),
+    ("01.cross_entropy_backward", times_rows, "mean over rows"),
+    ("01.cross_entropy_backward", forgotten_target, "minus 1 at the target"),
+    ("01.cross_entropy_backward", overflowing, "maximum"),
+    ("03.by_order", all_send_first, "may block"),
+    ("03.by_order", all_receive_first, "nobody has sent"),
+    ("03.by_order", alone_forgotten, "cannot receive while"),
+    ("03.by_order", in_a_chain, "one after the other"),
+    ("03.by_order", the_wrong_way_round, "other calls"),
+    ("03.by_sendrecv", the_wrong_way_round, "right neighbour"),
+    ("03.by_requests", forgotten_wait, "only start"),
+    ("03.by_requests", own_numbers, "return what was received"),
+    ("04.ring_all_reduce", lost_tail, "size // n is 0"),
+    ("04.ring_all_reduce", no_modulo, "% n"),
+    ("04.ring_all_reduce", a_boss, "a boss"),
+    ("04.ring_all_reduce", whole_arrays_travel, "whole arrays travel"),
+    ("04.ring_all_reduce", passes_on_its_own_part, "the sum that it has just made"),
+    ("04.ring_all_reduce", result_thrown_away, "written into it"),
+    ("06.weighted_average", mean_of_means, "mean of the means"),
+    ("06.weighted_average", divided_by_ranks, "not by the number of ranks"),
+    ("06.weighted_average", nan_from_nothing, "0 * nan"),
+    ("06.weighted_average", own_divisor, "different averages"),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "hint"), WRONG, ids=lambda value: getattr(value, "__name__", None))
+def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
+    result = examine(name, function, mpi=False)
+    assert not result
+    assert hint in result.hint, result.text
+    assert "not yet" in result.text
+
+
+@pytest.mark.parametrize("name", names())
+def test_our_solution_passes_at_par(name):
+    result = examine(name, solution(name), mpi=False)
+    assert result.passed, result.text
+    assert result.par == result.yours
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_unwritten_function_fails(name):
+    def stub(*arguments):
+        raise NotImplementedError("yours")
+
+    result = examine(name, stub, mpi=False)
+    assert not result
+    assert "this is the stub" in result.hint
+    assert not examine(name, lambda *arguments: None, mpi=False)
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_exercise_has_two_to_six_wrong_answers(name):
+    wrong = sum(exercise == name for exercise, _, _ in WRONG)
+    # The three ways of lesson 03 share their hints.
+    assert wrong >= (1 if name.startswith("03.by_s") else 2)
+    assert find(name).hints

@@ -1,0 +1,136 @@
+"""Every lesson runs as a script and as a notebook, its notebook is current, and it has its ten parts."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.lesson import build, names
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = build.sources(ROOT / "lessons")
+each_lesson = pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+
+
+@each_lesson
+def test_a_lesson_runs_as_a_script_in_under_20_seconds(source):
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    start = time.perf_counter()
+    process = subprocess.run(
+        [sys.executable, str(source)], cwd=ROOT, env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    assert time.perf_counter() - start < 20
+
+
+@each_lesson
+def test_the_committed_notebook_is_current(source):
+    assert build.stale(source) == ""
+
+
+@each_lesson
+def test_a_lesson_has_its_ten_parts_its_minutes_and_its_exercise(source):
+    text = source.read_text()
+    parts = [int(number) for number in re.findall(r"^# ## (\d+) ", text, re.MULTILINE)]
+    assert parts == list(range(1, 11))
+    assert re.search(r"^# \*\d+ minutes\. Before it: ", text, re.MULTILINE)
+    number = source.name[:2]
+    checked = set(re.findall(rf'"({number}\.\w+)"', text))
+    assert checked & set(names()) or f'f"{number}.' in text
+    assert "mpiexec -n" in text
+    assert "my_guess" in text
+    assert "show(draw" in text
+
+
+TINY = """
+# %% [markdown]
+# # A lesson
+
+# %%
+x = 0.1 + 0.2
+print("sum", x)
+print(f"{3.0049:.4f} µs, 96 B")
+
+# %%
+print("mpiexec: also correct on 3 ranks")
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("course") / "lessons"
+    folder.mkdir()
+    (folder / "90_tiny.py").write_text(TINY)
+    assert build.main(["--folder", str(folder)]) == 0
+    return folder / "90_tiny.py"
+
+
+def test_a_built_notebook_is_current_and_says_what_changed(tiny, capsys):
+    notebook = tiny.with_suffix(".ipynb")
+    original = notebook.read_text()
+    assert build.main(["--folder", str(tiny.parent), "--check"]) == 0
+    assert notebook.read_text() == original  # --check writes nothing
+
+    elsewhere = original.replace("sum 0.30000000000000004", "sum 0.3000000001")
+    elsewhere = elsewhere.replace('"mpiexec: also correct on 3 ranks\\n"', '"mpiexec: not run\\n"')
+    assert elsewhere.count("not run") == 1
+    notebook.write_text(elsewhere)
+    assert build.stale(tiny) == ""  # another machine: digits of a float, no MPI
+
+    notebook.write_text(original.replace("3.0049 µs", "3.0050 µs"))
+    assert "prints something else now" in build.stale(tiny)
+    assert build.main(["--folder", str(tiny.parent), "--check", "90"]) == 1
+    assert "build it again: python -m minidist.lesson.build 90" in capsys.readouterr().err
+    notebook.write_text(original)
+
+
+def test_an_edited_source_makes_the_notebook_stale_without_running_it(tiny, monkeypatch):
+    monkeypatch.setattr(build, "make", lambda source: pytest.fail("ran"))
+    text = tiny.read_text()
+    tiny.write_text(text.replace("# # A lesson", "# # The lesson"))
+    assert "was built from another" in build.stale(tiny)
+    tiny.write_text(text)
+
+
+def test_two_builds_are_the_same_file(tiny):
+    first = tiny.with_suffix(".ipynb").read_text()
+    build.main(["--folder", str(tiny.parent)])
+    assert tiny.with_suffix(".ipynb").read_text() == first
+
+
+def test_a_cell_that_raises_fails_the_build(tmp_path, capsys):
+    folder = tmp_path / "lessons"
+    folder.mkdir()
+    (folder / "91_bad.py").write_text("# %%\nraise ValueError('not announced')\n")
+    assert build.main(["--folder", str(folder)]) == 1
+    assert "not announced" in capsys.readouterr().err
+    assert not (folder / "91_bad.ipynb").exists()
+
+
+def test_an_unknown_lesson_is_named():
+    with pytest.raises(UsageError, match="no lesson 99"):
+        build.sources(ROOT / "lessons", ["99"])
+    assert build.main(["99"]) == 2
+
+
+def test_what_is_compared():
+    def printed(text):
+        return build.printed(
+            nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", name="stdout", text=text)])
+        )
+
+    assert printed("max 1.25e-13") == printed("max 3.5e-16")
+    assert printed("loss 2.3026") == printed("loss 2.3025")
+    assert printed("time 2.5 µs") != printed("time 2.6 µs")
+    assert printed("1.5 MB") != printed("1.6 MB")
+    assert printed("96 B") != printed("97 B")
+    assert printed("63 messages") != printed("64 messages")
+    assert printed("ok\n  mpiexec: also correct on 3 ranks\n") == printed("ok\n  mpiexec: not run\n") == "ok\n"

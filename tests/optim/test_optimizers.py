@@ -1,0 +1,317 @@
+"""The optimizers against their papers, against PyTorch, and against themselves on any cut of the parameters."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.autograd import Parameter
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.nn.flat import FlatParameters
+from minidist.optim import NO_DECAY, SGD, Adagrad, Adam, AdamW, FlatSlice, Group, ParameterSlice, RMSProp, flat_slices
+from minidist.optim.optimizer import BLOCK, is_bias_or_norm
+from tests.optim import papers
+
+CASES = [
+    (SGD, {"lr": 0.1}),
+    (SGD, {"lr": 0.1, "weight_decay": 0.1}),
+    (SGD, {"lr": 0.1, "momentum": 0.9}),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (Adagrad, {"lr": 0.1}),
+    (Adagrad, {"lr": 0.1, "lr_decay": 0.3, "weight_decay": 0.1, "initial_accumulator_value": 0.5, "eps": 1e-3}),
+    (RMSProp, {"lr": 0.01}),
+    (RMSProp, {"lr": 0.01, "alpha": 0.8, "eps": 1e-3, "weight_decay": 0.1, "momentum": 0.9}),
+    (RMSProp, {"lr": 0.01, "centered": True, "momentum": 0.5}),
+    (Adam, {"lr": 0.01}),
+    (Adam, {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1}),
+    (AdamW, {"lr": 0.01}),
+    (AdamW, {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.3}),
+]
+all_cases = pytest.mark.parametrize(("optimizer", "settings"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+STEPS = 5
+
+
+def numbers(size, seed=0, dtype=np.float64):
+    """Start values and a list of gradients for each step."""
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal(size).astype(dtype), generator.standard_normal((STEPS, size)).astype(dtype)
+
+
+def train(optimizer, settings, start, gradients, cuts=()):
+    """Parameters and state after all steps, with the parameter cut into slices at `cuts`."""
+    data = start.copy()
+    edges = [0, *sorted(cuts), data.size]
+    slices = [ParameterSlice(data[a:b], None, f"{a:06d}") for a, b in pairwise(edges)]
+    chosen = optimizer(slices, **settings)
+    for gradient in gradients:
+        for piece, (a, b) in zip(slices, pairwise(edges), strict=True):
+            piece.grad = gradient[a:b]
+        chosen.step()
+    keys = next(iter(chosen.state.values())).keys()
+    return data, {key: np.concatenate([chosen.state[piece.name][key] for piece in slices]) for key in keys}
+
+
+@all_cases
+def test_equals_the_algorithm_of_the_paper(optimizer, settings):
+    start, gradients = numbers(7)
+    data, _ = train(optimizer, settings, start, gradients)
+    for i, first in enumerate(start.tolist()):
+        paper = getattr(papers, optimizer.__name__.lower())(first, **settings)
+        next(paper)
+        for gradient in gradients:
+            value = paper.send(float(gradient[i]))
+        assert abs(data[i] - value) <= 1e-14 * max(1, abs(value))
+
+
+@pytest.mark.peers
+@all_cases
+def test_equals_pytorch(optimizer, settings):
+    """Parameters and every state, by PyTorch's names, in float64."""
+    torch = pytest.importorskip("torch")
+    start, gradients = numbers(50)
+    data, state = train(optimizer, settings, start, gradients)
+    parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    peer = getattr(torch.optim, optimizer.__name__.replace("RMSProp", "RMSprop"))([parameter], **settings)
+    for gradient in gradients:
+        parameter.grad = torch.from_numpy(gradient.copy())
+        peer.step()
+    np.testing.assert_allclose(data, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
+    for key, value in state.items():
+        np.testing.assert_allclose(value, peer.state[parameter][key].numpy(), rtol=1e-12, atol=1e-12)
+
+
+@all_cases
+@given(st.data())
+def test_shards_give_the_bits_of_the_whole(optimizer, settings, data):
+    """In float32, for any cut points and any size: what ZeRO relies on."""
+    size = data.draw(st.integers(1, 300), label="size")
+    cuts = data.draw(st.sets(st.integers(1, size), max_size=5), label="cuts") - {size}
+    start, gradients = numbers(size, seed=size, dtype=np.float32)
+    whole, whole_state = train(optimizer, settings, start, gradients)
+    sharded, sharded_state = train(optimizer, settings, start, gradients, cuts)
+    np.testing.assert_array_equal(whole, sharded)
+    for key, value in whole_state.items():
+        np.testing.assert_array_equal(value, sharded_state[key])
+
+
+@all_cases
+def test_blocks_do_not_change_bits(optimizer, settings, monkeypatch):
+    start, gradients = numbers(1000, dtype=np.float32)
+    whole, _ = train(optimizer, settings, start, gradients)
+    monkeypatch.setattr("minidist.optim.optimizer.BLOCK", 64)
+    blocks, _ = train(optimizer, settings, start, gradients)
+    np.testing.assert_array_equal(whole, blocks)
+
+
+@all_cases
+def test_float32_stays_float32_and_gradients_stay(optimizer, settings):
+    """A rate that is a NumPy float64 must not promote weights that are then received into a float32 buffer."""
+    start, gradients = numbers(10, dtype=np.float32)
+    kept = gradients.copy()
+    plain, _ = train(optimizer, settings, start, gradients)
+    settings = {name: np.float64(value) if isinstance(value, float) else value for name, value in settings.items()}
+    data, state = train(optimizer, settings, start, gradients)
+    np.testing.assert_array_equal(data, plain)  # bits: nothing was computed in float64 either
+    assert data.dtype == np.float32
+    assert all(value.dtype == np.float32 for value in state.values())
+    np.testing.assert_array_equal(gradients, kept)
+
+
+def test_one_counter_for_all_parameters():
+    """Museum bug 6: with three parameters a counter advanced by each would be at 3 after one step."""
+    slices = [ParameterSlice(np.zeros(2), np.ones(2), name) for name in "abc"]
+    optimizer = Adam(slices, lr=0.5, eps=0.0)
+    optimizer.step()
+    assert optimizer.step_count == 1
+    for piece in slices:
+        np.testing.assert_allclose(piece.data, -0.5, rtol=1e-15)  # Adam's first step is lr times the sign
+
+
+@all_cases
+def test_a_saved_state_continues_with_the_same_bits(optimizer, settings):
+    start, gradients = numbers(20, dtype=np.float32)
+    straight, _ = train(optimizer, settings, start, gradients)
+    piece = ParameterSlice(start.copy(), None, "w")
+    saved = {"step": 0, "state": {}}
+    for gradient in gradients:
+        chosen = optimizer([piece], **settings)
+        chosen.load_state_dict(saved)
+        piece.grad = gradient
+        chosen.step()
+        saved = chosen.state_dict()
+    assert saved["step"] == STEPS
+    np.testing.assert_array_equal(piece.data, straight)
+
+
+def model():
+    """A flat unit of four parameters, the second one frozen."""
+    parameters = [
+        Parameter(np.full((2, 3), 1.0, np.float32), name="h.0.fc.weight"),
+        Parameter(np.full(3, 2.0, np.float32), name="h.0.fc.bias", requires_grad=False),
+        Parameter(np.full(4, 3.0, np.float32), name="ln_f.weight"),
+        Parameter(np.full(5, 4.0, np.float32), name="head.weight"),
+    ]
+    return parameters, FlatParameters(parameters)
+
+
+def test_flat_parameters_are_updated_by_name_and_frozen_ones_are_not():
+    parameters, flat = model()
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.accumulate(np.ones(parameter.shape, np.float32))
+    head = Group(lambda name: "head" in name, lr_scale=2)
+    optimizer = AdamW(flat, lr=0.25, weight_decay=0.5, groups=[NO_DECAY, head])
+    optimizer.step()
+    assert flat.version == 1
+    assert list(optimizer.state) == ["h.0.fc.weight", "ln_f.weight", "head.weight"]
+    assert optimizer.state["h.0.fc.weight"]["exp_avg"].shape == (6,)
+    np.testing.assert_array_equal(parameters[1].data, 2.0)
+    np.testing.assert_allclose(parameters[0].data, 1 - 0.25 * 0.5 * 1 - 0.25, rtol=1e-6)
+    np.testing.assert_allclose(parameters[2].data, 3 - 0.25, rtol=1e-6)  # not decayed
+    np.testing.assert_allclose(parameters[3].data, 4 - 0.5 * 0.5 * 4 - 0.5, rtol=1e-6)  # twice the rate
+    optimizer.lr_factor = 0.0
+    before = flat.data.copy()
+    optimizer.step()
+    np.testing.assert_array_equal(flat.data, before)
+
+
+@given(st.sets(st.integers(1, 17), max_size=3))
+def test_shards_of_a_flat_unit_equal_the_unit(cuts):
+    """As in ZeRO: each rank has its own optimizer on its range of elements, with gradients in an array of its own."""
+
+    class Shard:
+        def __init__(self, flat, start, stop, grad):
+            self.data, self.grad = flat.data[start:stop], grad[start:stop].copy()
+
+    gradient = np.arange(18, dtype=np.float32) - 7
+    gradient[6:9] = 0
+    settings = {"lr": 0.25, "weight_decay": 0.5, "groups": [NO_DECAY]}
+    _, whole = model()
+    whole.grad[:] = gradient
+    reference = AdamW(whole, **settings)
+    reference.step()
+    _, flat = model()
+    for start, stop in pairwise([0, *sorted(cuts), 18]):
+        slices = flat_slices(flat, start, stop, Shard(flat, start, stop, gradient))
+        if slices:  # a shard may hold nothing but a frozen parameter
+            AdamW(slices, **settings).step()
+    np.testing.assert_array_equal(flat.data, whole.data)
+
+
+def test_slices_of_different_units_stay_apart():
+    """The second slice begins where the first one ends, but in another unit."""
+    (_, one), (_, other) = model(), model()
+    for flat in (one, other):
+        flat.grad[:] = 1
+    other_slices = [FlatSlice(other, 6, 8, "other")]
+    SGD([*flat_slices(one, 0, 6), *other_slices], lr=1.0).step()
+    np.testing.assert_array_equal(one.data, [0] * 6 + [2] * 3 + [3] * 4 + [4] * 5)
+    np.testing.assert_array_equal(other.data, [1] * 6 + [1] * 2 + [2] + [3] * 4 + [4] * 5)
+
+
+def test_a_rebound_array_is_the_one_updated():
+    """Weight stashing binds a copy and keeps the older array: the optimizer must not remember that one."""
+    _, flat = model()
+    optimizer = SGD(flat, lr=1.0)
+    older = flat.data
+    flat.bind(older.copy())
+    flat.grad[:] = 1
+    optimizer.step()
+    assert older[0] == 1.0
+    assert flat.data[0] == 0.0
+
+
+def test_state_and_workspace_are_accounted():
+    """Two arrays of state a parameter, and temporaries of one block however large the parameter."""
+    size = 3 * BLOCK
+    piece = ParameterSlice(np.zeros(size, np.float32), np.ones(size, np.float32), "w")
+    with account_memory() as account:
+        optimizer = AdamW([piece])
+        assert account.current == 0  # nothing before the first step
+        optimizer.step()
+    assert account.peak_by_purpose == {"optimizer": 2 * 4 * size, "workspace": 4 * BLOCK}
+
+
+def test_parameters_may_be_given_directly_and_one_without_gradient_is_left_alone():
+    used = Parameter(np.ones((2, 2)), name="used")
+    unused = Parameter(np.ones(2), name="unused")
+    used.accumulate(np.ones((2, 2)))
+    optimizer = SGD([used, unused], lr=0.5, momentum=0.9)
+    optimizer.step()
+    np.testing.assert_array_equal(used.data, 0.5)
+    np.testing.assert_array_equal(unused.data, 1.0)
+    assert (used.version, unused.version) == (1, 0)
+    assert list(optimizer.state) == ["used"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("transformer.h.0.attn.c_attn.bias", True),
+        ("transformer.h.11.ln_1.weight", True),
+        ("transformer.ln_f.weight", True),
+        ("layers.3.norm.weight", True),
+        ("layers.3.layer_norm.weight", True),
+        ("transformer.wte.weight", False),
+        ("transformer.h.0.attn.c_attn.weight", False),
+        ("normalizer.biased.weight", False),
+    ],
+)
+def test_what_counts_as_bias_or_norm(name, expected):
+    assert is_bias_or_norm(name) is expected
+
+
+def adam_with_state(names=("weight", "bias"), dtype=np.float32, size=3):
+    optimizer = Adam([ParameterSlice(np.zeros(size, dtype), np.ones(size, dtype), name) for name in names])
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (adam_with_state(["weigth", "bias"]), r"'weigth': no such parameter here \(did you mean 'weight'\?\)"),
+        (adam_with_state(size=4), r"'exp_avg' of 'weight' is \(4,\) float32; this optimizer needs \(3,\) float32"),
+        (adam_with_state(dtype=np.float64), r"is \(3,\) float64"),
+    ],
+)
+def test_a_wrong_state_is_named(saved, message):
+    with pytest.raises(UsageError, match=message):
+        adam_with_state().load_state_dict(saved.state_dict())
+
+
+def test_a_state_of_another_optimizer_is_named():
+    slices = [ParameterSlice(np.zeros(3), np.ones(3), "weight")]
+    other = SGD(slices, momentum=0.9)
+    other.step()
+    with pytest.raises(UsageError, match=r"has \['momentum_buffer'\]; Adam needs \['exp_avg', 'exp_avg_sq'\]"):
+        Adam(slices).load_state_dict(other.state_dict())
+
+
+def test_a_missing_state_is_named():
+    flat = model()[1]
+    flat.grad[:] = 1
+    optimizer = Adam(flat)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    del saved["state"]["head.weight"]
+    with pytest.raises(UsageError, match=r"'head.weight' is missing; that of 'ln_f.weight' is there"):
+        Adam(flat).load_state_dict(saved)
+
+
+def test_wrong_arguments_are_one_sentence():
+    same = [ParameterSlice(np.zeros(1), None, "w"), ParameterSlice(np.zeros(1), None, "w")]
+    with pytest.raises(UsageError, match="two parameters are called 'w'"):
+        SGD(same)
+    with pytest.raises(UsageError, match="no trainable parameter"):
+        SGD([])
+    with pytest.raises(TypeError, match=r"got int"):
+        SGD([3])
+    with pytest.raises(UsageError, match="Nesterov needs momentum"):
+        SGD(same[:1], nesterov=True)
+    with pytest.raises(UsageError, match=r"data \(1,\) float64 and gradient \(1,\) float32"):
+        SGD([ParameterSlice(np.zeros(1), np.zeros(1, np.float32), "w")]).step()

@@ -1,0 +1,37 @@
+"""Schedules are functions of the step: their ends, their middle, their monotony."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.optim import Warmup, WarmupCosine
+
+
+def test_the_first_step_is_never_lost_and_the_warmup_ends_at_one():
+    assert [Warmup(4)(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert Warmup(0)(0) == 1.0
+
+
+def test_cosine_at_its_ends_and_in_the_middle():
+    schedule = WarmupCosine(warmup_steps=10, total_steps=110, final_factor=0.1)
+    assert schedule(9) == 1.0
+    assert schedule(10) == 1.0
+    assert schedule(60) == pytest.approx(0.55)
+    assert schedule(110) == pytest.approx(0.1)
+    assert schedule(1000) == pytest.approx(0.1)
+
+
+@given(warmup=st.integers(0, 50), more=st.integers(1, 50), final=st.floats(0, 1))
+def test_up_then_down_and_between_the_ends(warmup, more, final):
+    schedule = WarmupCosine(warmup, warmup + more, final)
+    factors = [schedule(step) for step in range(warmup + more + 2)]
+    assert factors[:warmup] == sorted(factors[:warmup])
+    assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+    assert all(0 < factor <= 1 for factor in factors[:warmup])
+    assert all(final <= factor <= 1 for factor in factors[warmup:])
+
+
+def test_a_warmup_longer_than_the_run_is_named():
+    with pytest.raises(UsageError, match="20 warm-up steps of 10"):
+        WarmupCosine(20, 10)

@@ -1,0 +1,301 @@
+"""Pictures are tested by what they contain (an arrow a message, a bar a computation), never by their pixels."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import DeadlockError, UsageError
+from minidist.base.trace import purpose, read_traces, write_traces
+from minidist.collectives import all_reduce, closed_form, gather
+from minidist.comm import ANY, LinkModel, SimWorld
+from minidist.report import KINDS, draw, save, write_perfetto
+from minidist.report.bytes_matrix import matrix_of
+from minidist.report.intervals import merged, without
+from minidist.report.lanes import exposed
+from minidist.report.memory_over_time import memory_over_time
+from minidist.report.pairs import arrived, pairs
+from minidist.report.palette import kind_of
+
+EASY = LinkModel(alpha=1.0, beta=0.0)  # a message takes 1 s
+
+
+def run(main, ranks, **options):
+    world = SimWorld(ranks, **options)
+    world.run(main)
+    return world.traces
+
+
+def deadlocked(main, ranks):
+    world = SimWorld(ranks, links=EASY)
+    with pytest.raises(DeadlockError) as caught:
+        world.run(main)
+    return world.traces, caught.value
+
+
+def count(figure):
+    """Artists by group id."""
+    artists = [artist for axes in figure.axes for artist in axes.get_children()]
+    return Counter(artist.get_gid() for artist in artists if artist.get_gid())
+
+
+def ring(comm):
+    comm.compute(seconds=1.0, name="forward")
+    all_reduce(comm, np.ones(7))
+
+
+def test_space_time_has_an_arrow_for_each_message_and_a_line_for_each_rank():
+    traces = run(ring, 5)
+    figure = draw("space-time", traces)
+    assert count(figure)["message"] == sum(len(trace.sent()) for trace in traces) == 5 * 2 * 4
+    assert count(figure)["compute"] == 5
+    axes = figure.axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [f"rank {rank}" for rank in range(5)]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # rank 0 on top
+    assert figure.legends
+    assert any("drawn by" in text.get_text() for text in figure.texts)
+
+
+def test_an_arrow_goes_from_departure_to_arrival():
+    def main(comm):
+        if comm.rank == 0:
+            comm.compute(seconds=3.0)
+            comm.send(np.ones(1), 1)
+        else:
+            comm.recv(np.ones(1), 0)
+
+    (arrow,) = [a for a in draw("space-time", run(main, 2, links=EASY)).axes[0].patches if a.get_gid() == "message"]
+    tail, head = arrow._posA_posB
+    assert tuple(tail) == (3.0, 0)
+    assert tuple(head) == (4.0, 1)
+
+
+def test_red_is_the_time_until_the_partner_comes_and_no_more():
+    def main(comm):
+        if comm.rank == 0:
+            comm.compute(seconds=3.0)
+            comm.send(np.ones(1), 1)
+        else:
+            comm.recv(np.ones(1), 0)
+
+    def bars(traces, gid):
+        patches = [p for p in draw("space-time", traces).axes[0].patches if p.get_gid() == gid]
+        return sorted((round(p.get_y()), p.get_x(), p.get_x() + p.get_width()) for p in patches)
+
+    traces = run(main, 2, links=EASY)
+    assert bars(traces, "blocked") == [(1, 0.0, 3.0)]
+    assert bars(traces, "transfer") == [(1, 3.0, 4.0)]
+
+    def late_receiver(comm):
+        if comm.rank == 0:
+            comm.send(np.ones(1), 1)
+        else:
+            comm.compute(seconds=5.0)
+            comm.recv(np.ones(1), 0)
+
+    traces = run(late_receiver, 2, links=EASY)
+    assert bars(traces, "blocked") == [(0, 0.0, 5.0)]  # a synchronous sender waits for the receive
+    traces = run(late_receiver, 2, links=EASY, eager_bytes=100)
+    assert bars(traces, "blocked") == []  # a buffered one does not
+
+    def slow_wire(comm):  # 8 B take 2 s to leave
+        if comm.rank == 0:
+            comm.send(np.ones(1), 1)
+        else:
+            comm.compute(seconds=late)
+            comm.recv(np.ones(1), 0)
+
+    late, links = 1.0, LinkModel(alpha=1.0, beta=0.25)
+    traces = run(slow_wire, 2, links=links)
+    assert bars(traces, "blocked") == [(0, 0.0, 1.0)]
+    assert bars(traces, "transfer") == [(0, 1.0, 2.0), (1, 1.0, 3.0)]
+    late = 5.0
+    assert bars(run(slow_wire, 2, links=links, eager_bytes=100), "blocked") == []
+
+
+def test_a_deadlock_shows_its_circle():
+    def main(comm):
+        if comm.rank < 3:
+            comm.send(np.ones(2), (comm.rank + 1) % 3)
+            comm.recv(np.ones(2), (comm.rank - 1) % 3)
+        elif comm.rank == 3:
+            comm.recv(np.ones(2), 0)
+        else:
+            comm.recv(np.ones(2), ANY)
+
+    traces, error = deadlocked(main, 5)
+    figure = draw("space-time", traces)
+    assert error.cycle == [0, 1, 2]
+    assert count(figure)["circle"] == 3
+    assert count(figure)["wait"] == 1  # rank 3; a wildcard points at nobody
+    assert count(figure)["message"] == 0
+    assert count(figure)["blocked"] >= 5
+    assert "0 → 1 → 2 → 0" in figure.axes[0].get_title(loc="left")
+
+
+def test_a_saved_trace_draws_the_same_deadlock(tmp_path):
+    def main(comm):
+        comm.recv(np.ones(2), 1 - comm.rank)
+
+    traces, _ = deadlocked(main, 2)
+    again, header = read_traces(write_traces(tmp_path / "run.jsonl", traces, command="minidist run x.py"))
+    figure = draw("space-time", again, header)
+    assert count(figure)["circle"] == 2
+    assert any("minidist run x.py" in text.get_text() for text in figure.texts)
+
+
+def test_messages_of_one_queue_are_paired_in_order_and_collectives_apart():
+    def main(comm):
+        if comm.rank == 0:
+            sends = [comm.isend(np.ones(n), 1) for n in (1, 2, 3)]
+            comm.waitall(sends)
+        elif comm.rank == 1:
+            for n in (1, 2, 3):
+                comm.recv(np.ones(n), 0)
+        if comm.rank == 0:  # a collective and a message overtake each other: they are in different contexts
+            gather(comm, np.ones(4), root=1)
+            comm.send(np.ones(5), 1)
+        elif comm.rank == 1:
+            early = comm.irecv(np.ones(5), 0)
+            gather(comm, np.ones(4), root=1)
+            early.wait()
+        else:
+            gather(comm, np.ones(4), root=1)
+
+    for send, receive in pairs(run(main, 3)):
+        assert receive.nbytes == send.nbytes
+        assert receive.operation == send.operation
+        assert receive.end >= send.start >= 0
+
+
+def test_a_wildcard_receive_finds_its_sender():
+    def main(comm):
+        if comm.rank == 0:
+            for _ in range(3):
+                comm.recv(np.ones(1), ANY)
+        else:
+            comm.send(np.ones(1), 0)
+
+    assert sum(arrived(pair) for pair in pairs(run(main, 4))) == 3
+
+
+def test_bytes_matrix_sums_to_what_was_sent():
+    traces = run(ring, 4)
+    matrix = matrix_of(traces)
+    assert matrix.sum() == sum(trace.bytes_by_purpose()["user"] for trace in traces)
+    assert all(matrix[rank, (rank + 1) % 4] == matrix[rank].sum() > 0 for rank in range(4))
+    figure = draw("bytes-matrix", traces)
+    numbers = [text for text in figure.axes[0].texts if text.get_text().endswith("B")]
+    assert len(numbers) == 4
+
+
+def test_bytes_by_purpose_puts_the_formula_beside_the_measurement():
+    def main(comm):
+        with purpose("gradient_reduce"):
+            all_reduce(comm, np.ones(7))
+        gather(comm, np.ones(1))
+
+    traces = run(main, 4)
+    formula = 8 * sum(closed_form.all_reduce(7, 4, rank)[1] for rank in range(4))
+    figure = draw("bytes-by-purpose", traces, {"closed_form": {"gradient_reduce": formula}})
+    bars = {bar.get_gid(): [] for bar in figure.axes[0].patches}
+    for bar in figure.axes[0].patches:
+        bars[bar.get_gid()].append(bar.get_width())
+    assert bars == {"measured": [formula, 24], "closed_form": [formula]}
+    assert "1 of 1" in figure.axes[0].get_title(loc="left")
+
+
+def test_loss_overlay_has_the_difference_on_its_own_axis():
+    header = {"losses": [3.0, 2.0], "reference_losses": [3.0, 2.5], "max_difference": [0.0, 1e-3]}
+    figure = draw("loss", [], header)
+    left, right = figure.axes
+    assert {line.get_gid() for line in left.lines} == {"single", "parallel"}
+    assert right.get_yscale() == "log"
+    assert right.lines[0].get_ydata()[1] == 1e-3
+    assert "1.0e-03" in left.get_title(loc="left")
+    del header["max_difference"]
+    assert "losses: 5.0e-01" in draw("loss", [], header).axes[0].get_title(loc="left")
+    with pytest.raises(UsageError, match="reference_losses"):
+        draw("loss", [], {"losses": [1.0]})
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_memory_marks_the_peak(moving):
+    traces = run(ring, 2)
+    for trace in traces:
+        for step, live in enumerate(({"parameter": 10}, {"parameter": 10, "gradient": 25}, {"parameter": 10})):
+            trace.memory.append((float(step) if moving else 0.0, live))
+    figure = memory_over_time(traces)
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        (peak,) = [line for line in axes.lines if line.get_gid() == "peak"]
+        assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (1, 35)
+        assert len(axes.collections) == 2  # one area a purpose
+        assert any("peak 35 B" in text.get_text() for text in axes.texts)
+
+
+def test_lanes_show_what_overlaps():
+    def main(comm):
+        work = all_reduce(comm, np.ones(9), async_op=True)
+        comm.compute(seconds=3.0, name="B0")
+        work.wait()
+
+    traces = run(main, 3, links=EASY)  # 4 steps of 1 s, 3 of them behind the computing
+    figure = draw("lanes", traces, rank=1)
+    assert count(figure)["compute"] == 1
+    assert count(figure)["send"] == count(figure)["receive"] == 4
+    assert exposed(traces, 1) == 1.0
+    with pytest.raises(UsageError, match=r"ranks are 0\.\.2"):
+        draw("lanes", traces, rank=3)
+
+
+def test_perfetto_has_a_process_a_rank_three_threads_and_an_arrow_a_message(tmp_path):
+    traces = run(ring, 3)
+    events = json.loads(write_perfetto(tmp_path / "t.json", traces).read_text())["traceEvents"]
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert names == {(rank, name) for rank in range(3) for name in ("compute", "send", "receive")}
+    kinds = Counter(event["ph"] for event in events)
+    messages = sum(len(trace.sent()) for trace in traces)
+    assert kinds["s"] == kinds["f"] == messages
+    assert kinds["X"] == 2 * messages + 3
+    slices = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
+    for event in events:
+        if event["ph"] == "s":  # a flow begins where a slice begins
+            assert "to" in slices[event["pid"], event["tid"], event["ts"]]["name"]
+        assert event.get("dur", 0) >= 0
+
+
+def test_saving_by_suffix_is_reproducible(tmp_path):
+    traces = run(ring, 3)
+    for suffix in ("svg", "pdf", "png"):
+        first, second = (save(draw("space-time", traces), tmp_path / f"{n}.{suffix}").read_bytes() for n in "ab")
+        assert first == second
+    with pytest.raises(UsageError, match=r"\.svg, \.pdf, \.png"):
+        save(draw("space-time", traces), tmp_path / "x.bmp")
+
+
+def test_every_kind_draws_an_empty_run_and_an_unknown_one_is_named():
+    traces = run(lambda comm: None, 2)
+    for kind in set(KINDS) - {"loss"}:
+        draw(kind, traces)
+    with pytest.raises(UsageError, match="did you mean 'space-time'"):
+        draw("spacetime", traces)
+
+
+def test_intervals():
+    assert merged([(3, 4), (0, 1), (1, 2), (5, 5)]) == [(0, 2), (3, 4)]
+    assert without([(0, 10)], [(2, 3), (5, 20)]) == [(0, 2), (3, 5)]
+    assert without([(2, 3)], [(0, 5)]) == []
+
+
+def test_colours_of_spans():
+    assert [kind_of(name) for name in ("F3", "forward", "B", "W12", "Backbone", "recompute", "step")] == [
+        "F", "F", "B", "W", "compute", "recompute", "compute",
+    ]  # fmt: skip
+
+
+def test_many_messages_become_one_collection():
+    figure = draw("space-time", run(ring, 32))
+    assert count(figure)["messages"] == 1
+    assert count(figure)["message"] == 0

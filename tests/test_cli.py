@@ -1,0 +1,203 @@
+"""The command line: JSON that other programs read, exit codes, and one clear sentence for every wrong input."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from minidist import cli
+from minidist.base.trace import read_traces
+
+TINY = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--data", "markov", "--steps", "2", "--micro-batch", "2"]
+
+
+@pytest.fixture
+def here(capfd, monkeypatch, tmp_path):
+    """Call the command line in this process, in an empty folder: a tenth of a second less than a process of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["minidist"])
+        code = 0
+        try:
+            cli.main([*map(str, arguments)])
+        except SystemExit as ended:
+            code = ended.code or 0
+        output = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, code, output.out, output.err)
+
+    return call
+
+
+def minidist(*arguments, cwd=None, **environment):
+    """The command line in a process of its own."""
+    path = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
+    return subprocess.run(
+        [sys.executable, "-m", "minidist", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+
+
+def refused(answer, *words, code=2):
+    """One sentence on standard error that contains all words; nothing on standard output, no traceback."""
+    assert answer.returncode == code, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+    for word in words:
+        assert word in answer.stderr, answer.stderr
+    return answer.stderr
+
+
+def test_train_prints_one_json_object(tmp_path):
+    answer = minidist("train", *TINY, "--dp", "3", "--json", "--trace", tmp_path / "run.jsonl")
+    assert answer.returncode == 0, answer.stderr
+    result = json.loads(answer.stdout)
+    assert {"losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace"} <= set(result)
+    assert result["ranks"] == 3
+    assert len(result["losses"]) == 2
+    assert len(result["peak_bytes"]) == 3
+    assert set(result["bytes_by_purpose"]) == {"startup", "gradient_reduce", "metrics"}
+    for volume in result["bytes_by_purpose"].values():
+        assert volume["measured"] == volume["closed_form"] > 0
+    traces, header = read_traces(result["trace"])
+    assert header["closed_form"] == {name: v["closed_form"] for name, v in result["bytes_by_purpose"].items()}
+    assert sum(t.bytes_by_purpose()["gradient_reduce"] for t in traces) == result["bytes_by_purpose"]["gradient_reduce"]["measured"]
+
+
+def test_train_for_people_shows_measured_beside_closed_form(here, tmp_path):
+    answer = here("train", *TINY, "--ranks", "2")
+    assert answer.returncode == 0
+    assert "measured" in answer.stderr
+    assert "closed form" in answer.stderr
+    assert "DIFFERENT" not in answer.stderr
+    assert (tmp_path / "runs" / "train.jsonl").exists()
+
+
+def test_compare_prints_its_verdict(here, tmp_path):
+    answer = here("compare", *TINY, "--dp", "3", "--json")
+    assert answer.returncode == 0
+    verdict = json.loads(answer.stdout)
+    assert {"tier", "bound", "equal", "max_difference", "first_difference"} <= set(verdict)
+    assert verdict["tier"] == "ordered"
+    assert verdict["equal"] is True
+    assert set(verdict["max_difference"]) == {"loss", "gradients", "weights", "optimizer"}
+
+
+def test_compare_in_the_float_tier_needs_float64(here):
+    refused(here("compare", *TINY, "--dp", "2", "--reduction", "ring"), "--precision fp64", "--reduction ordered")
+    answer = here("compare", *TINY, "--dp", "2", "--reduction", "ring", "--precision", "fp64", "--json")
+    assert json.loads(answer.stdout)["tier"] == "float"
+
+
+def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
+    """A planted bug (the last rank's gradient is never sent) makes `compare` fail and name a tensor."""
+    (tmp_path / "broken.py").write_text(
+        "import minidist.parallel.gradients as g\n"
+        "def skip(self, bucket):\n"
+        "    from minidist.collectives import all_reduce\n"
+        "    return all_reduce(self.comm, bucket.buffer.copy(), self.op, algorithm=self.algorithm, async_op=True)\n"
+        "g.GradientReducer._all_reduce = skip\n"
+        "from minidist.cli import main\n"
+        f"main(['compare', *{TINY!r}, '--dp', '2'])\n"
+    )
+    path = os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))
+    answer = subprocess.run(
+        [sys.executable, tmp_path / "broken.py"], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert answer.returncode == 1
+    assert "NOT equal" in answer.stderr
+    assert "gradients: 'transformer" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--dp", "3", "--ranks", "4"], ["--dp 3", "4 ranks", "--dp 4"]),
+        (["train", "--dp", "4", "--global-batch", "10"], ["10", "4", "--global-batch 8 or 12"]),
+        (["train", "--dp", "2", "--global-batch", "8", "--micro-batch", "2", "--accumulation", "3"], ["8 != 2 x 3 x 2"]),
+        (["train", "--data", "text:/no/such/file"], ["/no/such/file"]),
+        (["train", "--data", "pidoc"], ["pidoc", "pydoc"]),
+        (["train", "--globl-batch", "8"], ["--globl-batch", "--global-batch"]),
+        (["train", "--optimizer", "adan"], ["adan", "adam"]),
+        (["train", "--heads", "3", "--width", "64"], ["--heads 3", "--heads 4"]),
+        (["train", "--data", "glyphs"], ["glyphs", "--model mlp"]),
+        (["train", "--model", "mlp", "--data", "markov"], ["markov", "--model gpt"]),
+        (["train", "--momentum", "0.9"], ["--momentum", "adamw"]),
+        (["train", "--steps", "x"], ["--steps", "integer"]),
+        (["report", "no-such-trace.jsonl"], ["no-such-trace.jsonl"]),
+        (["run", "no-such-script.py"], ["no-such-script.py"]),
+        (["trian"], ["trian", "train"]),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(here, arguments, words, tmp_path):
+    refused(here(*arguments), *words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_files_that_are_empty_or_too_short(here, tmp_path):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "short.txt").write_bytes(b"hello")
+    refused(here("train", "--data", f"text:{tmp_path}/empty.txt"), "empty")
+    refused(here("train", "--data", f"text:{tmp_path}/short.txt", "--context", "64"), "5", "64", "--context")
+
+
+def test_a_user_file_trains(here, tmp_path):
+    np.arange(0, 200, dtype=np.uint8).tofile(tmp_path / "numbers.bin")
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 20)
+    for data in (f"text:{tmp_path}/text.txt",):
+        answer = here("train", *TINY, "--data", data, "--json", "--trace", tmp_path / "t.jsonl")
+        assert answer.returncode == 0, answer.stderr
+
+
+def test_nan_loss_names_the_step_and_a_parameter(here, tmp_path):
+    answer = here("train", *TINY, "--optimizer", "sgd", "--lr", "1e30", "--steps", "6", "--dp", "2")
+    message = refused_with_progress(answer)
+    assert "step" in message
+    assert "parameter" in message
+    assert "--lr" in message
+
+
+def refused_with_progress(answer):
+    assert answer.returncode == 1, answer.stderr
+    assert "Traceback" not in answer.stderr
+    return answer.stderr
+
+
+def test_a_launcher_of_another_mpi_is_noticed():
+    refused(minidist("train", *TINY, OMPI_COMM_WORLD_SIZE="4"), "4 processes", "doctor", code=1)
+
+
+def test_ranks_under_mpiexec_are_mpiexecs_business():
+    refused(minidist("train", *TINY, "--ranks", "3", PMI_SIZE="4"), "--ranks 3", "4 processes")
+
+
+def test_run_passes_its_flags_to_the_script(tmp_path):
+    script = tmp_path / "hello.py"
+    script.write_text(
+        "from minidist.comm import launch\n"
+        "def main(comm):\n"
+        "    comm.barrier()\n"
+        "    if comm.rank == 0: print('ranks', comm.size)\n"
+        "launch(main)\n"
+    )
+    answer = minidist("run", script, "--ranks", "3")
+    assert answer.stdout == "ranks 3\n"
+
+
+def test_doctor_says_what_is_there(here):
+    answer = here("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(answer.stdout)}
+    assert findings["minidist"]["ok"]
+    assert {"blas", "mpi", "gpu"} <= set(findings)
+
+
+@pytest.mark.parametrize("picture", ["space-time", "bytes-matrix", "bytes-by-purpose", "lanes"])
+def test_report_draws(here, tmp_path, picture):
+    trace = tmp_path / "run.jsonl"
+    assert here("train", *TINY, "--dp", "2", "--trace", trace).returncode == 0
+    answer = here("report", trace, "--picture", picture, "-o", tmp_path / "picture.svg")
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "picture.svg").stat().st_size > 1000

@@ -1,0 +1,99 @@
+"""The examples are the same programs in both worlds: each is run with --ranks and with mpiexec."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidist.base.trace import read_traces
+from minidist.lesson.mpi_leg import mpiexec
+from minidist.report import draw
+
+ROOT = Path(__file__).resolve().parents[1]
+needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
+WORLDS = ["simulated", pytest.param("mpi", marks=needs_mpi)]
+
+
+def start(world, ranks, name, *flags):
+    """(exit code, output) of an example."""
+    program = [sys.executable, f"mpi_examples/{name}.py", *flags]
+    command = [mpiexec(), "-n", str(ranks), *program] if world == "mpi" else [*program, "--ranks", str(ranks)]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        **os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }  # fmt: skip
+    process = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return process.returncode, process.stdout
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_hello(world):
+    code, output = start(world, 3, "hello")
+    assert code == 0, output
+    assert output == "rank 0 of 3 has [0.0, 10.0, 20.0]\n"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("algorithm", ["by-hand", "ring", "ordered"])
+def test_ring_all_reduce(world, algorithm):
+    code, output = start(world, 3, "ring_all_reduce", "--algorithm", algorithm)
+    assert code == 0, output
+    first, second = output.splitlines()
+    assert first == "max |sum - expected| = 0"
+    numbers = [word for word in second.split() if "," in word]
+    assert numbers[:2] == ["10,696", "10,696"]  # 8 (2 * 1003 - 335 - 334)
+
+
+def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks():
+    assert "= 0\nrank 0 sent 0 B" in start("simulated", 1, "ring_all_reduce")[1]
+    assert "= 0\n" in start("simulated", 5, "ring_all_reduce", "--elements", "3")[1]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ping_pong(world):
+    code, output = start(world, 3, "ping_pong")
+    assert code == 0, output
+    assert len(output.splitlines()) == 4
+    if world == "simulated":
+        assert "1,000,000 B    101.00 µs" in output  # alpha + beta * bytes
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ping_pong_deadlocks_and_says_where(world):
+    code, output = start(world, 2, "ping_pong", "--deadlock", "--synchronous", "--timeout", "1")
+    assert code == 1, output
+    assert "circle: rank 0 -> rank 1 -> rank 0" in output
+    assert "ping_pong.py:" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ring_exchange(world):
+    code, output = start(world, 3, "ring_exchange", "--way", "even_odd")
+    assert code == 0, output
+    assert sorted(line[:12] for line in output.splitlines()) == ["rank 0 got 2", "rank 1 got 0", "rank 2 got 1"]
+
+
+def test_a_deadlock_leaves_a_trace_to_draw(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    code, _ = start("simulated", 3, "ring_exchange", "--way", "receive_then_send", "--trace", str(trace))
+    assert code == 1
+    traces, _ = read_traces(trace)
+    assert sum(artist.get_gid() == "circle" for artist in draw("space-time", traces).axes[0].patches) == 3
+
+
+def test_one_rank_is_too_few_for_a_ping_pong():
+    code, output = start("simulated", 1, "ping_pong")
+    assert code == 2
+    assert "--ranks 2" in output

@@ -1,0 +1,80 @@
+"""The README is executed: every `minidist`, `mpiexec` and `python` command in it runs, and what it prints is what stands there."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mpi_runner import mpiexec
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FAILS_ON_PURPOSE = {"minidist run mpi_examples/ping_pong.py --ranks 2 --deadlock": 1}
+
+
+def commands():
+    """(command, lines that the README shows under it) from all console blocks."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", README, flags=re.S):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def executable(command):
+    """The command with this Python and this machine's mpiexec."""
+    words = shlex.split(command)
+    if words[0] == "mpiexec":
+        launcher = mpiexec()
+        if launcher is None:
+            pytest.skip("no mpiexec on this machine")
+        return [launcher, *words[1:3], *executable(" ".join(words[3:]))]
+    return [sys.executable, *(["-m", "minidist"] if words[0] == "minidist" else []), *words[1:]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A copy of what the commands read, so that they leave nothing in the tree."""
+    path = tmp_path_factory.mktemp("readme")
+    for name in ("mpi_examples", "lessons"):
+        shutil.copytree(ROOT / name, path / name)
+    return path
+
+
+@pytest.mark.parametrize(("command", "shown"), commands(), ids=[command for command, _ in commands()])
+def test_a_command_of_the_readme_runs_and_prints_what_it_says(command, shown, folder):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    answer = subprocess.run(executable(command), cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+    assert answer.returncode == FAILS_ON_PURPOSE.get(command, 0), answer.stderr
+    printed = (answer.stdout + answer.stderr).splitlines()
+    for line in shown:
+        if line.startswith("rank ") or line == "...":  # bits depend on the BLAS: the shape of the line is compared
+            pattern = re.sub(r"[\d.]+", "#", line)
+            assert line == "..." or pattern in [re.sub(r"[\d.]+", "#", p) for p in printed], printed
+        else:
+            assert line in printed
+
+
+def test_the_program_in_the_readme_is_the_example():
+    (program,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert program == (ROOT / "mpi_examples" / "first_steps.py").read_text()
+
+
+def test_every_link_of_the_readme_leads_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    missing = [link for link in links if not link.startswith("http") and not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_every_world_prints_the_same_line_of_the_first_program():
+    printed = {line for _, shown in commands() for line in shown if line.startswith("rank 0 of 4")}
+    assert len(printed) == 1

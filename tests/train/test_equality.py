@@ -1,0 +1,120 @@
+"""The promise: n ranks equal one device, in every loss, gradient, weight and optimizer state of every step."""
+
+import numpy as np
+import pytest
+
+from minidist.comm import SimWorld
+from minidist.train.compare import compare_rank, expected_snapshots
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.trainer import train
+from minidist.train.volumes import closed_form_bytes
+
+SMALL_GPT = {"model": "gpt", "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5}
+SMALL_MLP = {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "steps": 3}
+RANKS = [1, 2, 3, 4, 5, 8]
+
+
+def verdict(ranks, eager_bytes=0, **values):
+    config = TrainConfig.make(**values)
+    expected = expected_snapshots(config, ranks)
+    results = SimWorld(ranks, eager_bytes=eager_bytes).run(compare_rank, config, expected)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_gpt_with_tied_weights_is_bitwise_equal_in_the_ordered_tier(ranks, optimizer):
+    result = verdict(
+        ranks, eager_bytes=1 << 20 if ranks % 2 else 0, **SMALL_GPT, optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0,
+        micro_batch=2, accumulation=2, reduction="ordered", bucket_cap_mb=0.001, dropout=0.1,
+    )  # fmt: skip
+    assert result.equal, result.first_difference
+    assert (result.tier, result.bound, result.steps, result.ranks) == ("ordered", 0.0, 3, ranks)
+    assert set(result.max_difference.values()) == {0.0}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_reducing_every_micro_batch_is_bitwise_equal_in_its_own_declared_order(ranks):
+    result = verdict(ranks, **SMALL_GPT, micro_batch=1, accumulation=3, reduction="ordered", synchronize_each=True)
+    assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rmsprop", "adam", "adamw"])
+def test_every_optimizer_is_bitwise_equal(optimizer):
+    result = verdict(3, **SMALL_MLP, optimizer=optimizer, micro_batch=3, reduction="ordered", weight_decay=0.01)
+    assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_ring_is_equal_in_the_float_tier(ranks, optimizer):
+    result = verdict(ranks, **SMALL_GPT, optimizer=optimizer, micro_batch=2, accumulation=2, precision="fp64")
+    assert result.equal, result.first_difference
+    assert result.tier == "float"
+
+
+def test_bits_do_not_depend_on_the_buckets_in_the_ordered_tier():
+    def weights(cap):
+        config = TrainConfig.make(**SMALL_GPT, micro_batch=2, reduction="ordered", bucket_cap_mb=cap)
+        return {result.digest for result in SimWorld(3).run(train, config)}
+
+    assert weights(0.0005) == weights(25.0)
+    assert len(weights(25.0)) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("synchronize_each", [False, True])
+def test_every_byte_is_in_the_closed_form(ranks, synchronize_each):
+    config = TrainConfig.make(**SMALL_GPT, micro_batch=1, accumulation=2, bucket_cap_mb=0.001, synchronize_each=synchronize_each)
+    world = SimWorld(ranks)
+    result = world.run(train, config)[0]
+    assert len(result.bucket_sizes) > 1
+    measured: dict[str, int] = {}
+    for trace in world.traces:
+        for purpose, volume in trace.bytes_by_purpose().items():
+            measured[purpose] = measured.get(purpose, 0) + volume
+    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), result.elements, result.bucket_sizes, 4)
+
+
+def test_a_step_sends_twice_the_gradient_times_n_minus_1_over_n():
+    ranks, config = 4, TrainConfig.make(model="mlp", layers=1, width=16, data="glyphs", steps=1, micro_batch=2)
+    world = SimWorld(ranks)
+    result = world.run(train, config)[0]
+    assert result.elements % ranks == 2  # not the paper's case: chunks differ by an element
+    for trace in world.traces:
+        sent = trace.bytes_by_purpose()["gradient_reduce"]
+        assert abs(sent - 2 * (ranks - 1) / ranks * result.elements * 4) <= 2 * 4
+
+
+def test_gradients_travel_while_backward_runs():
+    config = TrainConfig.make(**{**SMALL_GPT, "layers": 3}, micro_batch=2, bucket_cap_mb=0.001)
+    world = SimWorld(2)
+    world.run(train, config)
+    backward_end = max(span.end for span in world.traces[0].spans if span.name == "backward")
+    early = [m for m in world.traces[0].sent("gradient_reduce") if m.posted < backward_end]
+    assert len(early) > len(world.traces[0].sent("gradient_reduce")) // 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_wrong_gradient_is_found_and_named(ranks, monkeypatch):
+    """The comparison itself can fail: a reducer that averages when it should sum (museum bug 4)."""
+    from minidist.parallel import gradients
+
+    whole = gradients.GradientReducer.__init__
+    monkeypatch.setattr(gradients.GradientReducer, "__init__", lambda self, *a, **k: whole(self, *a, **{**k, "op": "avg"}))
+    result = verdict(ranks, **SMALL_MLP, optimizer="sgd", micro_batch=2, reduction="ordered")
+    assert not result.equal
+    assert "gradients" in result.first_difference
+    assert "step 0" in result.first_difference
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("reduction", ["ordered", "ring"])
+def test_mpi_trains_to_the_simulated_bits(comm, reduction):
+    config = TrainConfig.make(**SMALL_GPT, micro_batch=2, accumulation=2, reduction=reduction, bucket_cap_mb=0.001)
+    simulated = SimWorld(comm.size).run(train, config)[comm.rank]
+    real = train(comm, config)
+    assert real.losses == simulated.losses
+    assert real.digest == simulated.digest
+    assert np.isfinite(real.losses).all()
