@@ -72,18 +72,11 @@ def always_sum(monkeypatch):
     monkeypatch.setattr(gradients.GradientReducer, "__init__", init)
 
 
-def mean_of_means(monkeypatch):
-    """Each rank divides by its own rows and the ranks' means are averaged. A wrong use, not a wrong library."""
-
-
 def ragged_means():
-    """The mean over the batch, asked for in the wrong way: right for equal shards only."""
+    """Each rank divides by its own rows and the ranks' means are averaged: right for equal shards only."""
     rows = test_data_parallel.ROWS
-
-    def divide(comm, mine):
-        return rows / mine  # the expected gradient is the sum: `rows` times the mean
-
-    test_data_parallel.test_integers_are_exact_with_ragged_shards(3, "ring", 25.0, "mean", divide)
+    # The expected gradient is the sum, which is `rows` times the mean.
+    test_data_parallel.check_ragged_shards(3, "ring", 25.0, "mean", lambda mine: rows / mine)
 
 
 def no_broadcast(monkeypatch):

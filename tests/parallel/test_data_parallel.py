@@ -13,7 +13,16 @@ from minidist.nn import MLP
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.gradients import UnusedParameterError
 from tests.parallel.replicas import (
-    ROWS, WIDTH, Nested, batch, gradient_of, integers, ordered_gradient, run, shard, with_integer_weights,
+    ROWS,
+    WIDTH,
+    Nested,
+    batch,
+    gradient_of,
+    integers,
+    ordered_gradient,
+    run,
+    shard,
+    with_integer_weights,
 )  # fmt: skip
 
 RANKS = [1, 2, 3, 4, 5, 8]
@@ -30,7 +39,12 @@ def trained(comm, model, arrays, scale=1.0, **options):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("algorithm", ["ring", "ordered", "naive"])
 @pytest.mark.parametrize("cap", [25.0, TINY])
-def test_integers_are_exact_with_ragged_shards(ranks, algorithm, cap, reduction="sum", divide=lambda comm, rows: 1.0):
+def test_integers_are_exact_with_ragged_shards(ranks, algorithm, cap):
+    check_ragged_shards(ranks, algorithm, cap, "sum", lambda rows: 1.0)
+
+
+def check_ragged_shards(ranks, algorithm, cap, reduction, scale):
+    """Every rank's gradient against one device; scale(rows): what a rank with so many rows multiplies its loss by."""
     expected = gradient_of(with_integer_weights(Nested(np.float64)), integers())
     assert np.max(np.abs(expected)) < 2**53
 
@@ -38,7 +52,7 @@ def test_integers_are_exact_with_ragged_shards(ranks, algorithm, cap, reduction=
         rows = len(shard(integers(), comm.rank, comm.size)[0])
         model = with_integer_weights(Nested(np.float64))
         options = {"reduction": reduction, "algorithm": algorithm, "bucket_cap_mb": cap}
-        return trained(comm, model, integers(), divide(comm, rows), **options).flat.grad.copy()
+        return trained(comm, model, integers(), scale(rows), **options).flat.grad.copy()
 
     for gradient in SimWorld(ranks).run(program):
         assert np.array_equal(gradient, expected)

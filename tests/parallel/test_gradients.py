@@ -1,5 +1,7 @@
 """Buckets: cut from the end, whole parameters, launched in index order on every rank, while backward still runs."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,7 +34,7 @@ def test_buckets_cover_every_trainable_parameter_once_from_the_end(sizes, cap, d
         assert bucket.index == index
         assert bucket.slice.stop - bucket.slice.start == elements  # no frozen one inside
         assert 4 * elements <= cap or len(bucket.parameters) == 1
-    assert all(a.slice.start >= b.slice.stop for a, b in zip(buckets, buckets[1:], strict=False))
+    assert all(a.slice.start >= b.slice.stop for a, b in pairwise(buckets))
 
 
 def test_buckets_launch_in_index_order_whatever_gets_ready_first():
