@@ -463,7 +463,7 @@ def test_clean_up_on_other_ranks_runs_and_does_not_hide_the_error():
     assert sorted(cleaned) == [0]  # the others have not begun: ranks run in order until they block
     cleaned.clear()
     with pytest.raises(KeyError):
-        SimWorld(4).run(lambda comm: (comm.barrier(), program(comm)) if comm.rank else (comm.barrier(), program(comm)))
+        SimWorld(4).run(lambda comm: (comm.barrier(), program(comm)))
     assert 0 in cleaned
 
 
