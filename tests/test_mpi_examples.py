@@ -98,3 +98,30 @@ def test_one_rank_is_too_few_for_a_ping_pong():
     code, output = start("simulated", 1, "ping_pong")
     assert code == 2
     assert "--ranks 2" in output
+
+
+@pytest.mark.parametrize(
+    ("script", "gid", "artists"),
+    [
+        ("hello.py --ranks 4", "message", 3),
+        ("ring_all_reduce.py --elements 12 --ranks 4", "message", 24),
+        ("ring_exchange.py --way receive_then_send --ranks 4", "circle", 4),
+    ],
+)
+def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
+    """`minidist run SCRIPT --trace t.jsonl; minidist report t.jsonl`, as it stands below the lessons' pictures."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    name, *flags = script.split()
+    minidist = [sys.executable, "-m", "minidist.cli"]
+    trace = tmp_path / "t.jsonl"
+    command = [*minidist, "run", str(ROOT / "mpi_examples" / name), *flags, "--trace", str(trace)]
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    drawn = subprocess.run(
+        [*minidist, "report", str(trace)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    (picture,) = tmp_path.glob("*.svg")
+    assert picture.read_text().count(f'id="{gid}"') == artists
