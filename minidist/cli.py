@@ -84,14 +84,15 @@ def train(
 @app.command()
 @takes_config
 def compare(
-    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, eager_bytes: Eager = 0, json_output: Json = False
-) -> None:
+    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
+    json_output: Json = False,
+) -> None:  # fmt: skip
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
     from minidist.train.session import run_comparison
 
     if "reduction" not in given_flags():
         config = config.model_copy(update={"reduction": "ordered"})
-    verdict = run_comparison(config, ranks, timeout, eager_bytes)
+    verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
     if verdict is None:
         return
     if json_output:
@@ -171,12 +172,17 @@ def bench_collectives(
 @bench_app.command("step")
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
+    ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
     """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
+    from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if ranks > 1:
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        return
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
@@ -190,9 +196,12 @@ def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
     for name, value in result["environment"].items():
         print(f"{name}: {value}")
     for row in result["rows"]:
-        ratio = "      -" if row.get("ratio") is None else f"{row['ratio']:7.3f}"
-        extra = "".join(f"  {k} {v}" for k, v in row.items() if k not in ("name", "ratio", "median_s", "rounds"))
-        print(f"{row['name']:40} ratio {ratio}  median {row['median_s']:.6g} s  rounds {row['rounds']}{extra}")
+        ratio = "    -" if row.get("ratio") is None else f"{row['ratio']:5.2f}"
+        extra = "".join(
+            f"  {key} {value:.4g}" for key, value in row.items()
+            if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
+        )  # fmt: skip
+        print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
 
 
 def command_line() -> str:
@@ -214,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MinidistError as error:
         for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
             say(line)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,16 @@ def test_compare_prints_its_verdict(here, tmp_path):
     assert set(verdict["max_difference"]) == {"loss", "gradients", "weights", "optimizer"}
 
 
+def test_compare_keeps_what_the_loss_picture_needs(here, tmp_path):
+    answer = here("compare", *TINY, "--dp", "2", "--trace", tmp_path / "c.jsonl")
+    assert answer.returncode == 0, answer.stderr
+    _, header = read_traces(tmp_path / "c.jsonl")
+    assert header["losses"] == header["reference_losses"]
+    assert header["max_difference"] == [0.0, 0.0]
+    answer = here("report", tmp_path / "c.jsonl", "--picture", "loss", "-o", tmp_path / "loss.svg")
+    assert answer.returncode == 0, answer.stderr
+
+
 def test_compare_in_the_float_tier_needs_float64(here):
     refused(here("compare", *TINY, "--dp", "2", "--reduction", "ring"), "--precision fp64", "--reduction ordered")
     answer = here("compare", *TINY, "--dp", "2", "--reduction", "ring", "--precision", "fp64", "--json")
@@ -154,20 +164,25 @@ def test_a_user_file_trains(here, tmp_path):
 
 def test_nan_loss_names_the_step_and_a_parameter(here, tmp_path):
     answer = here("train", *TINY, "--optimizer", "sgd", "--lr", "1e30", "--steps", "6", "--dp", "2")
-    message = refused_with_progress(answer)
+    assert answer.returncode == 2
+    assert "Traceback" not in answer.stderr
+    message = answer.stderr.splitlines()[-2]  # after the progress, before the note
     assert "step" in message
     assert "parameter" in message
     assert "--lr" in message
 
 
-def refused_with_progress(answer):
-    assert answer.returncode == 1, answer.stderr
-    assert "Traceback" not in answer.stderr
-    return answer.stderr
-
 
 def test_a_launcher_of_another_mpi_is_noticed():
-    refused(minidist("train", *TINY, OMPI_COMM_WORLD_SIZE="4"), "4 processes", "doctor", code=1)
+    refused(minidist("train", *TINY, OMPI_COMM_WORLD_SIZE="4"), "4 processes", "doctor")
+
+
+def test_a_missing_mpiexec_is_one_sentence(here, monkeypatch):
+    from minidist.comm import launcher
+
+    monkeypatch.setattr(launcher.sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "")
+    refused(here("bench", "step", "gpt-tiny", "--ranks", "2"), "mpiexec is missing", "pip install")
 
 
 def test_ranks_under_mpiexec_are_mpiexecs_business():

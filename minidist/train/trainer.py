@@ -32,6 +32,8 @@ from minidist.train.job import Job, build
 class NonFiniteError(MinidistError):
     """The loss became NaN or infinite."""
 
+    exit_code = 2
+
 
 @dataclass
 class StepState:
