@@ -46,7 +46,8 @@ def sides_of(world: MPIWorld) -> dict[str, Side]:
     """What is measured, by name: each sums its array over all ranks in place."""
     MPI, comm = world.MPI, world.comm
     sides: dict[str, Side] = {
-        name: lambda array, name=name: all_reduce(comm, array, algorithm=name) for name in ALGORITHMS  # type: ignore[misc]
+        name: lambda array, name=name: all_reduce(comm, array, algorithm=name)
+        for name in ALGORITHMS  # type: ignore[misc]
     }
     sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
     gloo = gloo_side(world, comm)
@@ -62,7 +63,9 @@ def gloo_side(world: MPIWorld, comm: Comm) -> Side | None:
         return None
     folder = world.base.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'rendezvous'}", rank=comm.rank, world_size=comm.size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{Path(folder) / 'rendezvous'}", rank=comm.rank, world_size=comm.size
+    )
     return lambda array: dist.all_reduce(torch.from_numpy(array))
 
 
@@ -76,7 +79,9 @@ def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> 
         buffer[:] = start_values
         side(buffer)
         if not np.all(buffer == total):
-            raise MinidistError(f"rank {world.rank}: {name} of {size} B gave {buffer[:3]}, not {total}; no ratio is given")
+            raise MinidistError(
+                f"rank {world.rank}: {name} of {size} B gave {buffer[:3]}, not {total}; no ratio is given"
+            )
     buffer[:] = 0
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
@@ -134,7 +139,13 @@ def simulated_rows() -> list[dict[str, Any]]:
             seconds.append(time.perf_counter() - began)
         best = min(seconds)
         result.append(
-            {"name": f"{name}, {ranks} ranks", "ratio": None, "median_s": best, "rounds": 3, "messages_per_s": messages / best}
+            {
+                "name": f"{name}, {ranks} ranks",
+                "ratio": None,
+                "median_s": best,
+                "rounds": 3,
+                "messages_per_s": messages / best,
+            }
         )
     return result
 
