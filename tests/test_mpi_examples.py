@@ -97,3 +97,11 @@ def test_one_rank_is_too_few_for_a_ping_pong():
     code, output = start("simulated", 1, "ping_pong")
     assert code == 2
     assert "--ranks 2" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_zero(world):
+    code, output = start(world, 2, "zero")
+    assert code == 0, output
+    assert output.count("= 0.50 Psi") == 3  # (n-1)/n of: stage 1 gradients and parameters, stage 2 parameters
+    assert output.count("= 1.00 Psi") == 1  # and of two micro-batches' gradients

@@ -2,5 +2,9 @@
 
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.gradients import Bucket, GradientReducer
+from minidist.parallel.shards import Shard, clip_shards_, gather_tensors
+from minidist.parallel.zero import ZeroOptimizer
 
-__all__ = ["Bucket", "DistributedDataParallel", "GradientReducer"]
+__all__ = [
+    "Bucket", "DistributedDataParallel", "GradientReducer", "Shard", "ZeroOptimizer", "clip_shards_", "gather_tensors",
+]  # fmt: skip
