@@ -171,12 +171,17 @@ def bench_collectives(
 @bench_app.command("step")
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
+    ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
     """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
+    from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if ranks > 1:
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        return
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
@@ -190,9 +195,12 @@ def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
     for name, value in result["environment"].items():
         print(f"{name}: {value}")
     for row in result["rows"]:
-        ratio = "      -" if row.get("ratio") is None else f"{row['ratio']:7.3f}"
-        extra = "".join(f"  {k} {v}" for k, v in row.items() if k not in ("name", "ratio", "median_s", "rounds"))
-        print(f"{row['name']:40} ratio {ratio}  median {row['median_s']:.6g} s  rounds {row['rounds']}{extra}")
+        ratio = "    -" if row.get("ratio") is None else f"{row['ratio']:5.2f}"
+        extra = "".join(
+            f"  {key} {value:.4g}" for key, value in row.items()
+            if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
+        )  # fmt: skip
+        print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
 
 
 def command_line() -> str:
@@ -214,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MinidistError as error:
         for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
             say(line)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The examples are the same programs in both worlds: each is run with --ranks and with mpiexec."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_ping_pong_deadlocks_and_says_where(world):
 def test_ring_exchange(world):
     code, output = start(world, 3, "ring_exchange", "--way", "even_odd")
     assert code == 0, output
-    assert sorted(line[:12] for line in output.splitlines()) == ["rank 0 got 2", "rank 1 got 0", "rank 2 got 1"]
+    assert sorted(re.findall(r"rank (\d) got (\d)", output)) == [("0", "2"), ("1", "0"), ("2", "1")]
 
 
 def test_a_deadlock_leaves_a_trace_to_draw(tmp_path):

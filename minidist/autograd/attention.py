@@ -3,8 +3,8 @@
 Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix is never
 computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
 division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
-the packed projection, so nothing is copied. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al.,
-"FlashAttention", 2022, app. B).
+the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
+rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
 """
 
 from operator import itemgetter
@@ -38,7 +38,10 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
-    return record("causal_attention", out, ((qkv, grad),), flops=flops, saved=[e for pair in saved for e in pair])
+    costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
+    return record(
+        "causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=[e for pair in saved for e in pair]
+    )
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -59,7 +62,13 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
     flops = 2 * q.size * q.shape[2]
     return record(
-        "causal_attention_heads", o, edges, prepare=prepare, flops=flops, saved=[e for pair in saved for e in pair]
+        "causal_attention_heads",
+        o,
+        edges,
+        prepare=prepare,
+        flops=flops,
+        costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
+        saved=[e for pair in saved for e in pair],
     )
 
 
@@ -88,13 +97,13 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[x
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
         for start in range(0, length, _BLOCK):
             end = min(start + _BLOCK, length)
-            e = (qn[:, :, start:end] * scale) @ kn[:, :, :end].swapaxes(2, 3)
-            e[:, :, :, start:] += diagonal[: end - start, : end - start]
-            e -= e.max(axis=-1, keepdims=True)
+            e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
+            e[:, :, start:] += diagonal[: end - start, : end - start]
+            e -= _largest(e)
             xp.exp(e, out=e)
-            inverse = xp.reciprocal(e @ ones[:end])[..., None]
+            inverse = xp.reciprocal(ones[:end] @ e)[..., None]
             part = on[:, :, start:end]
-            xp.matmul(e, vn[:, :, :end], out=part)
+            xp.matmul(e.swapaxes(2, 3), vn[:, :, :end], out=part)
             part *= inverse
             saved.append((e, inverse))
     return saved
@@ -116,26 +125,34 @@ def _backward(
             e, inverse = saved.pop()
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
-            ds = do @ vn[:, :, :end].swapaxes(2, 3)
-            ds -= delta
+            ds = vn[:, :, :end] @ do.swapaxes(2, 3)
+            ds -= delta.swapaxes(2, 3)
             ds *= e
             part = dqn[:, :, start:end]
-            xp.matmul(ds, kn[:, :, :end], out=part)
+            xp.matmul(ds.swapaxes(2, 3), kn[:, :, :end], out=part)
             part *= scale
             scaled_q = qn[:, :, start:end] * scale
             if end == length:
-                xp.matmul(ds.swapaxes(2, 3), scaled_q, out=dkn)
-                xp.matmul(e.swapaxes(2, 3), do, out=dvn)
+                xp.matmul(ds, scaled_q, out=dkn)
+                xp.matmul(e, do, out=dvn)
             else:
-                dkn[:, :, :end] += ds.swapaxes(2, 3) @ scaled_q
-                dvn[:, :, :end] += e.swapaxes(2, 3) @ do
+                dkn[:, :, :end] += ds @ scaled_q
+                dvn[:, :, :end] += e @ do
+
+
+def _largest(e: xp.Array) -> xp.Array:
+    """Maximum over the keys, (..., keys, queries) -> (..., 1, queries), by folding: halves that may overlap."""
+    while (n := e.shape[-2]) > 1:
+        half = (n + 1) // 2
+        e = xp.maximum(e[:, :, :half], e[:, :, n - half :])
+    return e
 
 
 def _diagonal(n: int, like: xp.Array) -> xp.Array:
-    """0 on and below the diagonal, -inf above."""
+    """(keys, queries): 0 where the key is not later than the query, -inf where it is."""
     positions = xp.arange(n)
     mask = xp.zeros((n, n), like.dtype, like)
-    mask[positions[:, None] < positions] = -xp.inf
+    mask[positions[:, None] > positions] = -xp.inf
     return mask
 
 

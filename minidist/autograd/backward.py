@@ -150,16 +150,17 @@ class BackwardPass:
             node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
             node.owned = True
             return
-        gradient, prepare, cost = node.grad, node.prepare, node.cost
+        gradient, prepare = node.grad, node.prepare
         node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
         if prepare is not None:
             gradient = prepare(gradient)
+        costs = iter(node.costs or ()) if self.meter is not None else None
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
             if self.account is not None:
                 self.account.track(result, "activation_gradient")
-            if self.meter is not None and cost is not None:
-                self.meter.add("input_gradient", *cost)
+            if costs is not None:
+                self.meter.add("input_gradient", *next(costs, (0, 0)))  # type: ignore[union-attr]
             # A new array that is no view is the source's own; what may be shared is never added to in place.
             fresh = result is not gradient and result.base is None
             if source.grad is None:
@@ -168,6 +169,7 @@ class BackwardPass:
             else:
                 source.receive(result, fresh)
         for parameter, vjp in weights:
+            cost = None if costs is None else next(costs, None)
             if self.deferred is not None:
                 self.deferred.add(parameter, vjp, gradient, cost)
             else:

@@ -48,7 +48,7 @@ def linear(
         saved = (derivative,)
 
         def prepare(g: xp.Array) -> xp.Array:
-            return g * derivative
+            return xp.multiply(g, derivative, out=derivative)  # in place: this node runs once
 
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
@@ -68,4 +68,9 @@ def linear(
 
         weights.append((bias, grad_b))
     flops = 2 * z.size * n_in
-    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, saved=saved)
+
+    def costs() -> list[tuple[int, int]]:
+        product = (flops, x.data.nbytes + weight.data.nbytes + z.nbytes)
+        return [product, product] + [(z.size, z.nbytes)] * (bias is not None)
+
+    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved)

@@ -28,11 +28,11 @@ class Node:
     weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
     prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
     grad: sum of the gradients that have arrived so far; `owned` says that no one else holds that array.
-    cost: (flops, bytes) of one vjp when a meter was on in forward.
+    costs: when a meter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
     """
 
-    __slots__ = ("cost", "grad", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
+    __slots__ = ("costs", "grad", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
 
     index: int
     name: str
@@ -41,7 +41,7 @@ class Node:
     prepare: Callable[[Any], Any] | None
     grad: Any
     owned: bool
-    cost: tuple[int, int] | None
+    costs: "list[tuple[int, int]] | None"
     replays: "tuple[Parameter, ...]"
 
     def __init__(self, name, inputs=(), weights=(), prepare=None):  # type: ignore[no-untyped-def]
@@ -52,7 +52,7 @@ class Node:
         self.prepare = prepare
         self.grad = None
         self.owned = False
-        self.cost = None
+        self.costs = None
         self.replays = ()
 
     def receive(self, gradient: Any, fresh: bool) -> None:

@@ -57,7 +57,9 @@ class Parameter(Tensor):
         self.name = name
         self.contributions = 0
         self.stale = True  # the buffer (if any) holds values from before zero_grad
-        self.settled: xp.Array | None = None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
+        self.settled: xp.Array | None = (
+            None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
+        )
         self.ready_hooks: list[Callable[[Parameter], None]] = []
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
 

@@ -190,6 +190,7 @@ def record(
     *,
     prepare: Callable[[Any], Any] | None = None,
     flops: int | None = None,
+    costs: Callable[[], Sequence[tuple[int, int]]] | None = None,
     saved: Sequence[xp.Array] = (),
 ) -> Tensor:
     """The tensor of an operation's result; with a node when one of the inputs needs a gradient and recording is on.
@@ -198,8 +199,8 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare: see `Node`. flops: of the forward, for the meter; each vjp is taken to cost as much. Default: one an
-    element.
+    prepare: see `Node`. flops: of the forward, for the meter; default one an element. costs: called only while a meter
+    is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
     """
     tensor = Tensor(data)
@@ -232,11 +233,15 @@ def record(
                 account.track(array, "activation")
     current_meter = meter.get()
     if current_meter is not None:
-        operands = [source.data.nbytes for source, _ in (*edges, *weights)]
-        cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(operands))
+        every = (*edges, *weights)
+        cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(t.data.nbytes for t, _ in every))
         current_meter.add("forward", *cost)
         if tensor.node is not None:
-            tensor.node.cost = cost
+            each = [cost] * len(every) if costs is None else costs()
+            # In the order of the node: inputs, then parameters. A frozen input costs nothing.
+            needed = [(t.node, c) for (t, _), c in zip(every, each, strict=True) if t.node is not None]
+            needed.sort(key=lambda pair: pair[0].__class__ is not Node)
+            tensor.node.costs = [c for _, c in needed]
     return tensor
 
 

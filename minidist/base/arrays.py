@@ -67,9 +67,9 @@ __all__ = [
     "broadcast_shapes", "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like",
     "exp", "expand_dims", "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite",
     "log", "log1p", "matmul", "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones",
-    "ones_like", "owner", "power", "reciprocal", "result_type", "scatter_add", "scatter_add_rows", "sign", "sqrt",
-    "square", "stack", "subtract", "sum_rows", "swapaxes", "take", "take_along_axis", "tanh", "transpose", "where",
-    "zeros", "zeros_like",
+    "ones_like", "owner", "power", "quiet_overflow", "reciprocal", "result_type", "scatter_add", "scatter_add_rows",
+    "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes", "take", "take_along_axis", "tanh",
+    "transpose", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

@@ -9,11 +9,15 @@ from typing import Any
 
 
 class MinidistError(Exception):
-    """Base of every error that minidist raises on purpose."""
+    """Base of every error that minidist raises on purpose. exit_code: of the command line when this ends it."""
+
+    exit_code = 1
 
 
 class UsageError(MinidistError, ValueError):
     """Wrong input from the user: a flag, a file, a shape. The command line prints it and exits with code 2."""
+
+    exit_code = 2
 
 
 class CommunicationError(MinidistError):
@@ -52,7 +56,9 @@ class RankTimeoutError(CommunicationError):
 
 
 class LauncherError(CommunicationError):
-    """The launcher and the MPI library do not belong together, or there are fewer slots than ranks."""
+    """There is no launcher, it does not belong to the MPI library, or it could not start the ranks."""
+
+    exit_code = 2
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

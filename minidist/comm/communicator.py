@@ -149,7 +149,7 @@ class Comm:
         return pickle.loads(data.tobytes())
 
     def barrier(self) -> None:
-        """Nobody leaves before all have entered: ceil(log2 n) rounds of empty messages (Hensgen, Finkel, Manber 1988)."""
+        """Nobody leaves before all have entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""
         channel = self.collective("barrier")
         nothing = np.empty(0, dtype=np.uint8)
         distance = 1
@@ -182,7 +182,7 @@ class Comm:
     # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
-        """The same ranks, another context: its messages never meet this one's. All members must call it. Sends nothing."""
+        """The same ranks, another context: its messages never meet this one's. A call of all members."""
         self._children += 1
         return Comm(self.world, f"{self.name}.{self._children}dup", self.members, self.rank)
 
@@ -195,7 +195,7 @@ class Comm:
         ranks = [int(r) for r in ranks]
         if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
             raise UsageError(
-                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1}, its caller among them, got {ranks}"
+                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
             )
         name = f"{self.name}.{self._children}{label}"
         return Comm(self.world, name, [self.members[r] for r in ranks], ranks.index(self.rank))

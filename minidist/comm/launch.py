@@ -36,7 +36,7 @@ def launch(
                    eager_bytes=flags.eager_bytes, synchronous=flags.synchronous, **options)  # fmt: skip
     except MinidistError as error:
         print(f"minidist: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(error.exit_code)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,7 +132,7 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
         text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
     sys.stdout.flush()  # Abort would lose what was printed before
     print(f"minidist: {text}", file=sys.stderr, flush=True)
-    code = 2 if isinstance(error, UsageError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
     if world.watchdog:

@@ -30,8 +30,8 @@ class Mesh:
         if prod(self.shape) != comm.size or any(n < 1 for n in self.shape):
             product = " x ".join(map(str, self.shape)) or "1"
             raise UsageError(
-                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, but there "
-                f"are {comm.size}; make the product of the axes equal to the number of ranks"
+                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, "
+                f"but there are {comm.size}; make the product of the axes equal to the number of ranks"
             )
         self.ranks = np.arange(comm.size).reshape(self.shape)
         self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()

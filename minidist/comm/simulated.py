@@ -112,6 +112,7 @@ class SimWorld:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
+        self.eager_limit = eager_bytes or -1  # an empty message is synchronous too
         self.kind = "simulated"
 
     # running ----------------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class SimWorld:
             request.depart = depart = max(lane.time, lane.out_free)
             request.sent = lane.out_free = sent = depart + beta * nbytes
             request.arrival = sent + alpha
-            request.eager = 0 < self.eager_bytes >= nbytes  # by default an empty message is synchronous too
+            request.eager = nbytes <= self.eager_limit
             if request.watched:
                 request.checksum = checksum(array)
             key = (comm.context, rank, world_peer, tag)
@@ -433,7 +434,7 @@ def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
 
 
 class _Watch:
-    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` seconds without a switch."""
+    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` s without a switch."""
 
     def __init__(self, world: SimWorld) -> None:
         self.world, self.thread_id = world, threading.get_ident()

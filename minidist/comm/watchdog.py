@@ -35,6 +35,7 @@ class Watchdog:
 
     def __init__(self, world: "MPIWorld", timeout: float) -> None:
         self.world, self.timeout = world, timeout
+        self.interval = min(INTERVAL, timeout / 4)
         folder = world.base.bcast(tempfile.mkdtemp(prefix="minidist-") if world.rank == 0 else None)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)  # on another host it is not there yet
@@ -62,7 +63,7 @@ class Watchdog:
     def _watch(self) -> None:
         seen: object = None
         completed, since = -1, time.monotonic()
-        while not self.stopping.wait(min(INTERVAL, self.timeout / 4)):
+        while not self.stopping.wait(self.interval):
             now = self.world.waiting
             if now is not seen or now is None or self.world.completed != completed:  # lanes may be busy meanwhile
                 seen, completed, since = now, self.world.completed, time.monotonic()
@@ -107,10 +108,10 @@ class Watchdog:
         """Print every rank's pending operation (once for the job) and end the job."""
         try:
             os.close(os.open(self.folder / "reported", os.O_CREAT | os.O_EXCL))
-            time.sleep(1.5 * INTERVAL)  # let the others write what they do now
+            time.sleep(1.5 * self.interval)  # let the others write what they do now
             print(self.text(), file=sys.stderr, flush=True)
         except FileExistsError:
-            time.sleep(4 * INTERVAL)  # somebody else reports and ends the job
+            time.sleep(4 * self.interval)  # somebody else reports and ends the job
         self.world.MPI.COMM_WORLD.Abort(1)
 
     def text(self) -> str:

@@ -100,7 +100,7 @@ class Transformer(Module):
         length, known = tokens.shape[1], self.wpe.weight.shape[0]
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
-        return self.drop(self.wte(tokens) + self.wpe(xp.arange(length)))
+        return self.drop(self.wte(tokens) + self.wpe.weight[:length])
 
     def forward(self, tokens: xp.Array) -> Tensor:
         """Tokens (batch, T) -> (batch, T, D)."""

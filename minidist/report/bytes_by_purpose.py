@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from minidist.base.trace import Trace
-from minidist.report.frame import byte_text, finish, new_figure, patch, tidy
+from minidist.report.frame import finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Fi
                 axes.text(0.01 * widest, y + place, "no closed form given", va="center", fontsize=7, color="#777777")
                 continue
             axes.barh(y + place, value, height=0.32, color=colour, gid=key)
-            axes.text(value + 0.01 * widest, y + place, byte_text(value), va="center", fontsize=8)
+            axes.text(value + 0.01 * widest, y + place, f"{value:,.0f} B", va="center", fontsize=8)
     axes.set_yticks(range(len(table)), list(table))
     axes.set_ylim(max(1, len(table)) - 0.5, -0.5)
     axes.set_xlim(0, 1.15 * widest)

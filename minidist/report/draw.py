@@ -27,7 +27,7 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
     missing = [key for key in ("losses", "reference_losses") if not header.get(key)]
     if missing:
         what = " and ".join(missing)
-        raise UsageError(f"the loss overlay needs {what} in the header of the trace; write it with `minidist compare`")
+        raise UsageError(f"the loss overlay needs {what} in the header of the trace: one number a step")
     return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
 
 

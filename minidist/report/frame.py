@@ -30,14 +30,17 @@ def new_figure(width: float, height: float) -> "Figure":
 def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
     """Put the legend and the caption below the picture; returns the figure."""
     handles = list(handles)
+    # A long command is broken where one command ends and the next begins.
+    lines = [command] if len(command) < 14 * figure.get_figwidth() else command.replace("; ", ";\n").splitlines()
     columns = min(len(handles), 4) or 1
     height = float(figure.get_figheight())
-    below = (CAPTION + LEGEND_ROW * -(-len(handles) // columns)) / height
+    caption = CAPTION + 0.12 * (len(lines) - 1)
+    below = (caption + LEGEND_ROW * -(-len(handles) // columns)) / height
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0.01, below, 0.98, 0.99 - below))  # type: ignore[call-arg]
     if handles:
-        anchor = (0.5, CAPTION / height)
+        anchor = (0.5, caption / height)
         figure.legend(
             handles=handles,
             loc="lower center",
@@ -48,7 +51,7 @@ def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
             borderaxespad=0,
         )
     style: Style = {"fontsize": 7, "color": "#555555", "family": "monospace", "ha": "center"}
-    figure.text(0.5, 0.3 * CAPTION / height, f"drawn by:  {command}", **style)
+    figure.text(0.5, 0.3 * CAPTION / height, "drawn by:  " + "\n".join(lines), **style)
     return figure
 
 

@@ -22,5 +22,7 @@ def draw_report(path: Path, picture: str, output: Path | None = None) -> Path:
         names = (*KINDS, "perfetto")
         raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
     output = output or path.with_name(f"{path.stem}-{picture}.svg")
-    save(draw(picture, traces, {"command": f"minidist report {path} --picture {picture}", **header}), output)
+    made_by = f"{header['command']}; " if header.get("command") else ""
+    command = f"{made_by}minidist report {path} --picture {picture}"
+    save(draw(picture, traces, {**header, "command": command}), output)
     return output

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minidist.base.errors import UsageError
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MEMORY, PALETTE
@@ -21,8 +22,10 @@ MAX_RANKS = 8
 def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
     """One panel for each rank that has an account (at most the first 8), rank 0 on top."""
     shown = [trace for trace in traces if trace.memory][:MAX_RANKS]
-    figure = new_figure(8, 1.6 + 1.7 * max(1, len(shown)))
-    panels = figure.subplots(max(1, len(shown)), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    if not shown:
+        raise UsageError("the run recorded no memory; record it with account_memory(timeline=True)")
+    figure = new_figure(8, 1.6 + 1.7 * len(shown))
+    panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     purposes = sorted({name for trace in shown for _, live in trace.memory for name in live}, key=_order)
     ends = [time for trace in shown for time, _ in trace.memory]
     steps = not ends or max(ends) == 0  # nothing moved the clock: draw one event after the other

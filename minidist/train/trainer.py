@@ -31,6 +31,8 @@ from minidist.train.strategies import OneDevice, make_strategy
 class NonFiniteError(MinidistError):
     """The loss became NaN or infinite."""
 
+    exit_code = 2
+
 
 @dataclass
 class StepState:

@@ -208,9 +208,9 @@ def test_meter_counts_forward_input_and_weight_gradients_apart():
         deferred = loss.backward(weight_gradients="deferred")
         assert [flops for flops, _ in meter.take()] == [20, product]
         deferred.run()
-        assert [flops for flops, _ in meter.take()] == [product, product]
+        assert [flops for flops, _ in meter.take()] == [product, 20]
         assert meter.take() == []
-    assert meter.totals["weight_gradient"][0] == 2 * product
+    assert meter.totals["weight_gradient"][0] == product + 20
     assert ag.meter.get() is None
     ag.linear(x, w, b)
     assert meter.take() == []
@@ -223,3 +223,25 @@ def test_meter_of_a_model_is_about_six_flops_a_weight_and_row():
     weights = sum(p.size for p in model.parameters())
     total = sum(flops for flops, _ in meter.take())
     assert 6 * 32 * weights <= total <= 6.2 * 32 * weights
+
+
+def test_meter_of_attention_and_layer_norm():
+    x = Tensor(draws(2, 8, 24), requires_grad=True)
+    with Meter() as meter:
+        ag.causal_attention(x, 2).sum().backward()
+        assert meter.totals["input_gradient"][0] == 2 * 2 * 8 * 8 * 8 * 5 // 2 + 2 * 8 * 8
+    q = Tensor(draws(2, 2, 8, 4), requires_grad=True)
+    w, b = Parameter(np.ones(24)), Parameter(np.ones(24), requires_grad=False)
+    with Meter() as meter:
+        ag.causal_attention_heads(q, q, q).sum().backward()
+        assert meter.totals["input_gradient"][0] == 3 * (2 * 2 * 8 * 8 * 8 * 5 // 6) + q.size
+        ag.layer_norm(x, w, b).sum().backward()
+    assert meter.totals["weight_gradient"] == (3 * x.size, 2 * x.data.nbytes)  # the frozen bias costs nothing
+
+
+def test_meter_switched_on_after_the_forward_counts_nothing():
+    x, w = Tensor(draws(2), requires_grad=True), Parameter(draws(2))
+    loss = (x * w).sum()
+    with Meter() as meter:
+        loss.backward()
+    assert sum(flops for flops, _ in meter.take()) == 0

@@ -277,8 +277,10 @@ def test_saving_by_suffix_is_reproducible(tmp_path):
 
 def test_every_kind_draws_an_empty_run_and_an_unknown_one_is_named():
     traces = run(lambda comm: None, 2)
-    for kind in set(KINDS) - {"loss"}:
+    for kind in set(KINDS) - {"loss", "memory"}:
         draw(kind, traces)
+    with pytest.raises(UsageError, match="recorded no memory"):
+        draw("memory", traces)
     with pytest.raises(UsageError, match="did you mean 'space-time'"):
         draw("spacetime", traces)
 

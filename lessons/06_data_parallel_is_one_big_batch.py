@@ -1,0 +1,235 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 06 Data parallel is one big batch
+#
+# *30 minutes. Before it: 04. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Train on n ranks so that **every weight after every step is what one device with the whole batch would have**. Each rank
+# holds the whole model and takes a shard of the rows; the gradients are summed with an all-reduce.
+#
+# What it saves: time, as each rank computes on 1/n of the rows. What it costs: 2 (n-1)/n of the model's bytes leave each
+# rank in every step, whatever the batch, and each rank holds the whole model.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.collectives import all_reduce, closed_form
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import SGD
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.gradients import GradientReducer
+from minidist.report import draw, show
+
+# %% [markdown]
+# Eight rows of 16 numbers, four classes. Two ranks get 5 and 3 of them: shards are seldom equal.
+
+# %%
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(8, 16)), rng.integers(0, 4, 8)
+
+
+def shards(*counts):
+    """One (rows, targets) for each rank."""
+    ends = np.cumsum(counts)
+    return [(rows[end - n : end], targets[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take longer than 3), then
+# the gradients go round. This function made it; part 4 explains it.
+
+
+# %%
+def train(comm, shards, steps=20, reduction="sum"):
+    """Returns this rank's part of the loss, and the weights, after each step."""
+    x, y = shards[comm.rank]
+    divisor = sum(len(targets) for _, targets in shards) if reduction == "sum" else None  # None: the rank's own rows
+    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)  # rank 0's weights are sent to everybody
+    flat = FlatParameters(model.parameters())
+    parallel = DistributedDataParallel(model, comm, reduction=reduction, flat=flat)
+    optimizer = SGD(flat, lr=0.5)
+    losses, weights = [], []
+    with Meter() as meter:  # counts operations, so that the virtual clock knows what computing costs
+        for _ in range(steps):
+            flat.zero_grad()
+            loss = cross_entropy(parallel(Tensor(x)), y, divisor)
+            comm.compute(meter.take(), name="forward")
+            loss.backward()
+            comm.compute(meter.take(), name="backward")  # what the reducer has not charged yet
+            optimizer.step()
+            losses.append(loss.item())
+            weights.append(flat.data.copy())
+    return losses, weights
+
+
+# %%
+slow = LinkModel(flops=2e9, memory_bandwidth=4e9)  # a slow device, so that computing is seen
+world = SimWorld(2, links=slow)
+world.run(train, shards(5, 3), steps=1)
+command = "minidist train --model mlp --data glyphs --dp 2 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+show(draw("space-time", world.traces, {"command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Rank 0 has 5 rows, and the mean of their gradients (of one weight) is 1. Rank 1 has 3 rows with mean 9. What is the
+# gradient of the mean over all 8 rows?
+
+# %%
+my_guess = 5.0
+
+# %% [markdown]
+# ## 4 The code
+#
+# In `train` above the loss of a rank is the sum over its rows, divided by the number of rows of *all* ranks.
+# `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while `loss.backward()` runs. That is all.
+#
+# What sums the gradients is an all-reduce of the flat gradient, started as soon as the last gradient of a bucket is there:
+
+# %%
+print(inspect.getsource(GradientReducer.launch))
+print(inspect.getsource(GradientReducer._all_reduce))
+
+# %% [markdown]
+# ## 5 Check
+
+
+# %%
+def mean_of_all(comm, means, counts):
+    total = np.array([means[comm.rank] * counts[comm.rank]])
+    return float(all_reduce(comm, total)[0] / sum(counts))
+
+
+answer = SimWorld(2).run(mean_of_all, [1.0, 9.0], [5, 3])
+print(f"every rank gets {answer}; your guess {my_guess} is {'right' if my_guess == answer[0] else 'off'}")
+
+# %% [markdown]
+# Is the training the same as on one device? Not "are the losses alike", but: how far apart are the weights, after each step?
+
+
+# %%
+def compare(parallel, single):
+    """Loss of all ranks together a step, loss of one device, and max |w_parallel - w_single| a step."""
+    losses = np.sum([losses for losses, _ in parallel], axis=0)
+    alone, weights = single[0]
+    difference = [np.abs(mine - theirs).max() for mine, theirs in zip(parallel[0][1], weights, strict=True)]
+    return {"losses": losses.tolist(), "reference_losses": alone, "max_difference": difference}
+
+
+single = SimWorld(1).run(train, shards(8))
+for counts in ((5, 3), (4, 4), (3, 1, 2, 2)):
+    header = compare(SimWorld(len(counts)).run(train, shards(*counts)), single)
+    print(f"shards {counts}: max |w_parallel - w_single| = {max(header['max_difference']):.1e}")
+    assert max(header["max_difference"]) < 1e-12
+show(draw("loss", [], {**header, "command": "part 5 of lessons/06_data_parallel_is_one_big_batch.py"}))
+
+# %% [markdown]
+# The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest of the model's shapes.
+
+# %%
+world = SimWorld(4)
+(_, weights), *_ = world.run(train, shards(3, 1, 2, 2), steps=5)
+size = weights[0].size
+reduce_elements = sum(closed_form.all_reduce(size, 4, rank)[1] for rank in range(4))
+formula = {"gradient_reduce": 5 * 8 * reduce_elements, "startup": closed_form.broadcast(1, 4, 0)[1] * (8 * size + 16)}
+per_step = world.traces[0].bytes_by_purpose()["gradient_reduce"] // 5
+print(f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients a step: {per_step / (8 * size):g} of it")
+command = "minidist train --model mlp --data glyphs --dp 4 --steps 5 --trace t.jsonl; minidist report t.jsonl"
+header = {"closed_form": formula, "command": f"{command} --picture bytes-by-purpose"}
+show(draw("bytes-by-purpose", world.traces, header))
+
+# %% [markdown]
+# ## 6 Break it
+#
+# `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means are averaged. For equal
+# shards it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look how healthy its
+# loss is:
+
+# %%
+for counts in ((4, 4), (5, 3)):
+    header = compare(SimWorld(2).run(train, shards(*counts), reduction="mean"), single)
+    header["losses"] = [loss / 2 for loss in header["losses"]]
+    print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {max(header['max_difference']):.1e}")
+show(draw("loss", [], {**header, "command": "part 6 of lessons/06_data_parallel_is_one_big_batch.py"}))
+
+
+# %% [markdown]
+# The other classic: a rank that forgets to synchronise. `no_sync()` is meant for accumulating several passes; with nothing
+# after it the replicas walk away from each other, and each loss on its own looks fine.
+
+
+# %%
+def forgotten(comm, shards, steps=20):
+    x, y = shards[comm.rank]
+    model = MLP([16, 32, 4], dtype=np.float64, seed=0)
+    flat = FlatParameters(model.parameters())
+    parallel, optimizer = DistributedDataParallel(model, comm, flat=flat), SGD(flat, lr=0.5)
+    for _ in range(steps):
+        flat.zero_grad()
+        with parallel.no_sync():
+            loss = cross_entropy(parallel(Tensor(x)), y)
+        loss.backward()
+        optimizer.step()
+    return loss.item(), flat.data.copy()
+
+
+(loss_0, w_0), (loss_1, w_1) = SimWorld(2).run(forgotten, shards(5, 3))
+print(f"losses {loss_0:.4f} and {loss_1:.4f}, but max |w_rank0 - w_rank1| = {np.abs(w_0 - w_1).max():.4f}")
+assert np.abs(w_0 - w_1).max() > 0.01
+
+# %% [markdown]
+# ## 7 Exercise: a weighted average
+#
+# Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked). Return the mean over the
+# rows of all ranks, the same on every rank. A rank may have no rows: then its mean is `nan`. Use `all_reduce` from
+# `minidist.collectives`; one call is enough.
+
+
+# %%
+def weighted_average(comm, gradient, count):
+    return all_reduce(comm, gradient.copy(), op="avg")
+
+
+check("06.weighted_average", weighted_average)
+
+# %%
+check("06.weighted_average", solution("06.weighted_average"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Data parallel equals one big batch when replicas start equal, **every** gradient is summed, and the divisor is the
+#   **global** number of rows: g = sum over ranks of (count_r / total) mean_r.
+# - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however large the batch.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `DistributedDataParallel(model, comm)` | PyTorch `DistributedDataParallel`; Horovod `hvd.DistributedOptimizer`; DeepSpeed `"zero_optimization": {"stage": 0}`; Megatron-LM `--data-parallel-sharding-strategy no_shard` |
+# | `reduction="sum"`, `divisor=` | PyTorch averages (the hook divides by the world size); Hugging Face `average_tokens_across_devices`; Megatron-LM `--calculate-per-token-loss` |
+# | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.no_sync(model)`, `accelerator.accumulate(model)` |
+# | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
+# | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
+#
+# Next: 07 Buckets and overlap.

@@ -1,0 +1,138 @@
+"""Every collective with every algorithm as one table: how to call it, and what each rank must get, to the bit.
+
+The expected values come from a few lines of NumPy over all ranks' inputs, in the declared order of additions:
+rank order for `naive` and `ordered`; for `ring` chunk j from rank j+1 around to rank j.
+"""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from minidist import collectives
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.collectives.registry import algorithms
+
+DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int32")}
+DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+OPS = ("sum", "avg", "max", "min", "prod")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+ALL = sorted((operation, name) for operation, names in algorithms().items() for name in names)
+
+
+def primes(count):
+    """The first primes: sums and differences of distinct ones do not cancel by accident."""
+    sieve = np.ones(20 * count + 100, bool)
+    sieve[:2] = False
+    for i in range(2, int(sieve.size**0.5) + 1):
+        sieve[i * i :: i] &= ~sieve[i]
+    return np.flatnonzero(sieve)[:count]
+
+
+def contribution(rank, size, dtype):
+    """Rank's input: primes of its own with alternating signs; fractions for float dtypes, so that rounding shows."""
+    values = primes((rank + 1) * size + 1)[rank * size : (rank + 1) * size] * (-1) ** np.arange(size)
+    return values.astype(dtype) if dtype.kind == "i" else (values / 7).astype(dtype)
+
+
+@dataclass
+class Case:
+    """One call of one collective on n ranks. `size` elements a rank, or of the whole where the whole is cut."""
+
+    operation: str
+    algorithm: str
+    ranks: int
+    size: int
+    dtype: np.dtype = DTYPES["float64"]
+    op: str = "sum"
+    root: int = 0
+    counts: tuple[int, ...] | None = None
+    async_op: bool = False
+
+    @property
+    def sizes(self):
+        """Chunks of the whole."""
+        return list(self.counts) if self.counts is not None else chunk_sizes(self.size, self.ranks)
+
+    def row(self, rank):
+        """all_to_all: elements from `rank` to each rank; a rotation of the chunk sizes, so that all rows differ."""
+        return [self.sizes[(rank + 2 * j) % self.ranks] if self.counts else 3 for j in range(self.ranks)]
+
+    def input(self, rank):
+        elements = {
+            "gather": self.sizes[rank], "all_gather": self.sizes[rank], "all_to_all": sum(self.row(rank)),
+        }.get(self.operation, self.size)  # fmt: skip
+        return contribution(rank, elements, self.dtype)
+
+    def call(self, comm):
+        """What rank `comm.rank` gets; checks on the way that an input that is no output stays as it was."""
+        array, rank = self.input(comm.rank), comm.rank
+        before = array.copy()
+        options = {"algorithm": self.algorithm, "async_op": self.async_op}
+        function = getattr(collectives, self.operation)
+        if self.operation in ("all_reduce", "broadcast"):
+            arguments = {"op": self.op} if self.operation == "all_reduce" else {"root": self.root}
+            result = function(comm, array, **arguments, **options)
+            before = None
+        elif self.operation == "reduce":
+            result = function(comm, array, self.root, self.op, **options)
+        elif self.operation == "reduce_scatter":
+            result = function(comm, array, self.op, counts=self.counts, **options)
+        elif self.operation == "scatter":
+            out = np.empty(self.sizes[rank], self.dtype)
+            result = function(comm, array if rank == self.root else None, out, self.root, counts=self.counts, **options)
+        elif self.operation == "gather":
+            result = function(comm, array, self.root, counts=self.sizes, **options)
+        elif self.operation == "all_gather":
+            result = function(comm, array, counts=self.sizes, **options)
+        else:
+            counts = {}
+            if self.counts is not None:
+                receives = [self.row(source)[rank] for source in range(comm.size)]
+                counts = {"send_counts": self.row(rank), "receive_counts": receives}
+            result = function(comm, array, **counts, **options)
+        if self.async_op:
+            comm.compute(seconds=1e-6)
+            result = result.wait()
+        if before is not None:
+            assert before.tobytes() == array.tobytes(), "an input was changed"
+        return result
+
+    def _combined(self, order, piece):
+        parts = [self.input(rank)[piece] for rank in order]
+        total = parts[0].copy()
+        for part in parts[1:]:
+            total = UFUNCS[self.op](total, part)
+        return (total / self.dtype.type(self.ranks)).astype(self.dtype) if self.op == "avg" else total
+
+    def expected(self, rank):
+        """What `rank` must get."""
+        n, ranks = self.ranks, range(self.ranks)
+        if self.operation == "broadcast":
+            return self.input(self.root)
+        if self.operation in ("gather", "all_gather"):
+            whole = np.concatenate([self.input(r) for r in ranks])
+            return whole if self.operation == "all_gather" or rank == self.root else None
+        start = offsets(self.sizes)
+        pieces = [slice(start[j], start[j + 1]) for j in ranks]
+        if self.operation == "scatter":
+            return self.input(self.root)[pieces[rank]]
+        if self.operation == "all_to_all":
+            cut = [offsets(self.row(source)) for source in ranks]
+            return np.concatenate([self.input(s)[cut[s][rank] : cut[s][rank + 1]] for s in ranks])
+        if self.operation == "reduce":
+            order = [(self.root + 1 + i) % n for i in ranks] if self.algorithm == "ring" else list(ranks)
+            return self._combined(order, slice(None)) if rank == self.root else None
+        around = [[(j + 1 + i) % n for i in ranks] if self.algorithm == "ring" else list(ranks) for j in ranks]
+        chunks = [self._combined(around[j], pieces[j]) for j in ranks]
+        return np.concatenate(chunks) if self.operation == "all_reduce" else chunks[rank]
+
+    def check(self, rank, result):
+        """Assert that `result` is what `rank` must get, to the bit."""
+        expected = self.expected(rank)
+        if expected is None:
+            assert result is None
+        else:
+            assert result.dtype == expected.dtype
+            assert result.tobytes() == expected.tobytes(), (self, rank, result, expected)

@@ -1,0 +1,85 @@
+"""The recorded messages, bytes and virtual times are those of the closed forms, for every algorithm there is."""
+
+import pytest
+
+from minidist.base.layout import chunk_sizes
+from minidist.collectives import closed_form
+from minidist.comm import LinkModel, SimWorld
+from tests.collectives.cases import ALL, Case
+
+ALPHA, BETA = 2.0**-10, 2.0**-20  # binary fractions: sums of them are exact
+RANKS = [1, 2, 3, 4, 5, 7, 8, 9]
+
+
+def volume(case, rank):
+    """The closed form of one rank of a case."""
+    function = closed_form.VOLUMES[case.operation, case.algorithm]
+    if case.operation in ("broadcast", "reduce"):
+        return function(case.size, case.ranks, rank, case.root)
+    if case.operation == "all_reduce":
+        return function(case.size, case.ranks, rank)
+    if case.operation in ("gather", "scatter"):
+        return function(case.sizes, rank, case.root)
+    return function(case.row(rank) if case.operation == "all_to_all" else case.sizes, rank)
+
+
+def test_every_algorithm_has_a_closed_form():
+    assert sorted(closed_form.VOLUMES) == ALL
+    assert sorted(closed_form.TIMES) == ALL
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_messages_and_bytes_of_each_rank(operation, algorithm, ranks, async_op):
+    for size in (0, 1, ranks, 5 * ranks + 2):
+        ragged = tuple(chunk_sizes(size, ranks)[::-1])
+        for counts in {None, ragged}:
+            case = Case(operation, algorithm, ranks, size, counts=counts, root=ranks // 2, async_op=async_op)
+            world = SimWorld(ranks)
+            world.run(case.call)
+            for rank, trace in enumerate(world.traces):
+                messages, elements = volume(case, rank)
+                assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 8 * elements), case
+                assert all(m.operation == f"{operation}/{algorithm}" for m in trace.messages)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
+    size = 6 * ranks
+    for rank in range(ranks):
+        assert closed_form.all_reduce(size, ranks, rank) == (2 * (ranks - 1), 2 * (ranks - 1) * size // ranks)
+        sizes = chunk_sizes(size, ranks)
+        assert closed_form.reduce_scatter(sizes, rank) == (ranks - 1, (ranks - 1) * size // ranks)
+        assert closed_form.all_gather(sizes, rank) == (ranks - 1, (ranks - 1) * size // ranks)
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
+    size = 16 * ranks
+    case = Case(operation, algorithm, ranks, size, counts=(16,) * ranks, root=ranks // 2, async_op=async_op)
+    world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
+    world.run(case.call)
+    seconds = closed_form.TIMES[operation, algorithm](8 * size, ranks, ALPHA, BETA)
+    assert world.end_time == max(seconds, 1e-6 if async_op else 0.0)
+
+
+@pytest.mark.parametrize("ranks", [*RANKS, 1000])
+def test_barrier(ranks):
+    world = SimWorld(ranks, links=LinkModel(alpha=ALPHA, beta=BETA))
+    world.run(lambda comm: comm.barrier())
+    assert world.end_time == closed_form.barrier_time(ranks, ALPHA)
+    for trace in world.traces:
+        assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == closed_form.barrier(ranks)
+
+
+def test_the_ring_is_as_good_as_bandwidth_allows_and_the_naive_way_is_not():
+    """Without latency: 2 (n-1)/n against 2 (n-1) times the array."""
+    nbytes, n = 1e6, 8
+    ring = closed_form.TIMES["all_reduce", "ring"](nbytes, n, 0.0, 1e-9)
+    naive = closed_form.TIMES["all_reduce", "naive"](nbytes, n, 0.0, 1e-9)
+    assert naive == pytest.approx(n * ring)
+    assert ring == pytest.approx(2 * (n - 1) / n * nbytes * 1e-9)

@@ -1,0 +1,149 @@
+"""Every collective, every algorithm, any number of ranks, size, dtype, reduction, root and counts: to the bit.
+
+Proved to catch: a wrong neighbour, a wrong chunk, an addition left out or in another order, a root taken for 0.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import collectives
+from minidist.base.errors import MismatchError, UsageError
+from minidist.comm import SimWorld
+from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
+
+SENDS = [0, 24, 1 << 20]  # synchronous; short ones buffered; all buffered
+
+
+@st.composite
+def cases(draw, operation, algorithm):
+    ranks = draw(st.integers(1, 9))
+    size = draw(st.sampled_from([0, 1, ranks - 1, ranks, ranks + 1, 3 * ranks]) | st.integers(0, 30))
+    dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
+    op = draw(st.sampled_from([op for op in OPS if op != "avg" or dtype.kind != "i"]))
+    counts = None
+    if operation not in ("all_reduce", "broadcast", "reduce") and draw(st.booleans()):
+        cuts = sorted(draw(st.lists(st.integers(0, size), min_size=ranks - 1, max_size=ranks - 1)))
+        counts = tuple(np.diff([0, *cuts, size]).tolist())
+    return Case(
+        operation, algorithm, ranks, size, dtype, op, draw(st.integers(0, ranks - 1)), counts, draw(st.booleans())
+    )
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity, on every rank alike
+@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+@given(data=st.data())
+def test_every_rank_gets_its_result_to_the_bit(operation, algorithm, data):
+    case = data.draw(cases(operation, algorithm))
+    world = SimWorld(case.ranks, eager_bytes=data.draw(st.sampled_from(SENDS)))
+    for rank, result in enumerate(world.run(case.call)):
+        case.check(rank, result)
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "ring", "ordered"])
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_a_sum_of_primes_is_the_sum_of_all_primes(ranks, algorithm):
+    """The same, against arithmetic that knows nothing of chunks and orders."""
+
+    def program(comm):
+        mine = primes(20 * ranks)[comm.rank * 20 : (comm.rank + 1) * 20].astype(np.float64)
+        return collectives.all_reduce(comm, mine, algorithm=algorithm)
+
+    total = primes(20 * ranks).reshape(ranks, 20).sum(axis=0)
+    for result in SimWorld(ranks).run(program):
+        assert np.array_equal(result, total)
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "broadcast", "reduce")])
+def test_shapes_of_several_dims_and_of_none(operation, algorithm):
+    def program(comm, shape):
+        array = np.full(shape, float(comm.rank + 1))
+        return getattr(collectives, operation)(comm, array, algorithm=algorithm)
+
+    for shape in [(), (1,), (2, 3), (2, 1, 2, 2), (0, 3)]:
+        result = SimWorld(3).run(program, shape)[0]
+        assert result.shape == shape
+        assert (result == (1 if operation == "broadcast" else 6)).all()
+
+
+def test_many_collectives_in_flight_at_once_do_not_meet():
+    """Lanes of two communicators, several calls each, waited for in another order than posted."""
+
+    def program(comm):
+        other = comm.dup()
+        arrays = [contribution(comm.rank, 10 + i, DTYPES["float64"]) for i in range(6)]
+        works = [collectives.all_reduce((comm, other)[i % 2], arrays[i], async_op=True) for i in range(6)]
+        blocking = collectives.all_reduce(comm, np.ones(3))
+        for i in (5, 0, 3, 2, 1, 4):
+            assert works[i].wait() is arrays[i]
+        return [*arrays, blocking]
+
+    for results in SimWorld(4).run(program):
+        for i, result in enumerate(results[:6]):
+            case = Case("all_reduce", "ring", 4, 10 + i)
+            case.check(0, result)
+        assert np.array_equal(results[6], np.full(3, 4.0))
+
+
+def test_all_gather_into_place_copies_nothing_of_its_own():
+    def program(comm):
+        out = np.zeros(12)
+        mine = out[comm.rank * 4 : (comm.rank + 1) * 4]
+        mine[...] = comm.rank + 1
+        assert collectives.all_gather(comm, mine, out=out) is not None
+        return out
+
+    for out in SimWorld(3).run(program):
+        assert np.array_equal(out, np.repeat([1.0, 2.0, 3.0], 4))
+
+
+def test_reduce_scatter_writes_into_out():
+    def program(comm):
+        out = np.empty((2, 2))
+        collectives.reduce_scatter(comm, np.arange(12.0), out=out)
+        return out
+
+    for rank, out in enumerate(SimWorld(3).run(program)):
+        assert np.array_equal(out.reshape(-1), 3 * np.arange(12.0)[4 * rank : 4 * rank + 4])
+
+
+BAD = {
+    "counts that do not sum": (lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[1, 2]), "sum to 4"),
+    "a negative count": (lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[-1, 5]), "at least 0"),
+    "too few counts": (lambda c: collectives.scatter(c, np.ones(4), np.ones(4), counts=[4]), "2 counts"),
+    "a shard of another size": (lambda c: collectives.all_gather(c, np.ones(4), counts=[3, 3]), "the shard's size"),
+    "a gathered shard of another size": (lambda c: collectives.gather(c, np.ones(4), counts=[3, 3]), "shard's size"),
+    "an out of another size": (lambda c: collectives.all_gather(c, np.ones(4), out=np.ones(7)), "out of 8 elements"),
+    "an out of another dtype": (lambda c: collectives.all_gather(c, np.ones(1), out=np.ones(2, "f4")), "float32"),
+    "an out with gaps": (lambda c: collectives.scatter(c, np.ones(4), np.ones(4)[::2]), "strides"),
+    "an out that is its input": (lambda c: _reduce_scatter_in_place(c), "its own input"),
+    "an input with gaps": (lambda c: collectives.all_reduce(c, np.ones(4)[::2]), "strides"),
+    "a root that is no rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
+    "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
+    "an average of integers": (lambda c: collectives.all_reduce(c, np.ones(4, int), "avg"), "not an integer"),
+    "an unknown algorithm": (lambda c: collectives.all_reduce(c, np.ones(4), algorithm="rnig"), "did you mean 'ring'"),
+    "a size that does not divide": (lambda c: collectives.all_to_all(c, np.ones(5)), "does not divide"),
+    "half of the counts": (lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[1, 3]), "both"),
+    "no array at the root": (lambda c: collectives.scatter(c, None, np.ones(2)), "must pass the array"),
+}
+
+
+def _reduce_scatter_in_place(comm):
+    array = np.ones(4)
+    return collectives.reduce_scatter(comm, array, out=array[2 * comm.rank : 2 * comm.rank + 2])
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_arguments_are_refused_with_the_remedy(what):
+    call, words = BAD[what]
+    with pytest.raises(UsageError, match=words):
+        SimWorld(2).run(call)
+
+
+def test_ranks_that_reduce_differently_are_told():
+    def program(comm):
+        collectives.all_reduce(comm, np.ones(4), "sum" if comm.rank == 0 else "max")
+
+    with pytest.raises(MismatchError, match="all_reduce/ring max"):
+        SimWorld(2).run(program)

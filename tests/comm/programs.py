@@ -1,0 +1,120 @@
+"""Programs that both worlds run: every collective, blocking and in lanes, groups, and nonblocking messages of all sizes."""
+
+import hashlib
+
+import ml_dtypes
+import numpy as np
+
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather, all_reduce, barrier
+from minidist.comm import ANY, init_device_mesh
+from tests.collectives.cases import ALL, DTYPES, Case
+
+
+def digest(values):
+    """What must be equal in every world: the bytes of all results."""
+    data = hashlib.sha256()
+    for value in values:
+        data.update(b"none" if value is None else np.ascontiguousarray(value).tobytes())
+    return data.hexdigest()
+
+
+def every_collective(comm):
+    """Each algorithm, blocking and in a lane, with an even and a ragged cut, in turn over the dtypes."""
+    n, results = comm.size, []
+    dtypes = [DTYPES[name] for name in sorted(DTYPES)]
+    for i, (operation, algorithm) in enumerate(ALL):
+        for size, async_op in ((2 * n + 1, False), (n - 1, True), (0, False)):
+            dtype = dtypes[(i + size) % len(dtypes)]
+            op = ("sum", "max", "prod")[i % 3]
+            root = i % n
+            counts = None if operation == "all_to_all" or not async_op else tuple([size] + [0] * (n - 1))
+            case = Case(operation, algorithm, n, size, dtype, op, root, counts, async_op)
+            result = case.call(comm)
+            case.check(comm.rank, result)
+            results.append(result)
+    barrier(comm)
+    return digest(results)
+
+
+def groups_and_lanes(comm):
+    """Split, mesh and duplicate; lanes of all of them at once, waited for in another order than posted."""
+    n = comm.size
+    odd = comm.split(comm.rank % 2, key=-comm.rank)
+    mesh = init_device_mesh(comm, (n // 2, 2) if n % 2 == 0 else (1, n), ("dp", "tp"))
+    other = comm.dup()
+    comms = [comm, odd, mesh["dp"], mesh["tp"], mesh["dp", "tp"], other]
+    rng = np.random.default_rng(comm.rank)
+    arrays = [rng.standard_normal(30 + i).astype(np.float32) for i in range(12)]
+    works = []
+    with purpose("gradient_reduce"):
+        for i, array in enumerate(arrays):
+            algorithm = ("ring", "ordered")[i % 2]
+            works.append(all_reduce(comms[i % 6], array, algorithm=algorithm, async_op=True))
+            comm.progress()
+    gathered = all_gather(odd, arrays[0].copy() * 0 + comm.rank)  # beside the lanes
+    for i in (5, 11, 0, 6, 1, 7, 10, 4, 9, 3, 2, 8):
+        works[i].wait()
+    return digest([*arrays, gathered])
+
+
+def messages_of_all_sizes(comm):
+    """Receives posted early, then blocking sends of up to 1 MiB, then the waits, in another order than the posts."""
+    n, rank = comm.size, comm.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    results = []
+    for size in (0, 1, 1000, 50_000, 262_144):
+        got = [np.zeros(size, np.float32) for _ in range(3)]
+        receives = [comm.irecv(got[0], left, tag=1), comm.irecv(got[1], right, tag=2), comm.irecv(got[2], left, tag=1)]
+        mine = np.full(size, rank + 1, np.float32)
+        requests = [comm.isend(mine * k, right, tag=1) for k in (1, 2)]
+        if rank % 2 == 0:
+            comm.send(mine, left, tag=2)  # the receivers may be waiting for something else
+        else:
+            requests.append(comm.isend(mine, left, tag=2))
+        for request in (receives[2], receives[1], receives[0], *requests):
+            request.wait()
+        results += got
+        comm.sendrecv(mine, left, got[0], right, tag=3)
+        results.append(got[0])
+    if rank == 0:
+        comm.send_object(["text", 7], right)
+    if rank == 1 % n:
+        assert comm.recv_object(0) == ["text", 7]
+    return digest(results)
+
+
+def wildcards(comm):
+    """Rank 0 receives from anybody, in several tags, early and late, small and large, and answers."""
+    if comm.rank == 0:
+        small = [np.zeros(1, ml_dtypes.bfloat16) for _ in range(2 * (comm.size - 1))]
+        large = [np.zeros(40_000) for _ in range(comm.size - 1)]
+        requests = [comm.irecv(array, ANY, tag=1) for array in small]
+        order = [comm.recv(array, ANY, tag=2) for array in large]
+        comm.waitall(requests)
+        order += [request.peer for request in requests]
+        for peer in range(1, comm.size):
+            comm.send(np.array(order), peer, tag=3)
+        return digest([*small, *large, np.array(order)])
+    for i in range(2):
+        comm.send(np.array([comm.rank + 10 * i], ml_dtypes.bfloat16), 0, tag=1)
+    comm.send(np.full(40_000, float(comm.rank)), 0, tag=2)
+    order = np.zeros(3 * (comm.size - 1), int)
+    comm.recv(order, 0, tag=3)
+    return digest([order])
+
+
+def any_while_others_are_late(comm):
+    """Rank 0 has receives from 1 and from anybody open; rank 1 sends only after rank 0 has heard of rank 2."""
+    got = np.zeros(2)
+    if comm.rank == 0:
+        late, anybody = comm.irecv(got[:1], 1), comm.irecv(got[1:], ANY)
+        anybody.wait()
+        comm.send(got[1:], 1, tag=5)
+        late.wait()
+    elif comm.rank == 1:
+        comm.recv(got[1:], 0, tag=5)
+        comm.send(np.ones(1), 0)
+    elif comm.rank == 2:
+        comm.send(np.full(1, 2.0), 0)
+    return digest([got])

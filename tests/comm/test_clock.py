@@ -1,0 +1,23 @@
+"""The cost model: the roofline of computing, and parameters that make no sense."""
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.comm import LinkModel, SimWorld
+
+
+def test_each_operation_costs_its_slower_part():
+    links = LinkModel(flops=4.0, memory_bandwidth=2.0)
+    assert links.seconds([(8.0, 2.0), (4.0, 6.0)]) == 2.0 + 3.0
+
+    def program(comm):
+        comm.compute(operations=[(8.0, 2.0), (4.0, 6.0)], seconds=0.5)
+        return comm.time()
+
+    assert SimWorld(1, links=links).run(program) == [5.5]
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "flops", "memory_bandwidth"])
+def test_negative_costs_are_refused(name):
+    with pytest.raises(UsageError, match=f"{name} is -1"):
+        LinkModel(**{name: -1.0})

@@ -1,0 +1,113 @@
+"""The simulated world and MPI agree: the same bits, and for each rank and lane the same sequence of messages."""
+
+import json
+
+import numpy as np
+import pytest
+
+from minidist.comm import SimWorld, replay
+from tests.comm import programs
+
+PROGRAMS = ["every_collective", "groups_and_lanes", "messages_of_all_sizes"]
+SENDS = {"synchronous": 0, "buffered": 1 << 30}
+
+
+@pytest.mark.parametrize("sends", SENDS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_programs_run_in_the_simulated_world(name, ranks, sends):
+    SimWorld(ranks, eager_bytes=SENDS[sends]).run(getattr(programs, name))
+
+
+def check(comm, name):
+    world = SimWorld(comm.size)
+    simulated = world.run(getattr(programs, name))[comm.rank]
+    assert getattr(programs, name)(comm) == simulated
+    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_2_ranks(comm, name):
+    check(comm, name)
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_3_ranks(comm, name):
+    check(comm, name)
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_4_ranks(comm, name):
+    check(comm, name)
+
+
+@pytest.mark.mpi(8)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_8_ranks(comm, name):
+    check(comm, name)
+
+
+@pytest.mark.mpi(3)
+def test_a_run_with_wildcards_is_replayed_to_the_same_bits(comm):
+    real = programs.wildcards(comm)
+    traces = comm.world.base.allgather(comm.trace)
+    digests = comm.world.base.allgather(real)
+    world = SimWorld(comm.size, chooser=replay(traces), eager_bytes=1 << 20)
+    assert world.run(programs.wildcards) == digests
+    assert [t.sequences() for t in world.traces] == [t.sequences() for t in traces]
+
+
+@pytest.mark.mpi(3)
+def test_a_wildcard_does_not_wait_for_the_receives_before_it(comm):
+    assert programs.any_while_others_are_late(comm) == SimWorld(3).run(programs.any_while_others_are_late)[comm.rank]
+
+
+@pytest.mark.mpi(2)
+def test_large_sends_with_receives_posted_early(comm):
+    """irecv, send, wait of 4 MiB on both ranks: MPI promises that this ends, and headers must not break the promise."""
+    got = np.zeros(1 << 20, np.float32)
+    request = comm.irecv(got, 1 - comm.rank)
+    comm.send(np.full(1 << 20, comm.rank + 1, np.float32), 1 - comm.rank)
+    request.wait()
+    assert (got == 2 - comm.rank).all()
+
+
+@pytest.mark.mpi(2)
+def test_without_checks_there_are_no_headers(comm):
+    from minidist.comm.mpi import MPIWorld
+
+    world = MPIWorld(checks=False, record=True, timeout=0)
+    programs.every_collective(world.comm)
+    programs.groups_and_lanes(world.comm)
+    assert all(message.header_bytes == 0 for message in world.trace.messages)
+    programs.messages_of_all_sizes(world.comm)
+    world.finish()
+    world.close()
+
+
+@pytest.mark.mpi(2)
+def test_without_a_record_nothing_is_kept(comm):
+    from minidist.comm.mpi import MPIWorld
+
+    world = MPIWorld(record=False, timeout=0)
+    for _ in range(3):
+        programs.groups_and_lanes(world.comm)
+    assert not world.trace.messages
+    assert not world.expected
+    assert not world.unwaited
+    assert not world.active
+    world.finish()
+    world.close()
+
+
+@pytest.mark.mpi(2)
+def test_a_trace_is_json(comm):
+    programs.groups_and_lanes(comm)
+    from dataclasses import asdict
+
+    for message in comm.trace.messages:
+        assert message.end >= message.posted >= 0
+        json.dumps(asdict(message))

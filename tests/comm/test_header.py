@@ -1,0 +1,37 @@
+"""Headers: what is packed is unpacked, and what differs in operation, dtype or shape differs in its 64 bytes."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minidist.base.errors import MismatchError
+from minidist.comm.header import HEADER_BYTES, Header, compare, header_of, pack, unpack
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 2, 3, 4, 5), (2**31,)])
+def test_what_is_packed_comes_back(shape):
+    header = Header("all_reduce/ordered", "bfloat16", 2 * int(np.prod(shape)), shape)
+    assert len(pack(header)) == HEADER_BYTES
+    assert unpack(pack(header)) == header
+
+
+def test_headers_that_differ_stay_different():
+    operations = ["message", "reduce_scatter/recursive_halving", "reduce_scatter/recursive_doubling"]
+    dtypes = [np.dtype(d) for d in ("f4", "f8", "c8", "c16", ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, "m8[s]")]
+    shapes = [(), (1,), (1, 1), (6,), (2, 3), (3, 2), (1, 2, 3, 4, 5, 6), (2, 1, 3, 4, 5, 6, 7), (0,), (0, 2)]
+    headers = [
+        header_of(operation, np.empty(shape, dtype))
+        for operation, dtype, shape in itertools.product(operations, dtypes, shapes)
+    ]
+    assert len({pack(header) for header in headers}) == len(headers)
+
+
+def test_a_mismatch_names_both_sides():
+    sent, expected = Header("message", "float32", 8, (2,)), Header("message", "float64", 8, (1,))
+    with pytest.raises(
+        MismatchError, match=r"dtype mismatch: rank 3 sent message of float32\[2\] \(8 B\), rank 4 expected"
+    ):
+        compare(sent, expected, 3, 4, "here.py:1")
+    compare(sent, sent, 3, 4, "here.py:1")

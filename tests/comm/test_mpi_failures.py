@@ -1,0 +1,323 @@
+"""What happens under a real mpiexec when a program is wrong: it ends, soon, with a nonzero code, and says who and where.
+
+Each test writes a program, starts it as a user would (`mpiexec -n 3 python program.py`) and reads what it printed.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mpi_runner import mpiexec
+
+ROOT = Path(__file__).parents[2]
+PREAMBLE = """
+import os, sys, time
+import numpy as np
+from minidist.comm import launch, ANY
+from minidist.collectives import all_reduce, broadcast
+def one(value=0.0):
+    return np.array([float(value)])
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(source, ranks, *flags) -> (exit code, output) of the program, whose last line calls launch(main)."""
+    pytest.importorskip("mpi4py.rc", reason="mpi4py is not installed")
+    if mpiexec() is None:
+        pytest.skip("mpiexec is not installed: pip install 'minidist[mpi]'")
+    version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
+    options = []
+    if "Open MPI" in version or "OpenRTE" in version:
+        options = ["--oversubscribe", "--bind-to", "none"]
+
+    def run(source, ranks, *flags, environment=(), launcher=True, timeout=20):
+        program = tmp_path / "program.py"
+        program.write_text(PREAMBLE + source + "\nlaunch(main)\n")
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        variables |= dict(environment)
+        start = [mpiexec(), *options, "-n", str(ranks)] if launcher else []
+        process = subprocess.run(
+            [*start, sys.executable, program, *flags], env=variables, cwd=tmp_path, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+        return process.returncode, process.stdout + process.stderr
+
+    run.line = lambda text: (tmp_path / "program.py").read_text().split(text)[0].count("\n") + 1
+    return run
+
+
+def test_a_program_that_is_right(run, tmp_path):
+    code, output = run(
+        """
+def main(comm):
+    total = all_reduce(comm, one(comm.rank))
+    if comm.rank == 0:
+        print("total", total[0])
+""",
+        3,
+        "--trace",
+        "trace.jsonl",
+    )
+    assert code == 0, output
+    assert "total 3.0" in output
+    assert json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[0])["world"] == "mpi"
+    assert not list(tmp_path.glob("minidist-*"))  # nothing is left of the watchdogs
+
+
+def test_a_deadlock_names_every_rank_with_its_line(run):
+    began = time.monotonic()
+    code, output = run(
+        """
+def main(comm):
+    comm.recv(one(), (comm.rank + 1) % comm.size, tag=5)
+""",
+        3,
+        "--timeout",
+        "1",
+    )
+    assert code != 0
+    for rank in range(3):
+        place = f"program.py:{run.line('comm.recv')}"
+        assert re.search(
+            rf"rank {rank}: waits in receive from rank {(rank + 1) % 3}, tag 5, 8 B, at \S*{place}", output
+        ), output
+    assert "circle: rank 0 -> rank 1 -> rank 2 -> rank 0" in output
+    assert output.count("every rank's pending operation") == 1  # one report
+    assert time.monotonic() - began < 8
+
+
+SEND_FIRST = """
+def main(comm):
+    comm.send(np.zeros(4), (comm.rank + 1) % comm.size)
+    comm.recv(np.zeros(4), (comm.rank - 1) % comm.size)
+    print("through")
+"""
+
+
+def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(run):
+    code, output = run(SEND_FIRST, 2)
+    assert (code, output.count("through")) == (0, 2), output
+    code, output = run(SEND_FIRST, 2, "--synchronous", "--timeout", "0.8")
+    assert code != 0
+    assert output.count(f"program.py:{run.line('comm.send')}") == 2, output
+    assert "rank 0: waits in send to rank 1, tag 0, 32 B" in output
+
+
+def test_a_deadlock_in_a_lane_names_the_collective(run):
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 0:
+        work = all_reduce(comm, one(), async_op=True)
+        work.wait()
+    else:
+        comm.recv(one(), 0)
+""",
+        2,
+        "--timeout",
+        "0.8",
+    )
+    assert code != 0
+    assert "rank 0: waits in all_reduce/ring, posted at" in output, output
+    assert f"program.py:{run.line('work.wait')}" in output
+    assert "its lane waits in all_reduce/ring: " in output
+
+
+def test_a_rank_that_returned_is_named(run):
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 1:
+        comm.barrier()
+""",
+        2,
+        "--timeout",
+        "0.8",
+    )
+    assert code != 0
+    assert "rank 0: has returned" in output, output
+    assert (
+        f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output
+    )
+
+
+def test_a_rank_that_computes_without_end_is_named_with_its_line(run):
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 1:
+        while True:
+            pass
+    comm.recv(one(), 1)
+""",
+        2,
+        "--timeout",
+        "0.8",
+    )
+    assert code != 0
+    assert re.search(rf"rank 1: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output), output
+
+
+def test_a_rank_that_does_not_come_to_a_group_is_named(run):
+    """Making a communicator blocks inside MPI."""
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 0:
+        comm.group([0, 1], "pair")
+""",
+        2,
+        "--timeout",
+        "0.8",
+    )
+    assert code != 0
+    assert "rank 0: waits in making the communicator world.1pair of ranks [0, 1]" in output, output
+    assert f"program.py:{run.line('comm.group')}" in output
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "what"),
+    [
+        ("np.zeros(4, np.float32)", "np.zeros(2, np.float64)", "dtype mismatch"),
+        ("np.zeros(1 << 20)", "np.zeros(1 << 18)", "shape mismatch"),  # would be written behind the buffer's end
+    ],
+)
+def test_a_mismatch_is_an_error_at_the_first_message_that_meets(run, sent, expected, what):
+    code, output = run(
+        f"""
+def main(comm):
+    if comm.rank == 0:
+        comm.send({sent}, 1)
+    else:
+        comm.recv({expected}, 0)
+""",
+        2,
+    )
+    assert code == 1
+    assert f"{what}: rank 0 sent" in output, output
+    assert f"program.py:{run.line('comm.recv')}" in output
+
+
+def test_different_collectives_that_meet_are_named(run):
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 0:
+        all_reduce(comm, one())
+    else:
+        broadcast(comm, one())
+""",
+        2,
+    )
+    assert code == 1
+    assert "operation mismatch: rank 0 sent all_reduce/ring" in output, output
+    assert "rank 1 expected broadcast/naive" in output
+
+
+@pytest.mark.parametrize("where", ["main", "lane"])
+def test_a_rank_that_raises_ends_the_job_under_plain_python(run, where):
+    call = "wrong()" if where == "main" else "comm.collective('mine').post(wrong).wait()"
+    code, output = run(
+        f"""
+def wrong():
+    raise KeyError("lost")
+def main(comm):
+    print("printed before", comm.rank)
+    if comm.rank == 1:
+        {call}
+    comm.barrier()
+""",
+        3,
+    )
+    assert code == 1
+    assert "minidist: rank 1 of 3 raised; the job ends." in output, output
+    assert "KeyError: 'lost'" in output
+    assert "printed before 1" in output  # not lost in a buffer
+    assert ("raised in lane:world of rank 1" in output) == (where == "lane")
+
+
+def test_wrong_input_has_exit_code_2(run):
+    code, output = run("\ndef main(comm):\n    comm.send(one(), 7)\n", 2)
+    assert code == 2
+    assert "send names rank 7, but world has ranks 0..1" in output, output
+
+
+def test_sys_exit(run):
+    code, output = run("\ndef main(comm):\n    comm.barrier()\n    sys.exit()\n", 2)
+    assert code == 0, output
+    code, output = run("\ndef main(comm):\n    if comm.rank:\n        sys.exit(3)\n    comm.barrier()\n", 2)
+    assert code == 3, output
+
+
+def test_a_killed_rank_leaves_its_trace(run, tmp_path):
+    code, _ = run(
+        """
+import signal
+def main(comm):
+    for i in range(3):
+        comm.barrier()
+    if comm.rank == 1:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+""",
+        2,
+        "--timeout",
+        "2",
+    )
+    assert code != 0
+    folder = next(tmp_path.glob("minidist-*"))
+    messages = [json.loads(line) for line in (folder / "rank1.trace.jsonl").read_text().splitlines()]
+    assert [m["operation"] for m in messages] == ["barrier"] * 6
+    assert json.loads((folder / "rank1.json").read_text())["what"].startswith("computing at")
+
+
+def test_a_message_that_nobody_received(run):
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 0:
+        comm.send(one(), 1)
+""",
+        2,
+    )
+    assert code == 1
+    assert "rank 1: received 0 of the 1 messages that rank 0 sent to it" in output, output
+
+
+@pytest.mark.parametrize("what", ["comm.irecv(one(), 0)", "all_reduce(comm, one(), async_op=True)"])
+def test_a_request_that_nobody_waited_for(run, what):
+    code, output = run(f"\ndef main(comm):\n    comm.send(one(), comm.rank) if False else None\n    {what}\n", 1)
+    assert code == 1
+    assert "rank 0: nobody waited for its" in output, output
+    assert f"program.py:{run.line(what)}" in output
+
+
+def test_a_launcher_of_another_library_is_refused(run):
+    """Every process would be rank 0 of 1, and everything would pass."""
+    code, output = run("\ndef main(comm):\n    pass\n", 1, launcher=False, environment={"OMPI_COMM_WORLD_SIZE": "4"})
+    assert code == 1
+    assert "the launcher started 4 processes but" in output, output
+    assert "sees 1" in output
+
+
+def test_virtual_ranks_under_mpiexec_are_refused(run):
+    code, output = run("\ndef main(comm):\n    pass\n", 2, "--ranks", "4")
+    assert code == 2
+    assert "--ranks 4 under an mpiexec that started 2 processes" in output, output
+
+
+def test_without_a_launcher_the_ranks_are_virtual(run):
+    code, output = run("\ndef main(comm):\n    print(comm.world.kind, comm.rank)\n", 1, "--ranks", "2", launcher=False)
+    assert (code, output) == (0, "simulated 0\nsimulated 1\n")
+    code, output = run("\ndef main(comm):\n    comm.recv(one(), comm.rank)\n", 1, "--ranks", "2", launcher=False)
+    assert code == 1
+    assert output.startswith("minidist: deadlock: 2 of 2 ranks wait"), output

@@ -1,0 +1,816 @@
+"""The simulated world: messages arrive, failures are named, clocks know no schedule, contexts do not meet."""
+
+import contextvars
+import inspect
+import random
+import re
+import time
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import (
+    BufferReuseError,
+    DeadlockError,
+    MismatchError,
+    RankTimeoutError,
+    UnmatchedMessageError,
+    UnwaitedRequestError,
+    UsageError,
+)
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce, broadcast
+from minidist.comm import ANY, LinkModel, SimWorld
+from minidist.comm.reports import Waiting, find_cycle
+
+
+def numbers(*values):
+    return np.array(values, dtype=np.float64)
+
+
+def line(function, text):
+    """Where `text` stands in `function`: test_simulated.py:<line>."""
+    lines, first = inspect.getsourcelines(function)
+    return f"test_simulated.py:{first + next(i for i, code in enumerate(lines) if text in code)}"
+
+
+# --- messages ---
+
+
+@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+def test_a_ring_of_sendrecv(eager_bytes):
+    def program(comm):
+        got = numbers(-1)
+        comm.sendrecv(numbers(comm.rank), (comm.rank + 1) % comm.size, got, (comm.rank - 1) % comm.size)
+        return got[0]
+
+    for ranks in (1, 2, 7):
+        assert SimWorld(ranks, eager_bytes=eager_bytes).run(program) == [(r - 1) % ranks for r in range(ranks)]
+
+
+def test_messages_of_one_pair_and_tag_keep_their_order_and_tags_choose():
+    def program(comm):
+        if comm.rank == 0:
+            requests = [comm.isend(numbers(i), 1, tag=i % 2) for i in range(6)]
+            comm.waitall(requests)
+            return None
+        got = [numbers(-1) for _ in range(6)]
+        for i in (1, 0, 3, 2, 5, 4):
+            assert comm.recv(got[i], 0, tag=i % 2) == 0
+        return [int(g[0]) for g in got]
+
+    assert SimWorld(2).run(program)[1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_buffered_send_may_be_overwritten_after_its_wait():
+    def program(comm):
+        array = numbers(comm.rank)
+        if comm.rank == 0:
+            comm.send(array, 1)
+            array[0] = 99
+            comm.barrier()
+        else:
+            comm.barrier()
+            comm.recv(array, 0)
+        return array[0]
+
+    assert SimWorld(2, eager_bytes=8).run(program) == [99, 0]
+
+
+def test_a_message_to_oneself():
+    def program(comm):
+        got = numbers(0)
+        request = comm.irecv(got, comm.rank)
+        comm.send(numbers(comm.rank + 5), comm.rank)
+        return request.wait()[0]
+
+    assert SimWorld(2).run(program) == [5, 6]
+
+
+def test_objects():
+    def program(comm):
+        if comm.rank == 0:
+            comm.send_object({"a": [1, 2], "b": None}, 1, tag=3)
+            return None
+        return comm.recv_object(ANY, tag=3)
+
+    assert SimWorld(2).run(program)[1] == {"a": [1, 2], "b": None}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool", "complex128"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 1, 1, 1, 1, 3)])
+def test_any_dtype_and_shape(dtype, shape):
+    import ml_dtypes
+
+    dtype = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+
+    def program(comm):
+        array = np.ones(shape, dtype) if comm.rank == 0 else np.zeros(shape, dtype)
+        request = comm.isend(array, 1) if comm.rank == 0 else comm.irecv(array, 0)
+        return request.wait()
+
+    assert (SimWorld(2).run(program)[1] == 1).all()
+
+
+# --- failures, each with what its report must say ---
+
+
+def receive_first(comm):
+    got = numbers(0)
+    comm.recv(got, (comm.rank + 1) % comm.size, tag=7)
+    comm.send(got, (comm.rank - 1) % comm.size, tag=7)
+
+
+def send_first(comm):
+    comm.send(numbers(1, 2), (comm.rank + 1) % comm.size)
+    comm.recv(numbers(0, 0), (comm.rank - 1) % comm.size)
+
+
+def test_a_deadlock_names_each_rank_with_its_line_and_the_circle():
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(3).run(receive_first)
+    text = str(caught.value)
+    place = line(receive_first, "comm.recv")
+    for rank in range(3):
+        assert re.search(rf"rank {rank} waits in receive from rank {(rank + 1) % 3}, tag 7, 8 B, at \S*{place}", text)
+    assert "circle: rank 0 -> rank 1 -> rank 2 -> rank 0" in text
+    assert "3 of 3 ranks" in text
+
+
+def test_sending_first_deadlocks_when_synchronous_and_only_then():
+    with pytest.raises(DeadlockError, match="everybody sends and nobody receives"):
+        SimWorld(3).run(send_first)
+    SimWorld(3, eager_bytes=16).run(send_first)
+    with pytest.raises(DeadlockError):
+        SimWorld(3, eager_bytes=15).run(send_first)
+
+
+def test_an_empty_send_is_synchronous_too():
+    def program(comm):
+        comm.send(np.empty(0), 1 - comm.rank)
+        comm.recv(np.empty(0), 1 - comm.rank)
+
+    with pytest.raises(DeadlockError):
+        SimWorld(2).run(program)
+    SimWorld(2, eager_bytes=1).run(program)
+
+
+def test_a_deadlock_says_who_has_returned():
+    def program(comm):
+        if comm.rank == 1:
+            comm.recv(numbers(0), 0)
+
+    with pytest.raises(DeadlockError, match="rank 0 has returned: it will never answer rank 1"):
+        SimWorld(2).run(program)
+
+
+def test_a_deadlock_shows_the_queued_message_of_another_tag():
+    def program(comm):
+        if comm.rank == 0:
+            comm.send(numbers(1), 1, tag=5)
+        else:
+            comm.recv(numbers(0), 0, tag=4)
+
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(2).run(program)
+    assert "rank 1 waits for tag 4, but queued from rank 0 is tag 5 (8 B, sent at" in str(caught.value)
+    assert line(program, "tag=5") in str(caught.value)
+
+
+def test_a_deadlock_shows_the_queued_message_of_another_communicator():
+    def program(comm):
+        other = comm.dup()
+        if comm.rank == 0:
+            other.send(numbers(1), 1)
+        else:
+            comm.recv(numbers(0), 0)
+
+    with pytest.raises(DeadlockError, match=r"waits for tag 0, but queued from rank 0 is tag 0 on world\.1dup"):
+        SimWorld(2).run(program)
+
+
+def test_a_deadlock_of_nonblocking_operations_names_the_wait_too():
+    def program(comm):
+        request = comm.irecv(numbers(0), 1 - comm.rank)
+        comm.compute(seconds=1.0)
+        request.wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(2).run(program)
+    assert re.search(rf"{line(program, 'irecv')}, waited for at \S*{line(program, 'request.wait')}", str(caught.value))
+
+
+def test_a_deadlock_in_a_lane_names_the_collective_and_its_line():
+    def program(comm):
+        if comm.rank == 0:
+            all_reduce(comm, numbers(1), async_op=True).wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(2).run(program)
+    text = str(caught.value)
+    assert "rank 0 waits in wait() of all_reduce/ring" in text
+    assert "rank 0 (lane:world) waits in all_reduce/ring: " in text
+    assert text.count(line(program, "all_reduce")) >= 2
+
+
+def test_a_rank_that_skips_a_collective_is_named():
+    def program(comm):
+        if comm.rank != 2:
+            comm.barrier()
+
+    with pytest.raises(DeadlockError, match="rank 2 has returned"):
+        SimWorld(4).run(program)
+
+
+def test_a_report_of_many_ranks_is_short_and_quick():
+    """A chain of 3,000 that ends at a rank that has returned: no circle, and no quadratic search for one."""
+
+    def program(comm):
+        if comm.rank > 0:
+            comm.recv(numbers(0), comm.rank - 1)
+
+    began = time.monotonic()
+    with pytest.raises(DeadlockError, match="and 2983 more") as caught:
+        SimWorld(3000).run(program)
+    assert len(str(caught.value)) < 5000
+    assert time.monotonic() - began < 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12))
+def test_a_circle_is_found_where_there_is_one(edges):
+    """Against the transitive closure."""
+    reach = np.zeros((8, 8), bool)
+    for a, b in edges:
+        reach[a, b] = True
+    direct = reach.copy()
+    for _ in range(8):
+        reach |= reach @ reach
+    circle = find_cycle([Waiting(a, "main", (b,), "") for a, b in edges])
+    assert bool(circle) == bool(reach.diagonal().any())
+    if circle:
+        assert circle[0] == min(circle)
+        assert all(direct[a, b] for a, b in zip(circle, circle[1:] + circle[:1], strict=True))
+
+
+def mismatch(first, second):
+    def program(comm):
+        if comm.rank == 0:
+            comm.send(first, 1)
+        else:
+            comm.recv(second, 0)
+
+    with pytest.raises(MismatchError) as caught:
+        SimWorld(2).run(program)
+    text = str(caught.value)
+    assert line(mismatch, "comm.send") in text
+    assert line(mismatch, "comm.recv") in text
+    return text
+
+
+def test_a_mismatch_of_dtypes():
+    """float32 received as float64 would be numbers that look like numbers (museum 26)."""
+    text = mismatch(np.ones(2, np.float32), np.ones(1, np.float64))
+    assert "rank 0 sent message of float32[2] (8 B), rank 1 expected message of float64[1] (8 B)" in text
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((2,), (3,)), ((2, 3), (3, 2)), ((1,), ()), ((2, 3, 4, 5, 6, 7), (6, 4, 5, 6, 7))]
+)
+def test_a_mismatch_of_shapes(a, b):
+    """Uneven micro-batches received into a buffer for the largest (museum 18), and what only a count would not see."""
+    assert "shape mismatch" in mismatch(np.ones(a), np.ones(b))
+
+
+def test_a_mismatch_of_collectives():
+    def program(comm):
+        if comm.rank == 0:
+            all_reduce(comm, numbers(1, 2))
+        else:
+            broadcast(comm, numbers(1, 2), root=1)
+
+    with pytest.raises(MismatchError) as caught:
+        SimWorld(2, eager_bytes=100).run(program)
+    text = str(caught.value)
+    assert "all_reduce/ring" in text
+    assert "broadcast/naive" in text
+    assert "same collectives in the same order" in text
+    assert line(program, "all_reduce") in text
+    assert line(program, "broadcast") in text
+
+
+def test_a_send_that_nobody_received():
+    """Museum 20."""
+
+    def program(comm):
+        if comm.rank == 0:
+            comm.wait(comm.isend(numbers(1), 1, tag=2))
+
+    with pytest.raises(UnmatchedMessageError, match=r"rank 0: nobody received its send to rank 1, tag 2, 8 B, at "):
+        SimWorld(2, eager_bytes=8).run(program)
+
+
+@pytest.mark.parametrize("kind", ["send", "receive", "work"])
+@pytest.mark.parametrize("eager_bytes", [0, 8])
+def test_a_request_that_nobody_waited_for(kind, eager_bytes):
+    """Museum 20. The message itself may well have arrived."""
+
+    def program(comm):
+        if kind == "work":
+            all_reduce(comm, numbers(1), async_op=True)
+        elif comm.rank == 0:
+            request = comm.isend(numbers(1), 1)
+            if kind == "receive":
+                request.wait()
+        else:
+            request = comm.irecv(numbers(0), 0)
+            if kind == "send":
+                request.wait()
+
+    with pytest.raises(UnwaitedRequestError, match=r"call wait\(\) on every request") as caught:
+        SimWorld(2, eager_bytes=eager_bytes).run(program)
+    assert f"rank {1 if kind == 'receive' else 0}: nobody waited" in str(caught.value)
+    assert "test_simulated.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("receiver_first", [False, True])
+@pytest.mark.parametrize("size", [3, 20_000])
+@pytest.mark.parametrize("side", ["send", "receive"])
+def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
+    """Whether the two sides have met or not. Swapping two elements keeps a sum; in small buffers it is noticed."""
+
+    def program(comm):
+        array = np.arange(float(size)) + comm.rank
+        if (comm.rank == 0) == receiver_first:
+            comm.barrier()
+        request = comm.isend(array, 1) if comm.rank == 0 else comm.irecv(array, 0)
+        if (comm.rank == 0) != receiver_first:
+            comm.barrier()
+        if (comm.rank == 0) == (side == "send"):
+            if size == 3:
+                array[0], array[1] = array[1], array[0]
+            else:
+                array[-1] = -1.0
+        request.wait()
+
+    with pytest.raises(BufferReuseError, match="was changed while the operation was in flight") as caught:
+        SimWorld(2).run(program)
+    assert f"rank {0 if side == 'send' else 1}: the buffer of its {side}" in str(caught.value)
+    SimWorld(2, checks=False).run(program)
+
+
+def test_a_buffer_that_changes_while_a_lane_sends_it():
+    with pytest.raises(BufferReuseError, match="rank 0: the buffer of its broadcast/ring: send"):
+        SimWorld(2).run(late_receiver)
+
+
+def late_receiver(comm):
+    """Rank 0's lane waits for rank 1, which joins only after rank 0 has changed the array."""
+    array = np.ones(4)
+    if comm.rank == 0:
+        work = broadcast(comm, array, algorithm="ring", async_op=True)
+        comm.send(np.empty(0), 1, tag=1)  # the lane runs meanwhile
+        array[0] = 7.0
+        comm.send(np.empty(0), 1, tag=1)
+    else:
+        comm.recv(np.empty(0), 0, tag=1)
+        comm.recv(np.empty(0), 0, tag=1)
+        work = broadcast(comm, array, algorithm="ring", async_op=True)
+    work.wait()
+
+
+WRONG = {
+    "a rank that is not there": (lambda c: c.send(numbers(1), 2), r"send names rank 2, but world has ranks 0\.\.1"),
+    "a negative rank": (lambda c: c.recv(numbers(1), -2), "names rank -2"),
+    "a send to anybody": (lambda c: c.send(numbers(1), ANY), "names rank -1"),
+    "a negative tag": (lambda c: c.isend(numbers(1), 0, tag=-1), r"tag -1 is outside 0\.\.16383"),
+    "a tag too large": (lambda c: c.irecv(numbers(1), 0, tag=1 << 14), "tag 16384 is outside"),
+    "strides": (lambda c: c.send(np.ones((4, 4))[:, 1], 1), r"strides \(32,\).*ascontiguousarray"),
+    "Fortran order": (lambda c: c.send(np.ones((4, 4)).T[:, :2], 1), "strides"),
+    "no array": (lambda c: c.send([1.0, 2.0], 1), "a list; messages are arrays"),
+    "a read-only receive": (lambda c: c.recv(np.broadcast_to(numbers(1), (1,)), 1), "read-only"),
+    "a negative time": (lambda c: c.compute(seconds=-1.0), "time does not run backwards"),
+    "a negative color": (lambda c: c.split(-1), "color of at least 0"),
+    "a group without its caller": (lambda c: c.group([1 - c.rank], "x"), "with its caller"),
+    "a group with strangers": (lambda c: c.group([0, 1, 2], "x"), r"distinct ranks of 0\.\.1"),
+    "a group twice": (lambda c: c.group([0, 1, 1], "x"), "distinct ranks"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_arguments_name_the_value_and_the_remedy(what):
+    call, words = WRONG[what]
+    with pytest.raises(UsageError, match=words) as caught:
+        SimWorld(2).run(call)
+    assert str(caught.value).startswith("rank 0: ")
+
+
+def test_a_world_needs_a_rank():
+    with pytest.raises(UsageError, match="at least 1 rank, got 0"):
+        SimWorld(0)
+
+
+def test_a_numpy_integer_is_a_rank_and_a_tag():
+    def program(comm):
+        request = comm.irecv(numbers(0), np.int64(1 - comm.rank), tag=np.int32(3))
+        comm.send(numbers(1), np.int64(1 - comm.rank), tag=np.int32(3))
+        return [type(m.tag) for m in comm.trace.messages if m.posted >= 0 and request.wait() is not None]
+
+    assert SimWorld(2).run(program)[0] == [int, int]
+
+
+def test_an_exception_ends_the_run_and_names_its_rank():
+    def program(comm):
+        if comm.rank == 2:
+            comm.compute(seconds=0.5)
+            raise KeyError("lost")
+        comm.barrier()
+
+    with pytest.raises(KeyError) as caught:
+        SimWorld(3).run(program)
+    assert caught.value.__notes__ == ["raised on rank 2 of 3, virtual time 0.5 s"]
+
+
+def test_an_exception_in_a_lane_names_rank_and_lane():
+    def program(comm):
+        channel = comm.collective("mine")
+        channel.post(lambda: 1 // comm.rank).wait()
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        SimWorld(2).run(program)
+    assert "raised on rank 0 of 2 (lane:world)" in caught.value.__notes__[0]
+
+
+def test_clean_up_on_other_ranks_runs_and_does_not_hide_the_error():
+    cleaned = []
+
+    def program(comm, last=False):
+        try:
+            if comm.rank == (3 if last else 0):
+                raise KeyError("first")
+            comm.barrier()
+        finally:
+            cleaned.append(comm.rank)
+            if comm.rank == 1:
+                comm.barrier()  # nobody will come
+            if comm.rank == 2:
+                raise ValueError("second")
+
+    with pytest.raises(KeyError):
+        SimWorld(4).run(program)
+    assert sorted(cleaned) == [0]  # the others have not begun: ranks run in order until they block
+    cleaned.clear()
+    with pytest.raises(KeyError):
+        SimWorld(4).run(program, True)
+    assert sorted(cleaned) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["python", "numpy"])
+def test_a_rank_that_computes_without_end_is_stopped(how):
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            while True:
+                if how == "numpy":
+                    np.add(1, 1)
+        comm.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(RankTimeoutError, match=r"rank 1 computed for more than 0\.2 s without communicating") as caught:
+        SimWorld(2, timeout=0.2).run(program)
+    assert time.monotonic() - began < 5
+    assert caught.traceback[-1].frame.code.raw.co_name == "program"  # the last line of the traceback is the rank's
+
+
+def test_a_slow_program_that_communicates_is_not_stopped_and_nothing_is_raised_later():
+    def program(comm):
+        for _ in range(5):
+            until = time.monotonic() + 0.06
+            while time.monotonic() < until:
+                pass
+            comm.barrier()
+
+    SimWorld(2, timeout=0.2).run(program)
+    until = time.monotonic() + 0.4
+    while time.monotonic() < until:
+        pass
+
+
+# --- lanes ---
+
+
+def test_a_lane_is_first_in_first_out_and_has_its_own_clock():
+    seconds = {"a": 0.5, "b": 0.25}
+    order = []
+
+    def program(comm):
+        def job(name):
+            channel = comm.collective(name)
+
+            def run():
+                comm.compute(seconds=seconds[name], name=name)
+                order.append(name)
+                return name, comm.time()
+
+            return channel.post(run)
+
+        comm.compute(seconds=1.0)
+        a = job("a")
+        comm.compute(seconds=0.5)
+        b = job("b")
+        assert comm.time() == 1.5
+        assert b.wait() == ("b", 1.75)  # b is posted at 1.5, when the lane has just done a
+        assert comm.time() == 1.75
+        assert a.wait() == ("a", 1.5)
+        assert a.wait() == ("a", 1.5)  # again
+        return comm.time()
+
+    assert SimWorld(1).run(program) == [1.75]
+    assert order == ["a", "b"]
+
+
+def test_lanes_of_several_communicators_run_at_once():
+    """Each rank sums over its row and its column at the same time; the clock shows that neither waits for the other."""
+
+    def program(comm, beta):
+        row = comm.split(comm.rank // 2)
+        column = comm.split(comm.rank % 2)
+        comm.barrier()
+        began = comm.time()
+        a, b = np.full(1024, float(comm.rank)), np.full(1024, 10.0 * comm.rank)
+        works = [all_reduce(row, a, async_op=True), all_reduce(column, b, async_op=True)]
+        for work in works:
+            work.wait()
+        return a[0], b[0], comm.time() - began
+
+    world = SimWorld(4, links=LinkModel(alpha=0.0, beta=2.0**-20))
+    results = world.run(program, 0)
+    assert [r[0] for r in results] == [1, 1, 5, 5]
+    assert [r[1] for r in results] == [20, 40, 20, 40]
+    assert all(r[2] == pytest.approx(8 * 1024 * 2.0**-20) for r in results)  # of one, not of two
+
+
+def test_a_lane_may_wait_for_another_lane():
+    def program(comm):
+        inner = comm.dup()
+        array = numbers(comm.rank + 1)
+        outer = comm.collective("outer")
+        work = outer.post(lambda: all_reduce(inner, array, async_op=True).wait())
+        return work.wait()[0]
+
+    assert SimWorld(3).run(program) == [6, 6, 6]
+
+
+variable = contextvars.ContextVar("variable", default="outside")
+
+
+def test_a_lane_sees_the_context_of_each_post():
+    def program(comm):
+        works = []
+        for name in ("first", "second"):
+            token = variable.set(name)
+            with purpose("metrics" if name == "first" else "tied"):
+                works.append(all_reduce(comm, numbers(1), async_op=True))
+                works.append(comm.collective("look").post(variable.get))
+            variable.reset(token)
+        return [work.wait() for work in works][1::2]
+
+    world = SimWorld(2)
+    assert world.run(program) == [["first", "second"]] * 2
+    assert [m.purpose for m in world.traces[0].sent()] == ["metrics"] * 2 + ["tied"] * 2
+
+
+def test_ranks_have_contexts_of_their_own():
+    def program(comm):
+        variable.set(f"rank {comm.rank}")
+        comm.barrier()
+        return variable.get()
+
+    with pytest.MonkeyPatch.context():
+        token = variable.set("inherited")
+        assert SimWorld(2).run(lambda comm: variable.get()) == ["inherited"] * 2
+        assert SimWorld(3).run(program) == ["rank 0", "rank 1", "rank 2"]
+        assert variable.get() == "inherited"
+        variable.reset(token)
+
+
+# --- time ---
+
+
+def test_what_has_landed_costs_its_wait_nothing():
+    def program(comm):
+        arrays = [np.zeros(1024) for _ in range(2)]
+        post = comm.isend if comm.rank == 0 else comm.irecv
+        requests = [post(array, 1 - comm.rank) for array in arrays]
+        comm.compute(seconds=1.0)
+        comm.waitall(requests)
+        return comm.time()
+
+    assert SimWorld(2, links=LinkModel(alpha=2.0**-10, beta=2.0**-20)).run(program) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("receiver_first", [False, True])
+def test_a_buffered_send_does_not_wait_for_its_receive_and_a_synchronous_one_does(receiver_first):
+    """Also when the receiver, later in virtual time, happens to run first."""
+
+    def program(comm):
+        sender = 1 if receiver_first else 0
+        array = np.zeros(1024)
+        if comm.rank == sender:
+            comm.send(array, 1 - sender)
+        else:
+            comm.compute(seconds=1.0)
+            comm.recv(array, sender)
+        return comm.time()
+
+    links = LinkModel(alpha=2.0**-10, beta=2.0**-20)
+    times = SimWorld(2, links=links).run(program)
+    assert times == [1.0, 1.0]
+    times = SimWorld(2, links=links, eager_bytes=1 << 20).run(program)
+    assert sorted(times) == [2.0**-7, 1.0]
+
+
+def test_a_slow_link_between_two_ranks():
+    links = LinkModel(link=lambda a, b: (0.0, 1.0) if {a, b} == {0, 1} else (0.0, 0.0))
+
+    def program(comm):
+        got = np.zeros(3, np.uint8)
+        comm.sendrecv(got, (comm.rank + 1) % 3, got.copy(), (comm.rank - 1) % 3)
+        return comm.time()
+
+    assert SimWorld(3, links=links).run(program) == [3.0, 3.0, 0.0]
+
+
+class Shuffled(deque):
+    """A ready queue that hands out its lanes in a random order."""
+
+    def __init__(self, lanes, seed):
+        super().__init__(lanes)
+        self.random = random.Random(seed)
+
+    def popleft(self):
+        self.rotate(self.random.randrange(len(self)))
+        return super().popleft()
+
+
+class ShuffledWorld(SimWorld):
+    """Runs ranks in a random order, which no program without wildcards may notice."""
+
+    def __init__(self, ranks, seed, **options):
+        super().__init__(ranks, **options)
+        self.seed = seed
+
+    def _queue(self, lanes):
+        return Shuffled(lanes, self.seed)
+
+
+def busy_program(comm, seed):
+    """Computes, sends, receives and reduces, blocking and in lanes of two communicators, as drawn from `seed`."""
+    plan = random.Random(seed)  # the same on all ranks
+    mine = random.Random(seed * 1000 + comm.rank)
+    half = comm.split(comm.rank % 2, key=-comm.rank)
+    works, total = [], 0.0
+    for _ in range(12):
+        comm.compute(seconds=mine.random())
+        action = plan.choice(["reduce", "lane", "half", "shift", "exchange"])
+        size = plan.randrange(1, 20)
+        array = np.arange(size) + mine.random()
+        if action == "reduce":
+            total += all_reduce(comm, array, algorithm=plan.choice(["ring", "ordered", "naive"])).sum()
+        elif action == "lane":
+            works.append(all_reduce(comm, array, async_op=True))
+        elif action == "half":
+            works.append(all_reduce(half, array, async_op=True))
+        else:
+            distance = plan.randrange(1, comm.size + 1)
+            to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+            got = np.empty_like(array)
+            receive = comm.irecv(got, source, tag=3)
+            send = comm.isend(array, to, tag=3)
+            if action == "shift":
+                comm.compute(seconds=mine.random() * 1e-3)
+            comm.waitall([send, receive])
+            total += got.sum()
+        if works and plan.random() < 0.4:
+            total += works.pop(plan.randrange(len(works))).wait().sum()
+    for work in works:
+        total += work.wait().sum()
+    return total, comm.time()
+
+
+@given(
+    st.integers(0, 50), st.integers(1, 6), st.sampled_from([0, 64, 1 << 20]), st.lists(st.integers(), min_size=3, max_size=3)
+)  # fmt: skip
+def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, eager_bytes, schedules):
+    def run(world):
+        results = world.run(busy_program, program_seed)
+        ends = [
+            [(m.posted, m.start, m.end, *m.signature()) for m in trace.messages if m.lane == "main"]
+            for trace in world.traces
+        ]
+        lanes = [sorted((m.lane, m.posted, m.end, m.tag) for m in trace.messages) for trace in world.traces]
+        return results, ends, lanes
+
+    links = LinkModel(alpha=1e-3, beta=1e-4)
+    expected = run(SimWorld(ranks, eager_bytes=eager_bytes, links=links))
+    for seed in schedules:
+        assert run(ShuffledWorld(ranks, seed, eager_bytes=eager_bytes, links=links)) == expected
+
+
+# --- groups ---
+
+
+def test_messages_of_different_communicators_never_meet():
+    """Same ranks, same tags, other contexts: a duplicate, a split into everybody, and the channels of collectives."""
+
+    def program(comm):
+        comms = [comm, comm.dup(), comm.split(0), comm.dup().dup(), comm.group(range(comm.size), "all")]
+        assert len({c.name for c in comms}) == 5
+        peer = 1 - comm.rank
+        sends = [c.isend(numbers(i), peer) for i, c in enumerate(comms)]
+        got = [numbers(-1) for _ in comms]
+        for i in (3, 0, 4, 2, 1):
+            comms[i].barrier()  # tag = call number: of the same value as the users' tags
+            comms[i].recv(got[i], peer)
+        comm.waitall(sends)
+        return [g[0] for g in got]
+
+    assert SimWorld(2).run(program) == [[0, 1, 2, 3, 4]] * 2
+
+
+@given(st.integers(1, 9), st.data())
+def test_split_orders_by_key_and_then_rank(ranks, data):
+    colors = data.draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))
+    keys = data.draw(st.lists(st.integers(-3, 3), min_size=ranks, max_size=ranks))
+
+    def program(comm):
+        part = comm.split(colors[comm.rank], keys[comm.rank])
+        total = all_reduce(part, numbers(2.0**comm.rank))
+        return list(part.members), part.rank, int(total[0])
+
+    for rank, (members, place, total) in enumerate(SimWorld(ranks).run(program)):
+        same = sorted((r for r in range(ranks) if colors[r] == colors[rank]), key=lambda r: (keys[r], r))
+        assert members == same
+        assert members[place] == rank
+        assert total == sum(2**r for r in same)
+
+
+def test_split_takes_logarithmically_many_messages():
+    world = SimWorld(9)
+    world.run(lambda comm: comm.split(comm.rank % 3))
+    for trace in world.traces:
+        assert [m.nbytes for m in trace.sent()] == [16, 32, 64, 16]
+        assert trace.bytes_by_purpose() == {"startup": 16 * 8}
+
+
+# --- the record ---
+
+
+def test_the_trace_has_both_sides_of_a_message():
+    def program(comm):
+        comm.compute(seconds=1.0, name="think")
+        with purpose("metrics"):
+            if comm.rank == 0:
+                comm.send(np.ones(3, np.float32), 1, tag=4)
+            else:
+                comm.recv(np.ones(3, np.float32), ANY, tag=4)
+
+    world = SimWorld(2, links=LinkModel(alpha=0.5, beta=0.0))
+    world.run(program)
+    sent, received = world.traces[0].messages[0], world.traces[1].messages[0]
+    assert sent.signature() == ("send", 1, 4, 12, "metrics", "message", "world")
+    assert received.signature() == ("receive", 0, 4, 12, "metrics", "message", "world")
+    assert received.wildcard
+    assert (sent.dtype, sent.posted, received.end) == ("float32", 1.0, 1.5)
+    span = world.traces[0].spans[0]
+    assert (span.name, span.start, span.end) == ("think", 0.0, 1.0)
+
+
+def test_without_a_record_nothing_is_kept():
+    world = SimWorld(2, record=False)
+    world.run(lambda comm: [comm.barrier() for _ in range(3)])
+    assert not world.traces[0].messages
+    assert not world.sends
+    assert not world.receives
+    assert not any(world.unwaited)
+
+
+def test_a_world_runs_again_from_the_start():
+    world = SimWorld(2)
+    first = world.run(lambda comm: (comm.barrier(), comm.time())[1])
+    assert world.run(lambda comm: (comm.barrier(), comm.time())[1]) == first
+
+
+def test_a_world_inside_a_rank_of_a_world():
+    def inner(comm):
+        return all_reduce(comm, numbers(1))[0]
+
+    def outer(comm):
+        comm.barrier()
+        result = SimWorld(3).run(inner)
+        comm.barrier()
+        return result
+
+    assert SimWorld(2).run(outer) == [[3, 3, 3]] * 2
