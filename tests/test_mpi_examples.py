@@ -106,3 +106,11 @@ def test_zero(world):
     assert code == 0, output
     assert output.count("= 0.50 Psi") == 3  # (n-1)/n of: stage 1 gradients and parameters, stage 2 parameters
     assert output.count("= 1.00 Psi") == 1  # and of two micro-batches' gradients
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_fully_shard(world):
+    code, output = start(world, 2, "fully_shard")
+    assert code == 0, output
+    assert "= 1.00 Psi a step" in output  # (n-1)/n of two gathers
+    assert "= 0.50 Psi a step" in output

@@ -6,8 +6,7 @@ A shard begins at a multiple of `alignment` elements. With 1,024, the block of t
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from minidist.optim import (
     NORM_BLOCK,
     FlatSlice,
     Optimizer,
-    ParameterSlice,
     block_square_sums,
     clip_coefficient,
     flat_slices,
@@ -97,17 +95,15 @@ class Shard:
         self._grad, self.filled = None, False
 
     def slices(self) -> list[FlatSlice]:
-        """This rank's trainable elements, one slice a parameter, for an optimizer."""
-        return flat_slices(self.flat, self.start, self.stop, source=self)
+        """This rank's trainable elements, one slice a parameter, for an optimizer.
 
-
-def shard_optimizer(shards: Sequence[Shard], make: Callable[[Any], Optimizer]) -> Optimizer:
-    """An ordinary optimizer on shards. A rank that owns nothing but padding gets one that has nothing to do.
-
-    make(slices): builds it. Every rank steps its own counter, once a step, whatever it owns.
-    """
-    slices: list[Any] = [piece for shard in shards for piece in shard.slices()]
-    return make(slices or [ParameterSlice(xp.empty(0, xp.float32), None, "nothing")])
+        A rank that owns none of them (padding, frozen parameters) gets one empty slice, so that its optimizer steps
+        and says `updated()` like everybody's.
+        """
+        slices = flat_slices(self.flat, self.start, self.stop, source=self)
+        if not slices:
+            slices = [FlatSlice(self, 0, 0, p.name) for p in self.flat.parameters if p.requires_grad][:1]
+        return slices
 
 
 def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float) -> float:

@@ -30,7 +30,7 @@ from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, Optimizer
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.gradients import Bucket, GradientReducer, register
-from minidist.parallel.shards import Shard, clip_shards_, gather_tensors, shard_optimizer, sharded_flat
+from minidist.parallel.shards import Shard, clip_shards_, gather_tensors, sharded_flat
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -77,7 +77,7 @@ class ZeroOptimizer:
         with purpose("startup"):
             broadcast(comm, self.flat.data)
         self.shard = Shard(self.flat, comm, alignment)
-        self.optimizer: Optimizer = shard_optimizer([self.shard], lambda slices: optimizer_class(slices, **defaults))
+        self.optimizer: Optimizer = optimizer_class(self.shard.slices(), **defaults)
         self.reducer = ShardReducer(
             self.shard, op="avg" if reduction == "mean" else "sum", algorithm=algorithm,
             bucket_size=reduce_bucket_size, keep_whole=stage == 1, unused="zeros" if find_unused_parameters else "error",
@@ -118,8 +118,6 @@ class ZeroOptimizer:
         """Every rank gets every shard, in place."""
         with purpose("parameter_gather"):
             all_gather(self.comm, self.shard.data, out=self.flat.data)
-        if not self.shard.slices():
-            self.flat.updated()  # the optimizer, having nothing here, has not said so
 
     def tensors(self) -> dict[str, dict[str, xp.Array]]:
         """Whole gradients, weights and optimizer state by name, on every rank; see `gather_tensors`."""

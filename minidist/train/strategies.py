@@ -17,7 +17,15 @@ from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import Optimizer, block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.parallel import (
+    DistributedDataParallel,
+    ZeroOptimizer,
+    clip_shards_,
+    fully_shard,
+    gather_tensors,
+    sharded_parameters,
+    shards_of,
+)
 from minidist.train.job import Job, make_optimizer, optimizer_class
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
@@ -30,13 +38,13 @@ def shard_modules(model: Module) -> list[Module]:
 
 
 def unit_parameters(model: Module) -> list[list[Parameter]]:
-    """The parameters of each of these units; a parameter belongs to the first module that has it."""
+    """The parameters of each of these units, the model's own first; a parameter belongs to the first module that has it."""
     units: list[list[Parameter]] = []
     seen: set[Parameter] = set()
     for module in shard_modules(model):
         units.append([p for p in module.parameters() if p not in seen])
         seen.update(units[-1])
-    return [unit for unit in units if unit]
+    return [unit for unit in (units[-1], *units[:-1]) if unit]
 
 
 class OneDevice:
@@ -152,10 +160,43 @@ class ShardedOptimizer(OneDevice):
         return [bucket.slice.stop - bucket.slice.start for bucket in self.zero.reducer.buckets]
 
 
+class FullyShard(OneDevice):
+    """ZeRO 3: every block is a unit, and what is left of the model is one."""
+
+    def __init__(self, job: Job, comm: Comm) -> None:
+        config = job.config
+        self.job, self.model, self.comm = job, job.model, comm
+        for module in shard_modules(job.model):
+            fully_shard(module, mesh=comm, prefetch=config.prefetch, reduction="sum", algorithm=config.reduction)
+        self.shards = shards_of(job.model)
+        self.optimizer = make_optimizer(config, sharded_parameters(job.model))
+
+    def zero_grad(self) -> None:
+        for shard in self.shards:
+            shard.zero_grad()
+
+    def clip(self, max_norm: float) -> float:
+        return clip_shards_(self.comm, self.shards, max_norm)
+
+    def tensors(self) -> Tensors:
+        return gather_tensors(self.shards, self.optimizer)
+
+    def local_arrays(self) -> dict[str, Array]:
+        return {f"{i}": shard.data for i, shard in enumerate(self.shards)}
+
+    def unit_sizes(self) -> list[int]:
+        return [shard.flat.padded_numel for shard in self.shards]
+
+    def bucket_sizes(self) -> list[int]:
+        return self.unit_sizes()
+
+
 def make_strategy(job: Job, comm: Comm) -> OneDevice:
     """The strategy that the config asks for."""
     match job.config.zero:
         case 0:
             return DataParallel(job, comm)
-        case _:
+        case 1 | 2:
             return ShardedOptimizer(job, comm)
+        case _:
+            return FullyShard(job, comm)

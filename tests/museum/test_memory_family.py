@@ -2,9 +2,11 @@
 
 import pytest
 
+from minidist.autograd.parameter import ParameterUse
 from minidist.optim import AdamW, clip_grad_norm_
 from minidist.parallel import shards, zero
-from tests.parallel import test_zero
+from minidist.parallel.fully_shard import Unit
+from tests.parallel import test_fully_shard, test_zero
 from tests.parallel.models import assert_same, one_device
 
 
@@ -41,3 +43,37 @@ def test_bug_10_accumulated_gradients_divided_again(monkeypatch):
     result = test_zero.SimWorld(3).run(test_zero.zero, 1, clip=0.3)[0]
     with pytest.raises(AssertionError):
         assert_same(result, reference(3))
+
+
+def test_bug_19_full_weights_kept_alive_by_the_graph(monkeypatch):
+    """A node keeps the array that its forward read: gathers and releases go on, and the memory never falls."""
+    right = ParameterUse.__init__
+
+    def keeps(self, parameter, version):
+        right(self, parameter, version)
+        kept.append(parameter._data)
+
+    kept = []
+    monkeypatch.setattr(ParameterUse, "__init__", keeps)
+    with pytest.raises(AssertionError, match="unsharded"):
+        test_fully_shard.check_peaks(2, 0)
+
+
+def test_bug_19_released_one_unit_late(monkeypatch):
+    """The average is right, the peak is not."""
+    previous = []
+
+    def late(self):
+        previous.append(self.flat.release() if not self.flat.released else None)
+        del previous[:-1]
+
+    monkeypatch.setattr(Unit, "release", late)
+    with pytest.raises(AssertionError, match="unsharded"):
+        test_fully_shard.check_peaks(2, 0)
+
+
+def test_the_micro_batches_of_a_unit_added_before_they_are_summed_over_ranks():
+    """Another order of additions than the declared one: stage 3 is not DDP with no_sync."""
+    result = test_fully_shard.SimWorld(3).run(test_fully_shard.train)[0]
+    with pytest.raises(AssertionError):
+        assert_same(result, reference(3, clip=None))

@@ -33,10 +33,11 @@ def loss_of(model, step, number, count):
         return model(*batch(step, number), float(count * ROWS * LENGTH))
 
 
-def one_device(make_optimizer, replicas, local, synchronize_each, steps=2, clip=None, model=None, units=None):
+def one_device(make_optimizer, replicas, local, synchronize_each, steps=2, clip=None, model=None, units=None, add=add_in_order):
     """Train on one device, contributions added in the declared order. Returns (weights, gradients, optimizer state) by name.
 
     units(model): lists of parameters; the norm's blocks begin anew with each. Default: one unit.
+    add(sites by micro-batch, order): adds one parameter's contributions.
     """
     model = model or small_gpt()
     flat = FlatParameters(model.parameters())
@@ -53,7 +54,7 @@ def one_device(make_optimizer, replicas, local, synchronize_each, steps=2, clip=
         flat.zero_grad()
         for parameter in flat.parameters:
             if parameter.requires_grad:
-                parameter.grad = add_in_order([c.get(parameter, []) for c in caught], order)
+                parameter.grad = add([c.get(parameter, []) for c in caught], order)
         if clip is not None:
             groups = units(model) if units else [flat.parameters]
             arrays = [np.concatenate([_grad(p) for p in group]) for group in groups]
