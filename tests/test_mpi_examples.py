@@ -98,3 +98,15 @@ def test_one_rank_is_too_few_for_a_ping_pong():
     code, output = start("simulated", 1, "ping_pong")
     assert code == 2
     assert "--ranks 2" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("flags", [(), ("--sequence-parallel",)])
+def test_tensor_parallel_gpt(world, flags):
+    code, output = start(world, 2, "tensor_parallel_gpt", *flags)
+    assert code == 0, output
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0] - 1
+    assert "rank 0 holds 60,736 of 118,528 parameters" in output
+    assert ("regather" in output) == bool(flags)
