@@ -10,7 +10,7 @@ from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
+from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
@@ -26,6 +26,7 @@ from minidist.parallel.tensor import (
     gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
     gpt_plan,
+    llama_plan,
     padded_vocab_size,
     parallelize_module,
     reduce_from_tensor_parallel_region,
@@ -297,6 +298,63 @@ def test_logits_are_gathered_without_the_padding():
         for logits in SimWorld(4).run(main, sequence_parallel):
             assert logits.shape == (BATCH, LENGTH, 13)
             assert np.abs(logits - expected).max() < 1e-12
+
+
+# --- Llama ---
+
+
+def llama(ranks, tied=False):
+    heads, kv = (6, 3) if ranks == 3 else (8, 4)
+    config = LlamaConfig(
+        vocab_size=13, hidden_size=48, intermediate_size=36, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=kv, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return Llama(config, dtype=np.float64, seed=3)
+
+
+@cache
+def one_device_llama(heads_for, optimizer, tied):
+    return train(llama(heads_for, tied), gpt_loss(13), optimizer)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("sequence_parallel", "tied"), [(False, False), (True, True)])
+def test_llama_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, sequence_parallel, tied):
+    def main(comm):
+        model = parallelize_module(llama(comm.size, tied), comm, llama_plan(13, sequence_parallel))
+        return train(model, gpt_loss(13), optimizer, {"tp": comm}), replicated(model)
+
+    results = SimWorld(ranks).run(main)
+    for history, replica in results:
+        assert_equal(history, one_device_llama(3 if ranks == 3 else 4, optimizer, tied))
+        assert replica == results[0][1]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
+    """Three projections behind one f, two behind another: 4 all-reduces; with the sequence split, 2 regathers."""
+    ranks, width, tokens = 2, 48, BATCH * LENGTH
+
+    def main(comm):
+        model = parallelize_module(llama(2), comm, llama_plan(13, sequence_parallel))
+        model(*text(0, BATCH, LENGTH, 13)).backward()
+
+    world = SimWorld(ranks)
+    world.run(main)
+    for trace in world.traces:
+        big = [m for m in trace.sent() if m.nbytes == tokens * width // ranks * 8]
+        count = {name: sum(m.purpose == name for m in big) for name in ("tensor_forward", "tensor_backward", "regather")}
+        # Two messages an all-reduce, one a gather or scatter. Beside two layers: the embedding's sum forward, the head's f
+        # backward; with the sequence split also the gather of each, and the head's regather.
+        steps = 2 * 2 * 2 + 2
+        assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
+
+
+def test_key_value_heads_that_do_not_divide():
+    plan = llama_plan(13)
+    refuse(4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks")
+    refuse(8, plan, lambda: llama(4), "4 key-value heads of .* do not divide over 8 .* take 8, or one of 1, 2, 4 ranks")
 
 
 # --- counts ---

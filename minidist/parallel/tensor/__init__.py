@@ -11,6 +11,7 @@ from minidist.parallel.tensor.plan import (
     SplitHeads,
     VocabParallel,
     gpt_plan,
+    llama_plan,
     parallelize_module,
 )
 from minidist.parallel.tensor.regions import (
@@ -35,7 +36,7 @@ __all__ = [
     "ColumnParallelLinear", "ColwiseParallel", "LossParallel", "ParallelStyle", "PrepareModuleInput",
     "RowParallelLinear", "RowwiseParallel", "SequenceParallel", "SplitHeads", "VocabParallel", "VocabParallelEmbedding",
     "VocabParallelHead", "copy_to_tensor_parallel_region", "full_state_dict", "full_tensor",
-    "gather_from_sequence_parallel_region", "gather_from_tensor_parallel_region", "gpt_plan", "padded_vocab_size",
+    "gather_from_sequence_parallel_region", "gather_from_tensor_parallel_region", "gpt_plan", "llama_plan", "padded_vocab_size",
     "parallelize_module", "reduce_from_tensor_parallel_region", "reduce_scatter_to_sequence_parallel_region",
     "scatter_to_sequence_parallel_region", "scatter_to_tensor_parallel_region", "vocab_parallel_cross_entropy",
     "vocab_range",

@@ -17,7 +17,7 @@ from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import UsageError, nearest
 from minidist.comm import Comm
 from minidist.nn.gpt import TiedHead
-from minidist.nn.layers import Dropout, Embedding, LayerNorm
+from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
 from minidist.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, replica_of, require_divides
@@ -26,6 +26,7 @@ from minidist.parallel.tensor.sequence import (
     SequenceParallelDropout,
     SequenceParallelEmbedding,
     SequenceParallelLayerNorm,
+    SequenceParallelRMSNorm,
 )
 from minidist.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
@@ -162,11 +163,14 @@ class SequenceParallel(ParallelStyle):
     """LayerNorm, RMSNorm, Dropout or the position Embedding: works on this rank's rows of the sequence."""
 
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
-        self.expect(module, name, LayerNorm, Dropout, Embedding)
+        self.expect(module, name, LayerNorm, RMSNorm, Dropout, Embedding)
         if isinstance(module, Dropout):
             return SequenceParallelDropout(module, cutter.comm)
-        kind: Any = SequenceParallelLayerNorm if isinstance(module, LayerNorm) else SequenceParallelEmbedding
-        return kind(module, cutter.comm, cutter.made)
+        if isinstance(module, LayerNorm):
+            return SequenceParallelLayerNorm(module, cutter.comm, cutter.made)
+        if isinstance(module, RMSNorm):
+            return SequenceParallelRMSNorm(module, cutter.comm, cutter.made)
+        return SequenceParallelEmbedding(module, cutter.comm, cutter.made)
 
 
 Plan = Mapping[str, ParallelStyle | list[ParallelStyle]]
@@ -219,7 +223,7 @@ def _put(root: Module, name: str, module: Module) -> Module:
 
 
 def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
-    """Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary; see `gpt_all_reduces`.
+    """Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
 
     Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
     reduce-scatters, and 2 all-gathers under purpose `regather`.
@@ -238,4 +242,28 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, Para
     if sp:
         for name in ("h.*.ln_1", "h.*.ln_2", "ln_f", "wpe", "drop", "h.*.attn.resid_dropout", "h.*.mlp.dropout"):
             plan[f"transformer.{name}"] = SequenceParallel()
+    return plan
+
+
+def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+    """Megatron's split of a `Llama`: heads and key-value heads, the inner width, and the vocabulary.
+
+    The three projections of an attention share one f, and the two of an MLP, so the counts are those of `gpt_plan`.
+    """
+    sp = sequence_parallel
+    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
+        "": LossParallel(vocab_size),
+        "model.embed_tokens": VocabParallel(sp),
+        "lm_head": VocabParallel(sp),
+        "model.layers.*.self_attn": [SplitHeads(), PrepareModuleInput(sp)],
+        "model.layers.*.self_attn.[qkv]_proj": ColwiseParallel(copy_input=False),
+        "model.layers.*.self_attn.o_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.mlp": PrepareModuleInput(sp),
+        "model.layers.*.mlp.gate_proj": ColwiseParallel(copy_input=False),
+        "model.layers.*.mlp.up_proj": ColwiseParallel(copy_input=False),
+        "model.layers.*.mlp.down_proj": RowwiseParallel(sequence_parallel=sp),
+    }
+    if sp:
+        for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
+            plan[f"model.{name}"] = SequenceParallel()
     return plan

@@ -12,11 +12,11 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, embedding, layer_norm
+from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.random import Key, current_coordinates, uniform_rows
 from minidist.comm import Comm
-from minidist.nn.layers import Dropout, Embedding, LayerNorm
+from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.module import Module
 from minidist.parallel.tensor.linear import replica_of
 from minidist.parallel.tensor.regions import SEQUENCE, copy_to_tensor_parallel_region, own_part
@@ -34,6 +34,18 @@ class SequenceParallelLayerNorm(Module):
         """(batch, T/t, features) -> the same shape."""
         weight = copy_to_tensor_parallel_region(self.weight, self.comm)
         return layer_norm(x, weight, copy_to_tensor_parallel_region(self.bias, self.comm), self.eps)
+
+
+class SequenceParallelRMSNorm(Module):
+    """RMS norm of this rank's rows; the weight's gradient is summed over `comm` in backward."""
+
+    def __init__(self, whole: RMSNorm, comm: Comm, made: dict[Parameter, Parameter]) -> None:
+        self.comm, self.name, self.eps = comm, whole.name, whole.eps
+        self.weight = replica_of(whole.weight, made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T/t, features) -> the same shape."""
+        return rms_norm(x, copy_to_tensor_parallel_region(self.weight, self.comm), self.eps)
 
 
 class SequenceParallelEmbedding(Module):
