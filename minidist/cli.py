@@ -84,14 +84,15 @@ def train(
 @app.command()
 @takes_config
 def compare(
-    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, eager_bytes: Eager = 0, json_output: Json = False
-) -> None:
+    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
+    json_output: Json = False,
+) -> None:  # fmt: skip
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
     from minidist.train.session import run_comparison
 
     if "reduction" not in given_flags():
         config = config.model_copy(update={"reduction": "ordered"})
-    verdict = run_comparison(config, ranks, timeout, eager_bytes)
+    verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
     if verdict is None:
         return
     if json_output:

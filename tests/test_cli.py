@@ -86,6 +86,16 @@ def test_compare_prints_its_verdict(here, tmp_path):
     assert set(verdict["max_difference"]) == {"loss", "gradients", "weights", "optimizer"}
 
 
+def test_compare_keeps_what_the_loss_picture_needs(here, tmp_path):
+    answer = here("compare", *TINY, "--dp", "2", "--trace", tmp_path / "c.jsonl")
+    assert answer.returncode == 0, answer.stderr
+    _, header = read_traces(tmp_path / "c.jsonl")
+    assert header["losses"] == header["reference_losses"]
+    assert header["max_difference"] == [0.0, 0.0]
+    answer = here("report", tmp_path / "c.jsonl", "--picture", "loss", "-o", tmp_path / "loss.svg")
+    assert answer.returncode == 0, answer.stderr
+
+
 def test_compare_in_the_float_tier_needs_float64(here):
     refused(here("compare", *TINY, "--dp", "2", "--reduction", "ring"), "--precision fp64", "--reduction ordered")
     answer = here("compare", *TINY, "--dp", "2", "--reduction", "ring", "--precision", "fp64", "--json")

@@ -101,12 +101,43 @@ def test_one_rank_is_too_few_for_a_ping_pong():
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("flags", [(), ("--sequence-parallel",)])
-def test_tensor_parallel_gpt(world, flags):
-    code, output = start(world, 2, "tensor_parallel_gpt", *flags)
+def test_zero(world):
+    code, output = start(world, 2, "zero")
     assert code == 0, output
-    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", output)]
-    assert len(losses) == 10
-    assert losses[-1] < losses[0] - 1
-    assert "rank 0 holds 60,736 of 118,528 parameters" in output
-    assert ("regather" in output) == bool(flags)
+    assert output.count("= 0.50 Psi") == 3  # (n-1)/n of: stage 1 gradients and parameters, stage 2 parameters
+    assert output.count("= 1.00 Psi") == 1  # and of two micro-batches' gradients
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_fully_shard(world):
+    code, output = start(world, 2, "fully_shard")
+    assert code == 0, output
+    assert "= 1.00 Psi a step" in output  # (n-1)/n of two gathers
+    assert "= 0.50 Psi a step" in output
+
+
+@pytest.mark.parametrize(
+    ("script", "gid", "artists"),
+    [
+        ("hello.py --ranks 4", "message", 3),
+        ("ring_all_reduce.py --elements 12 --ranks 4", "message", 24),
+        ("ring_exchange.py --way receive_then_send --ranks 4", "circle", 4),
+    ],
+)
+def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
+    """`minidist run SCRIPT --trace t.jsonl; minidist report t.jsonl`, as it stands below the lessons' pictures."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    name, *flags = script.split()
+    minidist = [sys.executable, "-m", "minidist.cli"]
+    trace = tmp_path / "t.jsonl"
+    command = [*minidist, "run", str(ROOT / "mpi_examples" / name), *flags, "--trace", str(trace)]
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    drawn = subprocess.run(
+        [*minidist, "report", str(trace)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    (picture,) = tmp_path.glob("*.svg")
+    assert picture.read_text().count(f'id="{gid}"') == artists

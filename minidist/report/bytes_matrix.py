@@ -32,7 +32,7 @@ def bytes_matrix(
 
     matrix = matrix_of(traces, purpose)
     size = len(matrix)
-    figure = new_figure(max(4.8, min(8, 0.7 * size + 2)), max(4.0, min(7.5, 0.6 * size + 2)))
+    figure = new_figure(max(6.0, min(8, 0.7 * size + 2)), max(4.0, min(7.5, 0.6 * size + 2)))
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("communication", ["#FFFFFF", "#E9C3D6", "#AA3377"])
     image = axes.imshow(matrix, cmap=colours, vmin=0, vmax=max(int(matrix.max()), 1))

@@ -5,6 +5,7 @@ of their own.
 """
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -30,8 +31,7 @@ def new_figure(width: float, height: float) -> "Figure":
 def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
     """Put the legend and the caption below the picture; returns the figure."""
     handles = list(handles)
-    # A long command is broken where one command ends and the next begins.
-    lines = [command] if len(command) < 14 * figure.get_figwidth() else command.replace("; ", ";\n").splitlines()
+    lines = textwrap.wrap(f"drawn by:  {command}", int(15 * figure.get_figwidth()), break_on_hyphens=False)
     columns = min(len(handles), 4) or 1
     height = float(figure.get_figheight())
     caption = CAPTION + 0.12 * (len(lines) - 1)
@@ -51,7 +51,7 @@ def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
             borderaxespad=0,
         )
     style: Style = {"fontsize": 7, "color": "#555555", "family": "monospace", "ha": "center"}
-    figure.text(0.5, 0.3 * CAPTION / height, "drawn by:  " + "\n".join(lines), **style)
+    figure.text(0.5, 0.3 * CAPTION / height, "\n".join(lines), **style)
     return figure
 
 

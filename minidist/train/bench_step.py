@@ -8,6 +8,7 @@ imported only here, and only when a comparison is asked for.
 """
 
 import gc
+import importlib.util
 import os
 import platform
 import resource
@@ -15,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,7 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.process import tune_process
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig, Module
+from minidist.optim import AdamW
 
 Step = Callable[[], float]  # one training step; returns the loss
 
@@ -72,13 +73,13 @@ def own_step(case: StepCase, model: Module) -> Step:
     """A closure that trains `model` by one step of AdamW on the case's batch."""
     inputs, targets = make_batch(case)
     flat = FlatParameters(model.parameters())
-    optimizer = _adamw(flat)
+    optimizer = AdamW(flat, lr=1e-3, weight_decay=0.01)
 
     def step() -> float:
         flat.zero_grad()
         loss = cross_entropy(model(Tensor(inputs)), targets) if case.config is None else model(inputs, targets)
         loss.backward()
-        optimizer()
+        optimizer.step()
         return loss.item()
 
     return step
@@ -191,49 +192,6 @@ def torch_twin(case: StepCase, model: Module, dtype: Any = None) -> Any:
     return twin
 
 
-def _adamw(flat: FlatParameters) -> Callable[[], None]:
-    """AdamW over the flat parameters, lr 1e-3, weight decay 0.01."""
-    optimizers = import_module("minidist.optim")
-    if not hasattr(optimizers, "AdamW"):
-        return _blocked_adamw(flat, 1e-3, 0.9, 0.999, 1e-8, 0.01)
-    return optimizers.AdamW(flat, lr=1e-3, weight_decay=0.01).step
-
-
-def _blocked_adamw(
-    flat: FlatParameters, lr: float, beta1: float, beta2: float, eps: float, decay: float
-) -> Callable[[], None]:
-    m, v = np.zeros_like(flat.data), np.zeros_like(flat.data)
-    block = 64 * 1024
-    count = 0
-    scratch = np.empty(block, flat.dtype)
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        data, grad = flat.data, flat.grad
-        scale, root = lr / (1 - beta1**count), (1 - beta2**count) ** 0.5
-        for i in range(0, data.size, block):
-            p, g, a, b = data[i : i + block], grad[i : i + block], m[i : i + block], v[i : i + block]
-            t = scratch[: p.size]
-            p *= 1 - lr * decay
-            a *= beta1
-            np.multiply(g, 1 - beta1, out=t)
-            a += t
-            b *= beta2
-            np.multiply(g, g, out=t)
-            t *= 1 - beta2
-            b += t
-            np.sqrt(b, out=t)
-            t *= 1 / root
-            t += eps
-            np.divide(a, t, out=t)
-            t *= scale
-            p -= t
-        flat.updated()
-
-    return step
-
-
 def environment(with_torch: bool = True) -> dict[str, Any]:
     """What decides a timing: processor, thread counts, BLAS libraries and the kernels that they chose."""
     import threadpoolctl
@@ -261,47 +219,56 @@ def environment(with_torch: bool = True) -> dict[str, Any]:
 def compare_case(case: StepCase, rounds: int = 8, checked_steps: int = 3, tolerance: float = 2e-4) -> dict[str, Any]:
     """Time one case; {name, ratio, median_s, torch_median_s, best_ratio, rounds, target, faults_per_step, losses}.
 
+    Without torch there is no other side: ratio, torch_median_s and best_ratio are None.
+
     The losses of the first `checked_steps` steps must agree to `tolerance` (they warm both sides up, too); otherwise
     MinidistError, and no ratio.
     """
     model = make_model(case)
-    theirs, ours = torch_step(case, model), own_step(case, model)
-    losses = [(ours(), theirs()) for _ in range(checked_steps)]
-    for i, (a, b) in enumerate(losses):
-        if not abs(a - b) <= tolerance * max(1, abs(b)):
+    sides = {"own": own_step(case, model)}
+    if importlib.util.find_spec("torch") is not None:
+        sides = {"own": sides["own"], "torch": torch_step(case, make_model(case))}
+    losses = [tuple(step() for step in sides.values()) for _ in range(checked_steps)]
+    for i, values in enumerate(losses):
+        if not all(abs(value - values[0]) <= tolerance * max(1, abs(value)) for value in values):
             raise MinidistError(
-                f"bench step {case.name}: the loss of step {i} is {a}, PyTorch's is {b}; no ratio is given"
+                f"bench step {case.name}: the loss of step {i} is {values[0]}, PyTorch's is {values[1]}; no ratio is given"
             )
-    times: list[tuple[float, float]] = []
-    faults = 0
-    gc.collect()
-    gc.disable()
-    try:
-        for round_number in range(rounds):
-            pair = {}
-            order = (("own", ours), ("torch", theirs))
-            for side, step in order if round_number % 2 == 0 else order[::-1]:
-                step()
-                before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
-                for _ in range(case.steps):
-                    step()
-                pair[side] = (time.perf_counter() - start) / case.steps
-                if side == "own":
-                    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-            times.append((pair["own"], pair["torch"]))
-    finally:
-        gc.enable()
+    times, faults = _interleave(sides, case.steps, rounds)
+    own, other = times["own"], times.get("torch")
     return {
         "name": case.name,
-        "ratio": statistics.median(a / b for a, b in times),
-        "median_s": statistics.median(a for a, _ in times),
-        "torch_median_s": statistics.median(b for _, b in times),
-        "best_ratio": min(a for a, _ in times) / min(b for _, b in times),
+        "ratio": statistics.median(a / b for a, b in zip(own, other, strict=True)) if other else None,
+        "median_s": statistics.median(own),
+        "torch_median_s": statistics.median(other) if other else None,
+        "best_ratio": min(own) / min(other) if other else None,
         "rounds": rounds,
         "target": case.target,
         "faults_per_step": faults / case.steps,
         "losses": losses,
     }
+
+
+def _interleave(sides: dict[str, Step], steps: int, rounds: int) -> tuple[dict[str, list[float]], int]:
+    """Seconds a step of each side in each round, and the minor page faults of our last round."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    faults = 0
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+                step = sides[side]
+                step()
+                before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+                for _ in range(steps):
+                    step()
+                times[side].append((time.perf_counter() - start) / steps)
+                if side == "own":
+                    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    finally:
+        gc.enable()
+    return times, faults
 
 
 def tape_microseconds(count: int = 2000, repeats: int = 9) -> dict[str, float]:
@@ -338,7 +305,8 @@ def bench_step(names: list[str] | None = None, rounds: int = 8) -> dict[str, Any
         raise UsageError(f"bench step: {rounds} rounds are too few for a median of ratios; use at least 6")
     tuned = tune_process()
     results = list(rows(names, rounds))
-    return {"environment": {**environment(), "process": tuned}, "rows": results, "tape": tape_microseconds()}
+    with_torch = importlib.util.find_spec("torch") is not None
+    return {"environment": {**environment(with_torch), "process": tuned, "tape": tape_microseconds()}, "rows": results}
 
 
 if __name__ == "__main__":

@@ -37,8 +37,12 @@ class Comparison:
     tensors: int = 0
     steps: int = 0
     ranks: int = 0
+    losses: list[float] = field(default_factory=list)
+    reference_losses: list[float] = field(default_factory=list)
+    weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, a step
 
     def as_dict(self) -> dict[str, object]:
+        """What `--json` prints."""
         return asdict(self)
 
     def sentence(self) -> str:
@@ -54,22 +58,10 @@ class Comparison:
 
 
 def snapshot(state: StepState) -> Snapshot:
-    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name."""
-    job = state.job
-    optimizer = {
-        f"{name}.{key}": np.array(array) for name, arrays in job.optimizer.state.items() for key, array in arrays.items()
-    }
-    optimizer["step_count"] = np.array(job.optimizer.step_count)
-    return {
-        "loss": {"loss": np.array(state.loss)},
-        "gradients": {p.name: _gradient(p) for p in job.flat.parameters if p.requires_grad},
-        "weights": {p.name: np.array(p.data) for p in job.flat.parameters},
-        "optimizer": optimizer,
-    }
-
-
-def _gradient(parameter) -> Array:  # type: ignore[no-untyped-def]
-    return np.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else np.array(parameter.grad)
+    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name. All ranks call it."""
+    tensors = state.strategy.tensors()
+    tensors["optimizer"]["step_count"] = np.array(state.strategy.optimizer.step_count)
+    return {"loss": {"loss": np.array(state.loss)}, **tensors}
 
 
 class Judge:
@@ -81,6 +73,9 @@ class Judge:
 
     def __call__(self, state: StepState) -> None:
         self.verdict.steps = state.step + 1
+        self.verdict.losses.append(state.loss)
+        self.verdict.reference_losses.append(float(self.expected[state.step]["loss"]["loss"]))
+        self.verdict.weight_differences.append(0.0)
         for kind, tensors in snapshot(state).items():
             expected = self.expected[state.step][kind]
             self._same_names(kind, tensors, expected, state)
@@ -101,6 +96,8 @@ class Judge:
         same = np.array_equal(actual, expected, equal_nan=True)
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
         verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
+        if kind == "weights":
+            verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
         if same:
             return
         scale = max(1.0, float(np.max(np.abs(expected)))) if kind in ("loss", "weights") else largest
@@ -150,6 +147,7 @@ def _worst(comm: Comm, mine: Comparison) -> Comparison:
         differing = [v for v in verdicts if not v.equal]
         worst = differing[0] if differing else verdicts[0]
         worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}
+        worst.weight_differences = [max(step) for step in zip(*(v.weight_differences for v in verdicts), strict=True)]
         worst.tensors, worst.ranks = sum(v.tensors for v in verdicts), comm.size
         for rank in range(1, comm.size):
             comm.send_object(worst, rank)

@@ -90,7 +90,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
-    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize)
+    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
@@ -101,7 +101,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     )  # fmt: skip
 
 
-def run_comparison(config: TrainConfig, ranks: int | None, timeout: float, eager_bytes: int = 0) -> Comparison | None:
+def run_comparison(
+    config: TrainConfig, ranks: int | None, timeout: float, eager_bytes: int = 0, trace: Path | None = None, command: str = ""
+) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
     tier_of(config)
@@ -110,4 +112,10 @@ def run_comparison(config: TrainConfig, ranks: int | None, timeout: float, eager
     outcome = execute(
         compare_rank, config, expected, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
     )
-    return outcome.results[0] if outcome.is_root else None
+    if not outcome.is_root:
+        return None
+    verdict: Comparison = outcome.results[0]
+    if trace is not None:
+        header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command}
+        write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
+    return verdict

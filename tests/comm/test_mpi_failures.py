@@ -1,4 +1,4 @@
-"""What happens under a real mpiexec when a program is wrong: it ends, soon, with a nonzero code, and says who and where.
+"""Wrong programs under a real mpiexec: they end, soon, with a nonzero code, and say who and where.
 
 Each test writes a program, starts it as a user would (`mpiexec -n 3 python program.py`) and reads what it printed.
 """
@@ -230,7 +230,7 @@ def test_a_rank_that_raises_ends_the_job_under_plain_python(run, where):
 def wrong():
     raise KeyError("lost")
 def main(comm):
-    print("printed before", comm.rank)
+    print(f"printed before {{comm.rank}}\\n", end="")
     if comm.rank == 1:
         {call}
     comm.barrier()
@@ -304,7 +304,7 @@ def test_a_request_that_nobody_waited_for(run, what):
 def test_a_launcher_of_another_library_is_refused(run):
     """Every process would be rank 0 of 1, and everything would pass."""
     code, output = run("\ndef main(comm):\n    pass\n", 1, launcher=False, environment={"OMPI_COMM_WORLD_SIZE": "4"})
-    assert code == 1
+    assert code == 2
     assert "the launcher started 4 processes but" in output, output
     assert "sees 1" in output
 

@@ -1,5 +1,7 @@
 """The checker: smallest counterexamples, endless programs, par from our own solution, and the leg under mpiexec."""
 
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -207,3 +209,17 @@ def test_expect_demands_that_very_exception(capsys):
         pass
     with pytest.raises(AssertionError, match="got MismatchError"), expect(DeadlockError):
         raise MismatchError("other")
+
+
+def test_importing_lessons_and_pictures_is_light():
+    program = "import minidist.lesson, minidist.report, sys; print(*sys.modules)"
+    path = os.pathsep.join(sys.path)
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    heavy = {"matplotlib", "jupytext", "nbclient", "nbformat", "IPython", "mpi4py"}
+    assert not heavy & set(process.stdout.split())
