@@ -100,6 +100,11 @@ class Transformer(Module):
         length, known = tokens.shape[1], self.wpe.weight.shape[0]
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
+        if positions is not None and self.drop.p and self.training:
+            raise UsageError(
+                f"dropout {self.drop.p} with positions given: a mask is drawn for whole rows, and a part of the sequence "
+                "would get another one than on one device; train with dropout 0"
+            )
         return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:

@@ -22,10 +22,10 @@ def text(step, batch, length, vocabulary):
     return words[:, :-1], words[:, 1:]
 
 
-def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None):
+def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, flat=None):
     """Snapshots {kind: {name: whole array}} of every step. loss_of(model, step): the loss tensor. mesh: where tiles are
-    gathered. synchronize(flat): what a data axis adds after backward."""
-    flat = FlatParameters(model.parameters())
+    gathered. synchronize(flat, loss): the loss of all ranks. flat: of the model, when it has one."""
+    flat = flat or FlatParameters(model.parameters())
     optimizer = OPTIMIZERS[optimizer](flat)
     layouts = {p.name: (p.layout, p.shape) for p in flat.parameters}
 
