@@ -199,6 +199,67 @@ def own_divisor(comm, gradient, count):
     return all_reduce(comm, weighted) / max(count, 1)
 
 
+def out_of_order(comm, backward, uses, buckets, launch):
+    left, works = list(uses), {}
+    for parameter in backward:
+        left[parameter] -= 1
+        for b in range(len(buckets)):
+            if b not in works and not any(left[p] for p in buckets[b]):
+                works[b] = launch(b)
+    for b in range(len(buckets)):
+        if b not in works:
+            works[b] = launch(b)
+    for work in works.values():
+        work.wait()
+
+
+def at_the_first_contribution(comm, backward, uses, buckets, launch):
+    missing, works = [{p for p in bucket if uses[p]} for bucket in buckets], []
+    for parameter in backward:
+        for waiting in missing:
+            waiting.discard(parameter)
+        while len(works) < len(buckets) and not missing[len(works)]:
+            works.append(launch(len(works)))
+    while len(works) < len(buckets):
+        works.append(launch(len(works)))
+    for work in works:
+        work.wait()
+
+
+def unused_never_come(comm, backward, uses, buckets, launch):
+    left, works = [max(count, 1) for count in uses], []
+    for parameter in backward:
+        left[parameter] -= 1
+        while len(works) < len(buckets) and not any(left[p] for p in buckets[len(works)]):
+            works.append(launch(len(works)))
+    for work in works:
+        work.wait()
+
+
+def all_at_the_end(comm, backward, uses, buckets, launch):
+    list(backward)
+    for work in [launch(b) for b in range(len(buckets))]:
+        work.wait()
+
+
+def never_waits(comm, backward, uses, buckets, launch):
+    list(backward)
+    for b in range(len(buckets)):
+        launch(b)
+
+
+def unused_at_the_end(comm, backward, uses, buckets, launch):
+    left, works = [max(count, 1) for count in uses], []
+    for parameter in backward:
+        left[parameter] -= 1
+        while len(works) < len(buckets) and not any(left[p] for p in buckets[len(works)]):
+            works.append(launch(len(works)))
+    while len(works) < len(buckets):
+        works.append(launch(len(works)))
+    for work in works:
+        work.wait()
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -228,6 +289,12 @@ WRONG = [
     ("06.weighted_average", divided_by_ranks, "not by the number of ranks"),
     ("06.weighted_average", nan_from_nothing, "0 * nan"),
     ("06.weighted_average", own_divisor, "different averages"),
+    ("07.bucketed_reducer", out_of_order, "the order of their index"),
+    ("07.bucketed_reducer", at_the_first_contribution, "contributes twice"),
+    ("07.bucketed_reducer", unused_never_come, "must leave all the same"),
+    ("07.bucketed_reducer", unused_at_the_end, "holds up all buckets behind it"),
+    ("07.bucketed_reducer", all_at_the_end, "leave late"),
+    ("07.bucketed_reducer", never_waits, "nobody waited"),
 ]
 
 
