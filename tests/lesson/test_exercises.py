@@ -63,6 +63,60 @@ def forgotten_target(logits, targets):
     return solution("01.cross_entropy_backward")(logits, targets) + np.eye(5)[targets] / len(targets)
 
 
+def forward_keeping(layers, x):
+    kept = [x]
+    for layer in layers:
+        kept.append(layer.forward(kept[-1]))
+    return kept
+
+
+def updates_at_the_end(layers, x, loss_gradient):
+    kept, gradients = forward_keeping(layers, x), []
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        gradients.append(layer.weight_gradient(kept.pop(), g))
+        g = layer.input_gradient(g)
+    for layer, gradient in zip(reversed(layers), gradients, strict=True):
+        layer.update(gradient)
+
+
+def keeps_the_list(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept[-1])
+    for i in reversed(range(len(layers))):
+        gradient = layers[i].weight_gradient(kept[i], g)
+        g = layers[i].input_gradient(g) if i else None
+        layers[i].update(gradient)
+        del gradient
+
+
+def updates_too_early(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        layer.update(layer.weight_gradient(kept.pop(), g))
+        g = layer.input_gradient(g)
+
+
+def input_gradient_first(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        below = layer.input_gradient(g) if kept[1:] else None
+        layer.update(layer.weight_gradient(kept.pop(), g))
+        g = below
+        del below
+
+
+def forgets_a_name(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        gradient = layer.weight_gradient(kept.pop(), g)
+        g = layer.input_gradient(g) if kept else None
+        layer.update(gradient)
+
+
 def neighbours(comm):
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
@@ -271,6 +325,11 @@ WRONG = [
     ("01.cross_entropy_backward", times_rows, "mean over rows"),
     ("01.cross_entropy_backward", forgotten_target, "minus 1 at the target"),
     ("01.cross_entropy_backward", overflowing, "maximum"),
+    ("02.free_in_order", updates_at_the_end, "two weight gradients"),
+    ("02.free_in_order", forgets_a_name, "two weight gradients"),
+    ("02.free_in_order", keeps_the_list, "after their last use"),
+    ("02.free_in_order", input_gradient_first, "need not be alive"),
+    ("02.free_in_order", updates_too_early, "the weight that forward used"),
     ("03.by_order", all_send_first, "may block"),
     ("03.by_order", all_receive_first, "nobody has sent"),
     ("03.by_order", alone_forgotten, "cannot receive while"),
