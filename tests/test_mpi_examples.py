@@ -100,6 +100,22 @@ def test_one_rank_is_too_few_for_a_ping_pong():
     assert "--ranks 2" in output
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_zero(world):
+    code, output = start(world, 2, "zero")
+    assert code == 0, output
+    assert output.count("= 0.50 Psi") == 3  # (n-1)/n of: stage 1 gradients and parameters, stage 2 parameters
+    assert output.count("= 1.00 Psi") == 1  # and of two micro-batches' gradients
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_fully_shard(world):
+    code, output = start(world, 2, "fully_shard")
+    assert code == 0, output
+    assert "= 1.00 Psi a step" in output  # (n-1)/n of two gathers
+    assert "= 0.50 Psi a step" in output
+
+
 @pytest.mark.parametrize(
     ("script", "gid", "artists"),
     [

@@ -196,7 +196,7 @@ class Parameter(Tensor):
             if self.flat is None:
                 self._grad = track(xp.empty(self._shape, self._dtype, self._data), "gradient")
             else:
-                self.flat.make_grad()  # binds the buffers of all its parameters
+                self.flat.make_grad_of(self)  # binds the buffers of its neighbours too
         return self._grad
 
     def _check(self, value: xp.Array) -> xp.Array:

@@ -12,6 +12,7 @@ bits of the result. Here every rank sends chunk j straight to rank j, which hold
 import numpy as np
 
 from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.memory import track
 from minidist.collectives import ring
 from minidist.collectives.operations import accumulate, divide_if_average
 from minidist.collectives.registry import algorithm
@@ -27,7 +28,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     """
     n, rank = comm.size, comm.rank
     flat, start = array.reshape(-1), offsets(sizes)
-    contributions = [np.empty_like(out) if other != rank else flat[start[rank] : start[rank + 1]] for other in range(n)]
+    contributions = [track(np.empty_like(out), "communication") if other != rank else flat[start[rank] : start[rank + 1]] for other in range(n)]
     sources = [(rank - distance) % n for distance in range(1, n)]
     receives = [comm.irecv(contributions[source], source) for source in sources]
     targets = [(rank + distance) % n for distance in range(1, n)]

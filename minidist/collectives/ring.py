@@ -16,6 +16,7 @@ Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
 import numpy as np
 
 from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.memory import track
 from minidist.collectives.operations import accumulate, divide_if_average
 from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
@@ -31,7 +32,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     for step in range(1, n):
         chunk = (rank - 1 - step) % n
         mine = flat[start[chunk] : start[chunk + 1]]
-        incoming = out if chunk == rank else np.empty_like(mine)
+        incoming = out if chunk == rank else track(np.empty_like(mine), "communication")
         comm.sendrecv(travelling, (rank + 1) % n, incoming, (rank - 1) % n)
         accumulate(op, incoming, mine)
         travelling = incoming
@@ -65,7 +66,7 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
     start = offsets(sizes)
     chunks = [flat[start[j] : start[j + 1]] for j in range(n)]
-    arrived = np.empty_like(flat, shape=(sizes[0],))  # chunk 0 is a largest one
+    arrived = track(np.empty_like(flat, shape=(sizes[0],)), "communication")  # chunk 0 is a largest one
     for step in range(1, n):
         leaving, growing = (rank - step) % n, (rank - step - 1) % n
         incoming = arrived[: sizes[growing]]

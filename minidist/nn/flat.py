@@ -5,7 +5,7 @@ Optimizers, clipping, collectives, shards and checkpoints all work on slices of 
 parameters are `bind` and `release` and nothing else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError
 from minidist.base import arrays as xp
@@ -39,6 +39,8 @@ class FlatParameters:
         self.numel = self.offsets[-1]
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
+        # When set, it gives a parameter its gradient buffer, and no buffer for all is made (ZeRO-2: one for each bucket).
+        self.gradient_maker: Callable[[Parameter], None] | None = None
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
         self._data: xp.Array | None = None
         self._grad: xp.Array | None = None
@@ -123,6 +125,13 @@ class FlatParameters:
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
             parameter._grad = self._grad[start:end].reshape(parameter.shape)
         return self._grad
+
+    def make_grad_of(self, parameter: Parameter) -> None:
+        """Give `parameter` a gradient buffer, before its first contribution."""
+        if self.gradient_maker is not None:
+            self.gradient_maker(parameter)
+        else:
+            self.make_grad()
 
     def zero_grad(self) -> None:
         """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got

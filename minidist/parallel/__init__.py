@@ -1,6 +1,12 @@
 """Strategies: each stands on both pillars, the engine that computes and the communicator that sends."""
 
 from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.parallel.gradients import Bucket, GradientReducer
+from minidist.parallel.shards import Shard, clip_shards_, gather_tensors
+from minidist.parallel.zero import ZeroOptimizer
 
-__all__ = ["Bucket", "DistributedDataParallel", "GradientReducer"]
+__all__ = [
+    "Bucket", "DistributedDataParallel", "GradientReducer", "Shard", "ZeroOptimizer", "clip_shards_", "fully_shard",
+    "gather_tensors", "sharded_parameters", "shards_of",
+]  # fmt: skip

@@ -143,11 +143,15 @@ class GradientReducer:
             for parameter in missing:
                 parameter.zero_fill()
             self.launch(bucket)
+        self.wait()
+        self._begin()
+
+    def wait(self) -> None:
+        """Wait for every bucket that was launched, and put the sums where they belong."""
         for work in self.works:
             work.wait()
         self.flat.add_settled()
         self.reduced = True
-        self._begin()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)  # type: ignore[return-value]

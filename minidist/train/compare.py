@@ -58,22 +58,10 @@ class Comparison:
 
 
 def snapshot(state: StepState) -> Snapshot:
-    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name."""
-    job = state.job
-    optimizer = {
-        f"{name}.{key}": np.array(array) for name, arrays in job.optimizer.state.items() for key, array in arrays.items()
-    }
-    optimizer["step_count"] = np.array(job.optimizer.step_count)
-    return {
-        "loss": {"loss": np.array(state.loss)},
-        "gradients": {p.name: _gradient(p) for p in job.flat.parameters if p.requires_grad},
-        "weights": {p.name: np.array(p.data) for p in job.flat.parameters},
-        "optimizer": optimizer,
-    }
-
-
-def _gradient(parameter) -> Array:  # type: ignore[no-untyped-def]
-    return np.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else np.array(parameter.grad)
+    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name. All ranks call it."""
+    tensors = state.strategy.tensors()
+    tensors["optimizer"]["step_count"] = np.array(state.strategy.optimizer.step_count)
+    return {"loss": {"loss": np.array(state.loss)}, **tensors}
 
 
 class Judge:

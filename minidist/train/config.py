@@ -39,6 +39,9 @@ class TrainConfig(BaseModel):
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
+    zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
+    reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
+    prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
     precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 or fp64")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 

@@ -40,7 +40,7 @@ def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
 
     def observe(state: StepState) -> None:
         if state.step == config.steps - 1:
-            last.append(digest(state.job))
+            last.append(digest(state.strategy))
 
     return reference(config, resolve_batches(config, ranks), [observe]), last[0]
 

@@ -12,7 +12,6 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Module
-from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.train.config import Batches, TrainConfig
@@ -22,13 +21,12 @@ DTYPES = {"fp32": xp.float32, "fp64": xp.float64}
 
 @dataclass
 class Job:
-    """One rank's (or the reference's) model, with its flat parameters, optimizer and sampler."""
+    """One rank's (or the reference's) model and data; a strategy adds flat parameters and the optimizer."""
 
     config: TrainConfig
     batches: Batches
     model: Module
-    flat: FlatParameters
-    optimizer: Optimizer
+    dtype: Any
     schedule: Any  # step -> factor of the learning rate
     sampler: GlobalBatchSampler
 
@@ -37,7 +35,7 @@ class Job:
         first = number * self.batches.micro_batch
         inputs, targets = self.sampler.batch(step, first, self.batches.micro_batch)
         divisor = float(self.batches.global_batch * (self.config.context if self.config.model == "gpt" else 1))
-        outputs = (model or self.model)(as_input(inputs, self.flat.dtype))
+        outputs = (model or self.model)(as_input(inputs, self.dtype))
         return cross_entropy(outputs, targets, divisor)
 
 
@@ -51,8 +49,7 @@ def build(config: TrainConfig, batches: Batches) -> Job:
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     model = _model(config, dataset)
-    flat = FlatParameters(model.parameters())
-    return Job(config, batches, model, flat, _optimizer(config, flat), _schedule(config), sampler)
+    return Job(config, batches, model, DTYPES[config.precision], _schedule(config), sampler)
 
 
 def check(config: TrainConfig) -> None:
@@ -85,19 +82,18 @@ def _model(config: TrainConfig, dataset: Any) -> Module:
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
 
 
-def _optimizer(config: TrainConfig, flat: FlatParameters) -> Optimizer:
-    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    match config.optimizer:
-        case "sgd":
-            return SGD(flat, momentum=config.momentum, **shared)
-        case "adagrad":
-            return Adagrad(flat, **shared)
-        case "rmsprop":
-            return RMSProp(flat, momentum=config.momentum, **shared)
-        case "adam":
-            return Adam(flat, **shared)
-        case "adamw":
-            return AdamW(flat, **shared)
+def optimizer_class(config: TrainConfig) -> tuple[Any, dict[str, Any]]:
+    """The optimizer's class and its settings."""
+    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer in ("sgd", "rmsprop"):
+        settings["momentum"] = config.momentum
+    return {"sgd": SGD, "adagrad": Adagrad, "rmsprop": RMSProp, "adam": Adam, "adamw": AdamW}[config.optimizer], settings
+
+
+def make_optimizer(config: TrainConfig, parameters: Any) -> Optimizer:
+    """The optimizer on a FlatParameters or on slices."""
+    kind, settings = optimizer_class(config)
+    return kind(parameters, **settings)  # type: ignore[no-any-return]
 
 
 def _schedule(config: TrainConfig) -> Any:

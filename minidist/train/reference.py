@@ -14,19 +14,26 @@ from minidist.base.layout import GradientOrder
 from minidist.base.random import batch_coordinates
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import Job, build
+from minidist.train.strategies import OneDevice
 from minidist.train.trainer import Observer, StepState, finish_step
 
 Contributions = dict[Parameter, list[Array]]
 
 
+def reduces_each(config: TrainConfig) -> bool:
+    """Is every micro-batch summed over the ranks before it is added to those before it?"""
+    return config.synchronize_each or config.zero >= 2
+
+
 def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
     """The order in which the layout of `config` adds contributions."""
-    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), config.synchronize_each)
+    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), reduces_each(config))
 
 
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing."""
     job, order = build(config, batches), declared_order(config, batches)
+    device = OneDevice(job)
     losses = []
     for step in range(config.steps):
         loss, contributions = 0.0, []
@@ -34,11 +41,11 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
             value, caught = _one_micro_batch(job, step, number)
             loss += value
             contributions.append(caught)
-        _add(job, contributions, order)
+        _add(device, contributions, order)
         losses.append(loss)
-        finish_step(job, step, loss)
+        finish_step(job, device, step, loss)
         for observer in observers:
-            observer(StepState(0, step, loss, job))
+            observer(StepState(0, step, loss, job, device))
     return losses
 
 
@@ -54,9 +61,9 @@ def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contribut
     return loss.item(), caught
 
 
-def _add(job: Job, contributions: list[Contributions], order: GradientOrder) -> None:
-    job.flat.zero_grad()
-    for parameter in job.flat.parameters:
+def _add(device: OneDevice, contributions: list[Contributions], order: GradientOrder) -> None:
+    device.flat.zero_grad()
+    for parameter in device.flat.parameters:
         total = add_in_order([c.get(parameter, []) for c in contributions], order)
         if total is not None:
             parameter.grad = total

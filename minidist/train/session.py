@@ -90,7 +90,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
-    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize)
+    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }

@@ -23,10 +23,9 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.optim import clip_grad_norm_
-from minidist.parallel import DistributedDataParallel
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
+from minidist.train.strategies import OneDevice, make_strategy
 
 
 class NonFiniteError(MinidistError):
@@ -43,6 +42,7 @@ class StepState:
     step: int
     loss: float
     job: Job
+    strategy: OneDevice
 
 
 Observer = Callable[[StepState], None]
@@ -59,48 +59,49 @@ class TrainResult:
     elements: int
     itemsize: int
     bucket_sizes: list[int]
+    unit_sizes: list[int]
     digest: str
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
-    """Train with data parallelism over all ranks of `comm`.
+    """Train with data parallelism over all ranks of `comm`, with `config.zero` sharded.
 
-    Each rank sends, per step, 2 (n-1)/n of the gradient's bytes (purpose gradient_reduce) and its micro-batches' losses
-    (8 B each, purpose metrics); at the start rank 0 sends the weights (purpose startup).
+    What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
+    purpose metrics), and at the start rank 0 sends the weights (purpose startup).
     """
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
         job = build(config, batches)
-        model = DistributedDataParallel(
-            job.model, comm, reduction="sum", flat=job.flat, algorithm=config.reduction, bucket_cap_mb=config.bucket_cap_mb
-        )
+        strategy = make_strategy(job, comm)
         losses: list[float] = []
         for step in range(config.steps):
-            job.flat.zero_grad()
-            mine = _accumulate(comm, model, job, step, meter)
+            strategy.zero_grad()
+            mine = _accumulate(comm, strategy, job, step, meter)
             losses.append(global_loss(comm, mine))
-            finish_step(job, step, losses[-1])
+            finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
             for observer in observers:
-                observer(StepState(comm.rank, step, losses[-1], job))
-        sizes = [bucket.slice.stop - bucket.slice.start for bucket in model.reducer.buckets]
-        flat = job.flat
+                observer(StepState(comm.rank, step, losses[-1], job, strategy))
+        units = strategy.unit_sizes()
         return TrainResult(
-            comm.rank, losses, account.peak, dict(account.at_peak), flat.padded_numel, flat.dtype.itemsize, sizes, digest(job)
-        )
+            comm.rank, losses, account.peak, dict(account.at_peak), sum(units), np.dtype(job.dtype).itemsize,
+            strategy.bucket_sizes(), units, digest(strategy),
+        )  # fmt: skip
 
 
-def digest(job: Job) -> str:
-    """A fingerprint of the weights and the optimizer state: equal digests, equal bits."""
-    result = hashlib.sha256(np.ascontiguousarray(job.flat.data).tobytes())
-    for name, arrays in sorted(job.optimizer.state.items()):
+def digest(strategy: OneDevice) -> str:
+    """A fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
+    result = hashlib.sha256()
+    for _, array in sorted(strategy.local_arrays().items()):
+        result.update(np.ascontiguousarray(array).tobytes())
+    for name, arrays in sorted(strategy.optimizer.state.items()):
         for key, array in sorted(arrays.items()):
             result.update(f"{name}.{key}".encode() + np.ascontiguousarray(array).tobytes())
     return result.hexdigest()
 
 
-def _accumulate(comm: Comm, model: DistributedDataParallel, job: Job, step: int, meter: Meter) -> list[float]:
+def _accumulate(comm: Comm, strategy: OneDevice, job: Job, step: int, meter: Meter) -> list[float]:
     """1: gradients of this rank's micro-batches, summed over them and over the ranks. Returns the micro-batches' losses."""
     config, k = job.config, job.batches.accumulation
     losses = []
@@ -109,9 +110,9 @@ def _accumulate(comm: Comm, model: DistributedDataParallel, job: Job, step: int,
         last = i == k - 1
         with (
             batch_coordinates(step, number * job.batches.micro_batch, config.seed),
-            nullcontext() if last or config.synchronize_each else model.no_sync(),
+            nullcontext() if last or config.synchronize_each else strategy.no_sync(),
         ):
-            loss = job.loss(step, number, model)
+            loss = job.loss(step, number, strategy.model)
             comm.compute(meter.take(), name="forward")
             loss.backward()
             comm.compute(meter.take(), name="backward")
@@ -129,21 +130,22 @@ def global_loss(comm: Comm, mine: list[float]) -> float:
     return total
 
 
-def finish_step(job: Job, step: int, loss: float) -> None:
+def finish_step(job: Job, strategy: OneDevice, step: int, loss: float) -> None:
     """3: the same on every rank and on one device."""
     if not math.isfinite(loss):
-        raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(job)}; lower --lr or clip the gradient (--clip 1)")
+        raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient (--clip 1)")
     if job.config.clip is not None:
-        clip_grad_norm_(job.flat, job.config.clip)
-    job.optimizer.lr_factor = job.schedule(step)
-    job.optimizer.step()
+        strategy.clip(job.config.clip)
+    strategy.optimizer.lr_factor = job.schedule(step)
+    strategy.step()
 
 
-def _first_non_finite(job: Job) -> str:
-    for parameter in job.flat.parameters:
-        if not np.isfinite(parameter.data).all():
-            return f"the first parameter with a value that is not finite is {parameter.name!r}"
-    for parameter in job.flat.parameters:
-        if parameter.grad is not None and not np.isfinite(parameter.grad).all():
-            return f"all parameters are finite, the first gradient that is not is that of {parameter.name!r}"
+def _first_non_finite(strategy: OneDevice) -> str:
+    tensors = strategy.tensors()
+    for name, array in tensors["weights"].items():
+        if not np.isfinite(array).all():
+            return f"the first parameter with a value that is not finite is {name!r}"
+    for name, array in tensors["gradients"].items():
+        if not np.isfinite(array).all():
+            return f"all parameters are finite, the first gradient that is not is that of {name!r}"
     return "all parameters and gradients are finite, so it comes from the data or the loss"

@@ -1,4 +1,4 @@
-"""What happens under a real mpiexec when a program is wrong: it ends, soon, with a nonzero code, and says who and where.
+"""Wrong programs under a real mpiexec: they end, soon, with a nonzero code, and say who and where.
 
 Each test writes a program, starts it as a user would (`mpiexec -n 3 python program.py`) and reads what it printed.
 """

@@ -814,3 +814,15 @@ def test_a_world_inside_a_rank_of_a_world():
         return result
 
     assert SimWorld(2).run(outer) == [[3, 3, 3]] * 2
+
+
+def test_a_failing_property_ends():
+    """A run must leave the interpreter as it was: hypothesis traces lines after a failure, and once hung there."""
+
+    @given(st.integers(0, 100))
+    def check(n):
+        SimWorld(2).run(lambda comm: comm.barrier())
+        assert n < 5
+
+    with pytest.raises(AssertionError):
+        check()

@@ -1,0 +1,167 @@
+"""One rank's part of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors again.
+
+    flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding lies at the end and holds zeros
+
+A shard begins at a multiple of `alignment` elements. With 1,024, the block of the gradient norm, no block crosses from
+one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from minidist.autograd import Parameter
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.memory import track
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.nn.flat import FlatParameters
+from minidist.optim import (
+    NORM_BLOCK,
+    FlatSlice,
+    Optimizer,
+    block_square_sums,
+    clip_coefficient,
+    flat_slices,
+    norm_from_blocks,
+)
+
+
+def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
+    """Flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
+    if alignment < 1:
+        raise UsageError(f"alignment is {alignment}; shards begin at multiples of it, so it must be at least 1")
+    return FlatParameters(parameters, pad_to=comm.size * alignment)
+
+
+class Shard:
+    """Elements [start, stop) of `flat`, the part that rank `comm.rank` updates.
+
+    data: the values, 1-D: a view of the whole flat array, or an array of its own while the whole is released (ZeRO-3).
+    grad: the gradient summed over ranks, or None before the first one since `zero_grad`.
+    """
+
+    def __init__(self, flat: FlatParameters, comm: Comm, alignment: int = NORM_BLOCK) -> None:
+        if flat.padded_numel % (comm.size * alignment):
+            raise UsageError(
+                f"a unit of {flat.padded_numel} elements does not cut into {comm.size} shards of a multiple of {alignment}; "
+                f"make it with FlatParameters(..., pad_to={comm.size * alignment})"
+            )
+        self.flat, self.comm, self.alignment = flat, comm, alignment
+        self.size = flat.padded_numel // comm.size
+        self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
+        self.own: xp.Array | None = None  # set when the whole is released
+        self._grad: xp.Array | None = None
+        self.filled = False  # does _grad hold sums of this step?
+
+    @property
+    def data(self) -> xp.Array:
+        """The values of this rank's elements; an update changes them in place."""
+        return self.flat.data[self.start : self.stop] if self.own is None else self.own
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """The summed gradient of this rank's elements; frozen parameters and padding read as zeros."""
+        return self._grad if self.filled else None
+
+    def zero_grad(self) -> None:
+        """Forget the gradient; the next one overwrites it."""
+        self.filled = False
+
+    def updated(self) -> None:
+        """An optimizer's step changed the values."""
+        self.flat.updated()
+
+    def place(self, piece: slice) -> slice:
+        """The overlap of elements `piece` of the unit with this shard, in the shard's own count; may be empty."""
+        start = min(max(piece.start, self.start), self.stop)
+        return slice(start - self.start, max(start, min(piece.stop, self.stop)) - self.start)
+
+    def counts(self, piece: slice) -> list[int]:
+        """How many of the elements `piece` belong to each rank: a piece that crosses a boundary goes to two owners."""
+        ranks = range(self.comm.size)
+        return [max(0, min(piece.stop, (r + 1) * self.size) - max(piece.start, r * self.size)) for r in ranks]
+
+    def grad_buffer(self) -> xp.Array:
+        """The array of the shard's gradient, zeros at first."""
+        if self._grad is None:
+            self._grad = track(xp.zeros(self.size, self.flat.dtype), "gradient")
+        return self._grad
+
+    def release_grad(self) -> None:
+        """Drop the gradient's array."""
+        self._grad, self.filled = None, False
+
+    def slices(self) -> list[FlatSlice]:
+        """This rank's trainable elements, one slice a parameter, for an optimizer.
+
+        A rank that owns none of them (padding, frozen parameters) gets one empty slice, so that its optimizer steps
+        and says `updated()` like everybody's.
+        """
+        slices = flat_slices(self.flat, self.start, self.stop, source=self)
+        if not slices:
+            slices = [FlatSlice(self, 0, 0, p.name) for p in self.flat.parameters if p.requires_grad][:1]
+        return slices
+
+
+def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float) -> float:
+    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+
+    Each rank sends the float64 sums of its blocks of 1,024 elements (8 B each) to everybody, (n-1) times, under purpose
+    `clip_norm`; all add them in the global order, unit by unit. Errors: UsageError when blocks cross shard boundaries.
+    """
+    for shard in shards:
+        if shard.alignment % NORM_BLOCK:
+            raise UsageError(
+                f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
+                f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
+            )
+    sums = [block_square_sums(shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)) for shard in shards]
+    with purpose("clip_norm"):
+        everybody = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
+    blocks, start = [], 0
+    for part in sums:
+        blocks.append(everybody[:, start : start + part.size].reshape(-1))
+        start += part.size
+    norm = norm_from_blocks(np.concatenate(blocks))
+    coefficient = clip_coefficient(norm, max_norm)
+    if coefficient != 1.0:
+        for shard in shards:
+            if shard.filled:
+                shard.grad_buffer()[...] *= coefficient
+    return norm
+
+
+def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:
+    """{"gradients": {name: array}, "weights": ..., "optimizer": {name.key: 1-D array}}, whole, on every rank.
+
+    For comparisons, not for training: it gathers every unit several times (purpose `metrics`).
+    """
+    result: dict[str, dict[str, xp.Array]] = {"gradients": {}, "weights": {}, "optimizer": {}}
+    with purpose("metrics"):
+        for shard in shards:
+            flat = shard.flat
+            weights = all_gather(shard.comm, shard.data)
+            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, flat.dtype))
+            states = {}
+            for key in optimizer.initial_state() if optimizer.step_count else ():
+                states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))
+            for parameter, name in zip(flat.parameters, flat.names, strict=True):
+                place = flat.slice_of(parameter)
+                result["weights"][name] = weights[place].reshape(parameter.shape)
+                if parameter.requires_grad:
+                    result["gradients"][name] = gradients[place].reshape(parameter.shape)
+                    for key, whole in states.items():
+                        result["optimizer"][f"{name}.{key}"] = whole[place]
+    return result
+
+
+def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
+    """One kind of optimizer state of the shard as one array; elements that have none are zero."""
+    state, whole = optimizer.state, xp.zeros(shard.size, shard.flat.dtype)
+    for piece in shard.slices():
+        if piece.name in state:
+            whole[piece.start : piece.stop] = state[piece.name][key]
+    return whole

@@ -1,0 +1,209 @@
+"""ZeRO 1 and 2: data parallelism in which every rank keeps and steps 1/n of the optimizer (2: and of the gradient).
+
+Data parallel ranks all hold the same optimizer state and all do the same update: n times the memory for one result.
+Here the flat parameters are cut into n shards. A rank needs the summed gradient of its own shard only, so the all-reduce
+becomes its first half, a reduce-scatter; it steps its shard; its second half, an all-gather, then hands out *parameters*:
+
+    gradients      | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r       (n-1)/n of the gradient
+    optimizer      rank r steps shard r with 1/n of the state
+    parameters     | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r          (n-1)/n of the parameters
+
+So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once a
+step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
+memory is given back as soon as it is reduced. Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training
+trillion parameter models", SC 2020, section 5.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from minidist.autograd import Parameter
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.memory import track
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather, broadcast, reduce_scatter
+from minidist.comm import Comm, Work
+from minidist.nn.module import Module
+from minidist.optim import NORM_BLOCK, Optimizer
+from minidist.parallel.data_parallel import check_same_model
+from minidist.parallel.gradients import Bucket, GradientReducer, register
+from minidist.parallel.shards import Shard, clip_shards_, gather_tensors, sharded_flat
+
+REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
+
+
+class ZeroOptimizer:
+    """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
+
+        zero = ZeroOptimizer(model, AdamW, comm=comm, stage=2, lr=3e-3)
+        model(batch).backward()      # gradients are reduced to their owners while this runs
+        zero.step()                  # each rank steps its shard, then the parameters are gathered
+
+    stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a gradient bucket; a bucket that
+    crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as for
+    `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the buckets.
+    alignment: shards begin at multiples of it; clipping needs 1,024.
+    find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
+
+    A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
+    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to everybody
+    (purpose `startup`). Raises MismatchError when the ranks built different models.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        optimizer_class: Any,
+        *,
+        comm: Comm,
+        stage: int = 1,
+        reduce_bucket_size: int = REDUCE_BUCKET_SIZE,
+        reduction: str = "mean",
+        algorithm: str = "ring",
+        alignment: int = NORM_BLOCK,
+        find_unused_parameters: bool = False,
+        **defaults: Any,
+    ) -> None:
+        if stage not in (1, 2):
+            raise UsageError(f"ZeroOptimizer(stage={stage!r}); the stage is 1 or 2, and stage 3 is fully_shard")
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
+        self.module, self.comm, self.stage = module, comm, stage
+        self.flat = sharded_flat(module.parameters(), comm, alignment)
+        check_same_model(self.flat, comm)
+        with purpose("startup"):
+            broadcast(comm, self.flat.data)
+        self.shard = Shard(self.flat, comm, alignment)
+        self.optimizer: Optimizer = optimizer_class(self.shard.slices(), **defaults)
+        self.reducer = ShardReducer(
+            self.shard, op="avg" if reduction == "mean" else "sum", algorithm=algorithm,
+            bucket_size=reduce_bucket_size, keep_whole=stage == 1, unused="zeros" if find_unused_parameters else "error",
+        )  # fmt: skip
+        self.synchronizing = True
+        register(self.reducer, self.flat.parameters, lambda: self.synchronizing)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.
+
+        Stage 2 has no local gradient to add to, so there it is an error.
+        """
+        if self.stage == 2:
+            raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
+        before, self.synchronizing = self.synchronizing, False
+        try:
+            yield
+        finally:
+            self.synchronizing = before
+
+    def zero_grad(self) -> None:
+        """Forget local and reduced gradients."""
+        self.flat.zero_grad()
+        self.shard.zero_grad()
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before."""
+        return clip_shards_(self.comm, [self.shard], max_norm)
+
+    def step(self) -> None:
+        """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
+        self.optimizer.step()
+        if self.shard.filled:  # else there was no gradient since zero_grad, and nothing has changed on any rank
+            self.gather()
+
+    def gather(self) -> None:
+        """Every rank gets every shard, in place."""
+        with purpose("parameter_gather"):
+            all_gather(self.comm, self.shard.data, out=self.flat.data)
+
+    def tensors(self) -> dict[str, dict[str, xp.Array]]:
+        """Whole gradients, weights and optimizer state by name, on every rank; see `gather_tensors`."""
+        return gather_tensors([self.shard], self.optimizer)
+
+
+class ShardReducer(GradientReducer):
+    """A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
+
+    keep_whole: one gradient array for all parameters (stage 1). Otherwise each bucket has an array of its own, made by
+    its first contribution and dropped when its sum is on the way; at most one bucket travels while the next one fills.
+    """
+
+    def __init__(
+        self, shard: Shard, *, op: str, algorithm: str, bucket_size: int, keep_whole: bool, unused: str = "error"
+    ) -> None:
+        if bucket_size < 1:
+            raise UsageError(f"reduce_bucket_size is {bucket_size}; it must be at least 1 element")
+        flat = shard.flat
+        super().__init__(
+            flat, shard.comm, op=op, algorithm=algorithm, bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6, unused=unused
+        )
+        last = self.buckets[0] if self.buckets else None
+        if last is not None and last.slice.stop == flat.numel:  # the padding travels with the last parameters
+            self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
+            self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
+        self.shard, self.keep_whole = shard, keep_whole
+        self.arrays: dict[int, xp.Array] = {}
+        self.communicate = self._reduce_scatter
+        if not keep_whole:
+            flat.gradient_maker = self._make_bucket
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.collected = 0  # works that have been waited for
+
+    def _make_bucket(self, parameter: Parameter) -> None:
+        bucket = self.bucket_of[parameter]
+        size = bucket.slice.stop - bucket.slice.start
+        array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype), "gradient")
+        used = 0
+        for p in bucket.parameters[::-1]:  # they come from the end; in the flat order the last one is first
+            p._grad = array[used : used + p.size].reshape(p.shape)
+            used += p.size
+        array[used:] = 0  # padding
+
+    def _reduce_scatter(self, bucket: Bucket) -> Work:
+        if not self.keep_whole:
+            self._collect(len(self.works))  # so that one bucket travels while one fills, and no more
+        shard = self.shard
+        array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
+        mine = shard.grad_buffer()[shard.place(bucket.slice)]
+        work = reduce_scatter(
+            self.comm, array, self.op, counts=shard.counts(bucket.slice), algorithm=self.algorithm, async_op=True,
+            out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
+        )  # fmt: skip
+        for parameter in bucket.parameters:
+            parameter.zero_grad()
+            if not self.keep_whole:
+                parameter._grad = None
+        return work  # type: ignore[no-any-return]
+
+    def _collect(self, until: int) -> None:
+        """Wait for the buckets before number `until`, and add what came to what earlier micro-batches brought."""
+        while self.collected < until:
+            bucket = self.buckets[self.collected]
+            work, self.works[self.collected] = self.works[self.collected], _DONE
+            piece = work.wait()
+            if self.shard.filled:
+                self.shard.grad_buffer()[self.shard.place(bucket.slice)] += piece
+            self.collected += 1
+
+    def prepare(self) -> None:
+        """Nothing: what was reduced lies in the shard, apart from what backward will add."""
+
+    def wait(self) -> None:
+        """The shard holds the sum over all ranks, and over the micro-batches reduced since `zero_grad`."""
+        self._collect(len(self.works))
+        self.shard.filled = True
+
+
+class _Done:
+    """In the place of a Work that has been waited for, so that its arrays are free."""
+
+    def wait(self) -> None:
+        return None
+
+
+_DONE: Any = _Done()

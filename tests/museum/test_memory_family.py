@@ -1,0 +1,79 @@
+"""Bugs of the memory family, planted: the tests of equality, bytes and memory must turn red for each."""
+
+import pytest
+
+from minidist.autograd.parameter import ParameterUse
+from minidist.optim import AdamW, clip_grad_norm_
+from minidist.parallel import shards, zero
+from minidist.parallel.fully_shard import Unit
+from tests.parallel import test_fully_shard, test_zero
+from tests.parallel.models import assert_same, one_device
+
+
+def reference(ranks, clip=0.3):
+    return one_device(lambda flat: AdamW(flat, lr=0.01, weight_decay=0.1), ranks, 2, False, clip=clip)
+
+
+def test_bug_11_the_clip_norm_of_the_local_shard(monkeypatch):
+    """Each rank clips by the norm of what it owns."""
+    monkeypatch.setattr(zero, "clip_shards_", lambda comm, parts, limit: [clip_grad_norm_(p, limit) for p in parts])
+    result = test_zero.SimWorld(3).run(test_zero.zero, 1, clip=0.3)[0]
+    with pytest.raises(AssertionError):
+        assert_same(result, reference(3))
+
+
+def test_bug_11_replicated_elements_counted_once_a_rank(monkeypatch):
+    """Every rank contributes the blocks of the same shard."""
+    right = shards.all_gather
+
+    def repeated(comm, array, **keywords):
+        whole = right(comm, array, **keywords)
+        return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)
+
+    monkeypatch.setattr(shards, "all_gather", repeated)
+    result = test_zero.SimWorld(3).run(test_zero.zero, 1, clip=0.3)[0]
+    with pytest.raises(AssertionError):
+        assert_same(result, reference(3))
+
+
+def test_bug_10_accumulated_gradients_divided_again(monkeypatch):
+    """The mean over ranks although each loss has the global divisor already."""
+    right = zero.ShardReducer.__init__
+    monkeypatch.setattr(zero.ShardReducer, "__init__", lambda self, *a, **k: right(self, *a, **{**k, "op": "avg"}))
+    result = test_zero.SimWorld(3).run(test_zero.zero, 1, clip=0.3)[0]
+    with pytest.raises(AssertionError):
+        assert_same(result, reference(3))
+
+
+def test_bug_19_full_weights_kept_alive_by_the_graph(monkeypatch):
+    """A node keeps the array that its forward read: gathers and releases go on, and the memory never falls."""
+    right = ParameterUse.__init__
+
+    def keeps(self, parameter, version):
+        right(self, parameter, version)
+        kept.append(parameter._data)
+
+    kept = []
+    monkeypatch.setattr(ParameterUse, "__init__", keeps)
+    with pytest.raises(AssertionError, match="unsharded"):
+        test_fully_shard.check_peaks(2, 0)
+
+
+def test_bug_19_released_one_unit_late(monkeypatch):
+    """The average is right, the peak is not."""
+    previous = []
+
+    def late(self):
+        previous.append(self.flat.release() if not self.flat.released else None)
+        del previous[:-1]
+
+    monkeypatch.setattr(Unit, "release", late)
+    with pytest.raises(AssertionError, match="unsharded"):
+        test_fully_shard.check_peaks(2, 0)
+
+
+def test_the_micro_batches_of_a_unit_added_before_they_are_summed_over_ranks():
+    """Another order of additions than the declared one: stage 3 is not DDP with no_sync."""
+    result = test_fully_shard.SimWorld(3).run(test_fully_shard.train)[0]
+    with pytest.raises(AssertionError):
+        assert_same(result, reference(3, clip=None))

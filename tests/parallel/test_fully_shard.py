@@ -1,0 +1,311 @@
+"""fully_shard equals data parallelism that reduces every micro-batch, bit for bit; its bytes, peaks and times are closed forms."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.autograd import Parameter, Tensor, checkpoint
+from minidist.autograd.mark import mark
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.collectives import closed_form
+from minidist.comm import LinkModel, SimWorld, init_device_mesh
+from minidist.nn import Module, Sequential
+from minidist.optim import SGD, AdamW
+from minidist.parallel import clip_shards_, fully_shard, gather_tensors, sharded_parameters, shards_of
+from minidist.parallel.gradients import UnusedParameterError
+from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
+
+OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
+FROZEN = ("wpe", "h.0.mlp", "h.1", "ln_f")
+
+
+def shard_gpt(model, mesh, **settings):
+    """The blocks, then the rest."""
+    for module in [*model.transformer.h, model]:
+        fully_shard(module, mesh=mesh, **{"reduction": "sum", "algorithm": "ordered", **settings})
+    return model
+
+
+def units(model):
+    """The parameters of the units that `shard_gpt` makes, in the order of `shards_of`."""
+    blocks = [list(block.parameters()) for block in model.transformer.h]
+    inside = {p for block in blocks for p in block}
+    return [[p for p in model.parameters() if p not in inside], *blocks]
+
+
+def train(comm, optimizer="adam", local=2, steps=2, clip=None, frozen=(), recompute=False, mesh_shape=None, **settings):
+    """Train; this rank's view of all tensors."""
+    kind, defaults = OPTIMIZERS[optimizer]
+    mesh = init_device_mesh(comm, mesh_shape, ("replicate", "shard")) if mesh_shape else comm
+    model = shard_gpt(small_gpt(frozen=frozen), mesh, **settings)
+    if recompute:
+        for block in model.transformer.h:
+            block.forward = lambda x, inner=block.forward: checkpoint(inner, x)
+    shards, stepper = shards_of(model), kind(sharded_parameters(model), **defaults)
+    for step in range(steps):
+        for shard in shards:
+            shard.zero_grad()
+        for i in range(local):
+            loss_of(model, step, comm.rank * local + i, comm.size * local).backward()
+        if clip is not None:
+            clip_shards_(shards[0].comm, shards, clip)
+        stepper.step()
+    return gather_tensors(shards, stepper)
+
+
+def expected(ranks, optimizer="adam", **keywords):
+    kind, settings = OPTIMIZERS[optimizer]
+    return one_device(lambda flat: kind(flat, **settings), ranks, keywords.pop("local", 2), True, units=units, **keywords)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
+    right = expected(ranks, optimizer, clip=0.3)
+    for result in SimWorld(ranks).run(train, optimizer, clip=0.3):
+        assert_same(result, right)
+
+
+@given(
+    ranks=st.integers(1, 8), alignment=st.sampled_from([1, 7, 64]), prefetch=st.integers(0, 3), frozen=st.booleans(),
+    keep=st.booleans(), threshold=st.sampled_from([0, 13, 10**6]), recompute=st.booleans(),
+)  # fmt: skip
+def test_no_setting_changes_a_bit(ranks, alignment, prefetch, frozen, keep, threshold, recompute):
+    parts = FROZEN if frozen else ()
+    right = expected(ranks, model=small_gpt(frozen=parts))
+    results = SimWorld(ranks).run(
+        train, alignment=alignment, prefetch=prefetch, frozen=parts, reshard_after_forward=not keep,
+        persistence_threshold=threshold, recompute=recompute,
+    )  # fmt: skip
+    for result in results:
+        assert_same(result, right)
+
+
+def test_frozen_parameters_with_clipping():
+    for result in SimWorld(3).run(train, clip=0.3, frozen=FROZEN):
+        assert_same(result, expected(3, clip=0.3, model=small_gpt(frozen=FROZEN)))
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(1, 2), (2, 1), (2, 2), (2, 3), (4, 2)])
+def test_hybrid_sharding_adds_over_the_shards_first_and_then_over_the_replicas(replicas, shards):
+    def nested(sites, order):
+        rows = [[sites[r * shards + s] for s in range(shards)] for r in range(replicas)]
+        return fold([fold([fold(contributions) for contributions in row]) for row in rows])
+
+    def fold(parts):
+        total = parts[0].copy()
+        for part in parts[1:]:
+            total += part
+        return total
+
+    right = expected(replicas * shards, local=1, add=nested)
+    for result in SimWorld(replicas * shards).run(train, local=1, mesh_shape=(replicas, shards)):
+        assert_same(result, right)
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(4, 2), (8, 4), (6, 3)])
+def test_resharding_to_a_group_gathers_for_backward_among_neighbours(ranks, group):
+    world = SimWorld(ranks)
+    for result in world.run(train, reshard_after_forward=group, local=1, steps=1):
+        assert_same(result, expected(ranks, local=1, steps=1))
+    psi = padded_bytes(ranks)
+    for trace in world.traces:
+        whole, part = psi * (ranks - 1) // ranks, psi * (group - 1) // group
+        assert trace.bytes_by_purpose()["parameter_gather"] == whole + part
+        inside = [m for m in trace.sent("parameter_gather") if m.peer // group == trace.rank // group]
+        assert sum(m.nbytes for m in inside) >= part
+
+
+def padded_bytes(ranks, layers=2):
+    """Bytes of all units, each padded to shards of a multiple of 1,024 elements."""
+    sizes = [sum(p.size for p in unit) for unit in units(small_gpt(layers=layers))]
+    return sum(-(-size // (1024 * ranks)) * 1024 * ranks for size in sizes) * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("local", [1, 3])
+@pytest.mark.parametrize(
+    ("settings", "gathers"),
+    [
+        ({}, lambda k: 2 * k),
+        ({"prefetch": 0}, lambda k: 2 * k),
+        ({"prefetch": 5}, lambda k: 2 * k),
+        ({"recompute": True}, lambda k: 2 * k),
+        ({"reshard_after_forward": False}, lambda k: k),
+    ],
+)
+def test_bytes_are_the_papers(settings, gathers, local, ranks):
+    """3 k Psi (n-1)/n: two gathers and one reduction a micro-batch; resharded only after backward, 2 k Psi."""
+    world = SimWorld(ranks)
+    world.run(train, local=local, steps=1, **{"algorithm": "ring", **settings})
+    psi = padded_bytes(ranks)
+    for trace in world.traces:
+        sent = trace.bytes_by_purpose()
+        assert sent.get("parameter_gather", 0) == gathers(local) * psi * (ranks - 1) // ranks
+        assert sent.get("gradient_reduce", 0) == local * psi * (ranks - 1) // ranks
+
+
+def test_persistent_parameters_are_gathered_once_a_step():
+    world = SimWorld(2)
+    world.run(train, local=3, steps=1, persistence_threshold=10**9)
+    for trace in world.traces:
+        assert trace.bytes_by_purpose()["parameter_gather"] == padded_bytes(2) // 2
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
+
+LAYERS = 4
+
+
+def peaks(comm, prefetch):
+    """(account, bytes of each unit, bytes of this rank's trainable elements) after three steps of Adam."""
+    with account_memory() as account:
+        model = shard_gpt(small_gpt(layers=LAYERS), comm, prefetch=prefetch, algorithm="ring")
+        stepper, shards = AdamW(sharded_parameters(model)), shards_of(model)
+        for step in range(3):
+            for shard in shards:
+                shard.zero_grad()
+            loss_of(model, step, comm.rank, comm.size).backward()
+            stepper.step()
+        owned = sum(piece.stop - piece.start for shard in shards for piece in shard.slices())
+        return account, [shard.flat.padded_numel * 4 for shard in shards], owned * 4
+
+
+def check_peaks(ranks, prefetch):
+    for account, (root, *blocks), owned in SimWorld(ranks).run(peaks, prefetch):
+        block = blocks[0]
+        assert set(blocks) == {block}
+        shards = (root + sum(blocks)) // ranks
+        ahead = min(prefetch, LAYERS - 1)
+        closed = {
+            "parameter": shards,
+            "optimizer": 2 * owned,  # two moments; none for padding
+            "unsharded": root + (1 + ahead) * block,  # the root all the time, the block that computes, those ahead
+            "gradient": shards + root + 2 * block,  # sums; the tied root's, the block's own, the one on its way
+        }
+        for purpose, nbytes in closed.items():
+            if purpose != "parameter":  # its peak was the whole model at construction
+                assert account.peak_by_purpose.get(purpose, 0) == nbytes, purpose
+        assert account.at_peak["parameter"] == shards
+        assert account.at_peak.get("optimizer", 0) == closed["optimizer"]
+        assert account.at_peak["unsharded"] == closed["unsharded"]
+        assert account.at_peak["gradient"] in (closed["gradient"], closed["gradient"] - block)  # still, or just, travelling
+        chunk = block // ranks
+        assert account.at_peak.get("communication", 0) <= 2 * chunk  # the ring holds what it adds and what comes
+        assert sum(account.at_peak.values()) == account.peak
+        assert account.by_purpose["unsharded"] == 0  # nothing stays whole
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_peak_is_the_closed_form_to_the_byte(ranks, prefetch):
+    check_peaks(ranks, prefetch)
+
+
+# time -----------------------------------------------------------------------------------------------------------------
+
+
+class Timed(Module):
+    """A layer that takes `seconds` to compute, in forward and in backward."""
+
+    def __init__(self, seconds, elements):
+        self.seconds, self.weight, self.comm = seconds, Parameter(np.ones(elements, np.float32)), None
+
+    def forward(self, x):
+        self.comm.compute(seconds=self.seconds, name="F")
+        y = x * self.weight.sum()
+        return mark(y, "timed", on_backward=lambda: self.comm.compute(seconds=self.seconds, name="B"))
+
+
+def timed_step(comm, prefetch, seconds, layers, elements):
+    """Virtual seconds of the second step (the first one learns the order): (forward, backward)."""
+    model = Sequential(*[Timed(seconds, elements) for _ in range(layers)])
+    for i, layer in enumerate(model.layers):
+        layer.comm, layer.name, layer.weight.name = comm, f"layers.{i}", f"layers.{i}.weight"
+        fully_shard(layer, mesh=comm, prefetch=prefetch)
+    fully_shard(model, mesh=comm, prefetch=prefetch)
+
+    def together(moment):
+        comm.compute(seconds=moment - comm.time(), name="wait")  # ranks that differ by a microsecond begin at once
+        return moment
+
+    for step in range(2):
+        start = together(4 * step + 1)
+        out = model(Tensor(np.ones(1, np.float32), requires_grad=True))
+        forward = comm.time() - start
+        start = together(4 * step + 3)
+        out.backward(np.ones(1, np.float32))
+        backward = comm.time() - start
+    return forward, backward
+
+
+@given(ratio=st.sampled_from([0.25, 0.9, 1.0, 1.5, 4.0]), ranks=st.integers(2, 4), prefetch=st.integers(0, 3))
+def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks, prefetch):
+    layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
+    gather = closed_form.steps_time(elements * 4, ranks, alpha, beta)
+    seconds = ratio * gather
+    results = SimWorld(ranks, links=LinkModel(alpha, beta)).run(timed_step, prefetch, seconds, layers, elements)
+    for forward, backward in results:
+        if prefetch == 0:
+            assert forward == pytest.approx(layers * (gather + seconds))
+            assert backward == pytest.approx(layers * (gather + seconds) + gather)
+        elif ratio >= 1:
+            assert forward == pytest.approx(gather + layers * seconds)  # only the first gather shows
+            assert backward == pytest.approx(gather + layers * seconds + gather)  # and the last reduction
+        else:
+            assert forward == pytest.approx(layers * gather + seconds)  # the wire is the limit
+
+
+# errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"reduction": "max"}, "'mean' or 'sum'"),
+        ({"prefetch": -1}, "prefetch -1"),
+        ({"reshard_after_forward": 3}, "a number must divide them"),
+        ({"alignment": 0}, "at least 1"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(settings, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        SimWorld(4).run(lambda comm: shard_gpt(small_gpt(), comm, **settings))
+
+
+def test_twice_is_an_error_and_so_is_never():
+    with pytest.raises(UsageError, match="sharded already"):
+        SimWorld(1).run(lambda comm: shard_gpt(shard_gpt(small_gpt(), comm), comm))
+    with pytest.raises(UsageError, match=r"call fully_shard\(module, mesh=comm\) first"):
+        sharded_parameters(small_gpt())
+
+
+def test_a_parameter_without_gradient_is_named():
+    def main(comm):
+        model = shard_gpt(small_gpt(), comm)
+        model.transformer.h[0](Tensor(np.ones((1, 2, 12), np.float32), requires_grad=True)).sum().backward()
+
+    with pytest.raises(UnusedParameterError, match=r"'transformer\.\S+' got no gradient"):
+        SimWorld(2).run(main)
+
+
+def test_evaluation_leaves_nothing_whole():
+    def main(comm):
+        from minidist.autograd import no_grad
+
+        with account_memory() as account, no_grad():
+            model = shard_gpt(small_gpt(), comm, reshard_after_forward=False)
+            loss_of(model, 0, 0, 1)
+            return account.by_purpose["unsharded"]
+
+    assert SimWorld(2).run(main) == [0, 0]
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_mpi_gives_the_simulated_bits(comm, prefetch):
+    assert_same(train(comm, clip=0.3, prefetch=prefetch), SimWorld(comm.size).run(train, clip=0.3, prefetch=prefetch)[0])
+
+

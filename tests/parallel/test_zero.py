@@ -1,0 +1,183 @@
+"""ZeRO 1 and 2 equal data parallelism and one device bit for bit, send what the paper says, and hold what it says."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.comm import SimWorld
+from minidist.nn.flat import FlatParameters
+from minidist.optim import SGD, AdamW, clip_grad_norm_
+from minidist.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.parallel.gradients import UnusedParameterError
+from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
+
+OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
+FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
+
+
+def zero(comm, stage, optimizer="adam", local=2, steps=2, clip=None, frozen=(), bucket=700, alignment=1024, algorithm="ordered"):
+    """Train; this rank's view of all tensors."""
+    kind, settings = OPTIMIZERS[optimizer]
+    model = small_gpt(frozen=frozen)
+    sharded = ZeroOptimizer(
+        model, kind, comm=comm, stage=stage, reduction="sum", algorithm=algorithm, reduce_bucket_size=bucket,
+        alignment=alignment, **settings,
+    )  # fmt: skip
+    for step in range(steps):
+        sharded.zero_grad()
+        for i in range(local):
+            with sharded.no_sync() if stage == 1 and i < local - 1 else nullcontext():
+                loss_of(model, step, comm.rank * local + i, comm.size * local).backward()
+        if clip is not None:
+            sharded.clip_grad_norm_(clip)
+        sharded.step()
+    return sharded.tensors()
+
+
+def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, frozen=()):
+    """The same with DDP: `no_sync` for stage 1, a reduction for each micro-batch for stage 2."""
+    kind, settings = OPTIMIZERS[optimizer]
+    model = small_gpt(frozen=frozen)
+    flat = FlatParameters(model.parameters())
+    ddp, stepper = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat), kind(flat, **settings)
+    for step in range(steps):
+        flat.zero_grad()
+        for i in range(local):
+            with ddp.no_sync() if stage == 1 and i < local - 1 else nullcontext():
+                loss_of(ddp, step, comm.rank * local + i, comm.size * local).backward()
+        if clip is not None:
+            clip_grad_norm_(flat, clip)
+        stepper.step()
+    return {
+        "weights": {p.name: p.data for p in flat.parameters},
+        "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},
+        "optimizer": {f"{name}.{key}": array for name, state in stepper.state.items() for key, array in state.items()},
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, ranks):
+    kind, settings = OPTIMIZERS[optimizer]
+    expected = one_device(lambda flat: kind(flat, **settings), ranks, 2, stage == 2, clip=0.3)
+    for result in SimWorld(ranks).run(zero, stage, optimizer, clip=0.3):
+        assert_same(result, expected)
+    assert_same(SimWorld(ranks).run(data_parallel, stage, optimizer, clip=0.3)[0], expected)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@given(ranks=st.integers(1, 8), alignment=st.sampled_from([1, 7, 64]), bucket=st.sampled_from([1, 300, 10**6]), frozen=st.booleans())
+def test_any_cut_gives_the_same_bits(stage, ranks, alignment, bucket, frozen):
+    """Shards that cut through parameters, ranks with nothing but padding, buckets across boundaries, frozen parameters."""
+    kind, settings = OPTIMIZERS["adam"]
+    parts = FROZEN if frozen else ()
+    expected = one_device(lambda flat: kind(flat, **settings), ranks, 1, stage == 2, steps=1, model=small_gpt(frozen=parts))
+    for result in SimWorld(ranks).run(zero, stage, local=1, steps=1, alignment=alignment, bucket=bucket, frozen=parts):
+        assert_same(result, expected)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_frozen_parameters_with_clipping(stage):
+    kind, settings = OPTIMIZERS["adam"]
+    expected = one_device(lambda flat: kind(flat, **settings), 3, 2, stage == 2, clip=0.3, model=small_gpt(frozen=FROZEN))
+    for result in SimWorld(3).run(zero, stage, clip=0.3, frozen=FROZEN):
+        assert_same(result, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("local", [1, 3])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_bytes_are_the_papers(stage, local, ranks):
+    """Each x (n-1)/n of Psi padded elements of 4 bytes: stage 1 2 Psi, stage 2 (k+1) Psi."""
+    world = SimWorld(ranks)
+    world.run(zero, stage, local=local, steps=1, algorithm="ring")
+    numel = sum(p.size for p in small_gpt().parameters())
+    psi = -(-numel // (ranks * 1024)) * ranks * 1024
+    for trace in world.traces:
+        sent = trace.bytes_by_purpose()
+        assert sent.get("gradient_reduce", 0) == (local if stage == 2 else 1) * psi * 4 * (ranks - 1) // ranks
+        assert sent.get("parameter_gather", 0) == psi * 4 * (ranks - 1) // ranks
+
+
+def at_rest(comm, stage):
+    with account_memory() as account:
+        model = small_gpt()
+        sharded = ZeroOptimizer(model, AdamW, comm=comm, stage=stage, reduction="sum", reduce_bucket_size=700)
+        loss_of(model, 0, comm.rank, comm.size).backward()
+        sharded.step()
+        owned = sum(piece.stop - piece.start for piece in sharded.shard.slices())  # the last rank's shard ends with padding
+        bucket = max(b.slice.stop - b.slice.start for b in sharded.reducer.buckets)
+        return account.by_purpose, account.peak_by_purpose, 4 * sharded.shard.size, 4 * owned, 4 * bucket
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_each_rank_holds_the_bytes_that_the_stage_promises(ranks):
+    for held, _, shard, owned, _ in SimWorld(ranks).run(at_rest, 1):
+        assert held["parameter"] == ranks * shard
+        assert held["gradient"] == ranks * shard + shard  # the whole one, and the sum of this rank's part
+        assert held["optimizer"] == 2 * owned
+    for held, peak, shard, owned, bucket in SimWorld(ranks).run(at_rest, 2):
+        assert held["parameter"] == ranks * shard
+        assert held["gradient"] == shard
+        assert held["optimizer"] == 2 * owned
+        assert peak["gradient"] <= shard + 3 * bucket  # one fills, one travels; the tied embedding's begins first and ends last
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_mean_is_the_sum_over_ranks(stage):
+    def gradients(comm, reduction):
+        model = small_gpt()
+        sharded = ZeroOptimizer(model, SGD, comm=comm, stage=stage, reduction=reduction, algorithm="ordered", lr=0.1)
+        loss_of(model, 0, comm.rank, 1).backward()
+        return sharded.tensors()["gradients"]
+
+    total, mean = SimWorld(4).run(gradients, "sum")[0], SimWorld(4).run(gradients, "mean")[0]
+    for name, array in total.items():
+        assert np.array_equal(array / np.float32(4), mean[name])
+
+
+def test_a_parameter_without_gradient_is_named():
+    def main(comm):
+        model = small_gpt()
+        ZeroOptimizer(model, AdamW, comm=comm, stage=2)
+        model.transformer.embed(np.zeros((1, 2), int)).sum().backward()
+
+    with pytest.raises(UnusedParameterError, match=r"'transformer\.ln_f\.(weight|bias)' got no gradient"):
+        SimWorld(2).run(main)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"stage": 3}, "stage 3 is fully_shard"),
+        ({"reduction": "max"}, "'mean' or 'sum'"),
+        ({"reduce_bucket_size": 0}, "at least 1 element"),
+        ({"alignment": 0}, "at least 1"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(settings, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        SimWorld(2).run(lambda comm: ZeroOptimizer(small_gpt(), AdamW, comm=comm, **settings))
+
+
+def test_no_sync_and_clipping_say_what_they_need():
+    def no_sync(comm):
+        with ZeroOptimizer(small_gpt(), AdamW, comm=comm, stage=2).no_sync():
+            pass
+
+    with pytest.raises(UsageError, match="use stage=1"):
+        SimWorld(1).run(no_sync)
+    with pytest.raises(UsageError, match="alignment=1024"):
+        SimWorld(2).run(lambda comm: ZeroOptimizer(small_gpt(), AdamW, comm=comm, alignment=64).clip_grad_norm_(1.0))
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_mpi_gives_the_simulated_bits(comm, stage):
+    assert_same(zero(comm, stage, clip=0.3), SimWorld(comm.size).run(zero, stage, clip=0.3)[0])
