@@ -141,3 +141,11 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
     assert drawn.returncode == 0, drawn.stderr
     (picture,) = tmp_path.glob("*.svg")
     assert picture.read_text().count(f'id="{gid}"') == artists
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_checkpoint_reshard(world):
+    code, output = start(world, 2, "checkpoint_reshard")
+    assert code == 0, output
+    assert "resumed by 1 with ZeRO 1 after step 3" in output
+    assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second

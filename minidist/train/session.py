@@ -14,6 +14,7 @@ from minidist.train.compare import Comparison, compare_rank, expected_snapshots,
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import check
 from minidist.train.progress import Progress
+from minidist.train.resume import check_saving
 from minidist.train.trainer import TrainResult, train
 from minidist.train.volumes import closed_form_bytes
 
@@ -60,6 +61,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     result = size or ranks or config.dp or 1
     resolve_batches(config, result)  # what is wrong is known before anything starts
     check(config)
+    check_saving(config)
     return result
 
 
@@ -90,7 +92,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
-    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    ran = config.model_copy(update={"steps": config.steps - first.first_step})
+    closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
@@ -107,6 +110,8 @@ def run_comparison(
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
     tier_of(config)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec each process computes its own.
     expected = None if under_mpiexec() else expected_snapshots(config, size)
     outcome = execute(

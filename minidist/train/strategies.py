@@ -87,6 +87,22 @@ class OneDevice:
             "optimizer": {f"{name}.{key}": np.array(array) for name, arrays in state.items() for key, array in arrays.items()},
         }
 
+    # For checkpoints: which elements of which parameters this rank keeps, as (parameter, ..., start, stop).
+    replicated_weights = True  # does every rank keep the same ones?
+    replicated_state = True
+
+    def weights(self) -> list[tuple[Parameter, Array, int, int]]:
+        """The values, as 1-D views."""
+        return [(p, p.data.reshape(-1), 0, p.size) for p in self.flat.parameters]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """Where the optimizer has state."""
+        return [(p, 0, p.size) for p in self.flat.parameters if p.requires_grad]
+
+    def updated(self) -> None:
+        """The values were changed from outside."""
+        self.flat.updated()
+
     def local_arrays(self) -> dict[str, Array]:
         """The values that this rank holds, by name."""
         return {"parameters": self.flat.data}
@@ -131,6 +147,8 @@ class DataParallel(OneDevice):
 class ShardedOptimizer(OneDevice):
     """ZeRO 1 and 2."""
 
+    replicated_state = False
+
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
         kind, settings = optimizer_class(config)
@@ -156,12 +174,17 @@ class ShardedOptimizer(OneDevice):
     def tensors(self) -> Tensors:
         return self.zero.tensors()
 
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return self.zero.shard.state_ranges()
+
     def bucket_sizes(self) -> list[int]:
         return [bucket.slice.stop - bucket.slice.start for bucket in self.zero.reducer.buckets]
 
 
 class FullyShard(OneDevice):
     """ZeRO 3: every block is a unit, and what is left of the model is one."""
+
+    replicated_weights = replicated_state = False
 
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
@@ -180,6 +203,16 @@ class FullyShard(OneDevice):
 
     def tensors(self) -> Tensors:
         return gather_tensors(self.shards, self.optimizer)
+
+    def weights(self) -> list[tuple[Parameter, Array, int, int]]:
+        return [(p, shard.data[place], start, stop) for shard in self.shards for p, place, start, stop in shard.ranges()]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return [held for shard in self.shards for held in shard.state_ranges()]
+
+    def updated(self) -> None:
+        for shard in self.shards:
+            shard.updated()
 
     def local_arrays(self) -> dict[str, Array]:
         return {f"{i}": shard.data for i, shard in enumerate(self.shards)}
