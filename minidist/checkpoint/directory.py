@@ -145,12 +145,12 @@ def _indices(piece: dict[str, Any], shape: Sequence[int]) -> Any:
     return numbers[tuple(slice(*pair) for pair in piece["box"])].reshape(-1)
 
 
-def _digest(data: bytes | memoryview) -> str:
+def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _checksum(array: Any) -> str:
-    return _digest(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    return _digest(np.ascontiguousarray(array).tobytes())
 
 
 class Checkpoint:

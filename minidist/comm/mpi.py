@@ -101,6 +101,7 @@ class MPIWorld:
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
         self.completed = 0  # messages; the watchdog looks at it
+        self.crowded = self.size > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
         self.started = time.perf_counter()
         self.comm = Comm(self, "world", range(self.size), self.rank)
         self.watchdog = Watchdog(self, timeout) if timeout else None
@@ -247,22 +248,31 @@ class MPIWorld:
         event.end = self.time()
 
     def _block(self, request: MPIRequest) -> None:
-        """Wait inside MPI, which is fastest, for the request or any header; the watchdog's thread runs meanwhile."""
+        """Wait for the request or any header; the watchdog's thread runs meanwhile."""
         status = self.MPI.Status()
         while True:
             handles = [expected.header_request for expected in self.expected]
             if request.payload is not None:
                 handles.append(request.payload)
-            if len(handles) == 1:
-                handles[0].Wait(status)
-                index = 0
-            else:
-                index = self.MPI.Request.Waitany(handles, status)
+            index = self._first_of(handles, status)
             if index == len(self.expected):
                 if request.peer == ANY:
                     self._came_from(request, status.Get_source())
                 return
             self._header_came(self.expected[index], status.Get_source())
+
+    def _first_of(self, handles: list[Any], status: Any) -> int:
+        """Wait for one of several MPI requests; its index. Inside MPI that is fastest, but there a rank spins."""
+        if not self.crowded:
+            if len(handles) == 1:
+                handles[0].Wait(status)
+                return 0
+            return int(self.MPI.Request.Waitany(handles, status))
+        while True:  # more ranks than cores: who waits must let the others run
+            index, done = self.MPI.Request.Testany(handles, status)
+            if done:
+                return int(index)
+            os.sched_yield()
 
     def _poll(self, request: MPIRequest) -> None:
         """Wait while lanes are active: they advance in between."""

@@ -1,8 +1,8 @@
-"""The small layers of a transformer: embedding, layer norm, dropout."""
+"""The small layers of a transformer: embedding, layer norm, RMS norm, dropout."""
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, embedding, layer_norm
+from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import track
@@ -38,6 +38,20 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., features) -> (..., features)."""
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """Divides by the root mean square of the last dim, then scales: weight (features,)."""
+
+    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
+        self.eps = eps
+        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features) -> (..., features)."""
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Dropout(Module):

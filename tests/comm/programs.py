@@ -1,4 +1,4 @@
-"""Programs that both worlds run: every collective, blocking and in lanes, groups, and nonblocking messages of all sizes."""
+"""Programs that both worlds run: every collective, blocking and in lanes, groups, messages of all sizes."""
 
 import hashlib
 

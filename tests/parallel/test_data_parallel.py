@@ -1,0 +1,310 @@
+"""DistributedDataParallel equals one device: exactly on integers, bit for bit in rank order on anything, at every size.
+
+Each of the checks is shown to fail with the bug that it is for in tests/museum.
+"""
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import MismatchError, UsageError
+from minidist.collectives import all_reduce, closed_form
+from minidist.comm import SimWorld
+from minidist.nn import MLP
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.gradients import UnusedParameterError
+from tests.parallel.replicas import (
+    ROWS,
+    WIDTH,
+    Nested,
+    batch,
+    gradient_of,
+    integers,
+    ordered_gradient,
+    run,
+    shard,
+    with_integer_weights,
+)  # fmt: skip
+
+RANKS = [1, 2, 3, 4, 5, 8]
+TINY = 1e-4  # MB: 100 B, so that every parameter is a bucket of its own
+
+
+def trained(comm, model, arrays, scale=1.0, **options):
+    """The wrapped model after one forward and backward on this rank's rows."""
+    ddp = DistributedDataParallel(model, comm, **options)
+    run(ddp, shard(arrays, comm.rank, comm.size), scale)
+    return ddp
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("algorithm", ["ring", "ordered", "naive"])
+@pytest.mark.parametrize("cap", [25.0, TINY])
+def test_integers_are_exact_with_ragged_shards(ranks, algorithm, cap):
+    check_ragged_shards(ranks, algorithm, cap, "sum", lambda rows: 1.0)
+
+
+def check_ragged_shards(ranks, algorithm, cap, reduction, scale):
+    """Every rank's gradient against one device; scale(rows): what a rank with so many rows multiplies its loss by."""
+    expected = gradient_of(with_integer_weights(Nested(np.float64)), integers())
+    assert np.max(np.abs(expected)) < 2**53
+
+    def program(comm):
+        rows = len(shard(integers(), comm.rank, comm.size)[0])
+        model = with_integer_weights(Nested(np.float64))
+        options = {"reduction": reduction, "algorithm": algorithm, "bucket_cap_mb": cap}
+        return trained(comm, model, integers(), scale(rows), **options).flat.grad.copy()
+
+    for gradient in SimWorld(ranks).run(program):
+        assert np.array_equal(gradient, expected)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_mean_of_equal_shards_is_the_mean_over_the_batch(ranks):
+    rows = 4 * ranks
+    expected = gradient_of(with_integer_weights(Nested(np.float64)), integers(rows=rows), 1 / rows)
+
+    def program(comm):
+        model = with_integer_weights(Nested(np.float64))
+        return trained(comm, model, integers(rows=rows), 1 / 4, reduction="mean").flat.grad.copy()
+
+    for gradient in SimWorld(ranks).run(program):
+        if ranks in (1, 2, 4, 8):
+            assert np.array_equal(gradient, expected)
+        else:  # a third and a fifth are rounded
+            assert np.max(np.abs(gradient - expected)) <= 1e-12 * np.max(np.abs(expected))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("cap", [25.0, TINY])
+@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+def test_any_data_to_the_bit_in_rank_order(ranks, cap, eager_bytes):
+    expected = ordered_gradient(Nested, [[shard(batch(), r, ranks)] for r in range(ranks)])
+
+    def program(comm):
+        return trained(
+            comm, Nested(), batch(), reduction="sum", algorithm="ordered", bucket_cap_mb=cap
+        ).flat.grad.copy()
+
+    for gradient in SimWorld(ranks, eager_bytes=eager_bytes).run(program):
+        assert gradient.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_several_steps_keep_the_replicas_equal_and_equal_to_one_device(ranks):
+    steps, rate = 3, np.float32(0.125)
+    state = {"values": None}
+
+    def make():
+        model = Nested()
+        if state["values"] is not None:
+            for parameter, values in zip(model.parameters(), state["values"], strict=True):
+                parameter.data[...] = values
+        return model
+
+    for step in range(steps):
+        total = ordered_gradient(make, [[shard(batch(step), r, ranks)] for r in range(ranks)])
+        model, place, values = make(), 0, []
+        for parameter in model.parameters():
+            piece = total[place : place + parameter.size].reshape(parameter.shape)
+            values.append(parameter.data - rate * piece)
+            place += parameter.size
+        state["values"] = values
+
+    def program(comm):
+        ddp = DistributedDataParallel(Nested(), comm, reduction="sum", algorithm="ordered", bucket_cap_mb=TINY)
+        for step in range(steps):
+            ddp.flat.zero_grad()
+            run(ddp, shard(batch(step), comm.rank, comm.size))
+            ddp.flat.data[...] -= rate * ddp.flat.grad
+            ddp.flat.updated()
+        return ddp.flat.data.copy()
+
+    for weights in SimWorld(ranks).run(program):
+        assert weights.tobytes() == np.concatenate([v.reshape(-1) for v in state["values"]]).tobytes()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("synchronize_each", [False, True])
+def test_accumulation_over_micro_batches(ranks, synchronize_each):
+    """`no_sync` for all but the last, or a reduction each: other orders of addition, each as declared."""
+    k = 3
+    micro = [[batch(r * k + i, rows=4) for i in range(k)] for r in range(ranks)]
+    expected = ordered_gradient(Nested, micro, synchronize_each)
+
+    def program(comm):
+        ddp = DistributedDataParallel(Nested(), comm, reduction="sum", algorithm="ordered", bucket_cap_mb=TINY)
+        for i in range(k):
+            if synchronize_each or i == k - 1:
+                run(ddp, micro[comm.rank][i])
+            else:
+                with ddp.no_sync():
+                    run(ddp, micro[comm.rank][i])
+        return ddp.flat.grad.copy()
+
+    world = SimWorld(ranks)
+    for gradient in world.run(program):
+        assert gradient.tobytes() == expected.tobytes()
+    sent = [trace.bytes_by_purpose().get("gradient_reduce", 0) for trace in world.traces]
+    once = SimWorld(ranks)
+    once.run(lambda comm: trained(comm, Nested(), batch(), algorithm="ordered", bucket_cap_mb=TINY) and None)
+    factor = k if synchronize_each else 1
+    assert sent == [factor * trace.bytes_by_purpose().get("gradient_reduce", 0) for trace in once.traces]
+
+
+def test_zero_grad_between_forward_and_backward():
+    """As many training loops do it: nothing of an earlier step may come back."""
+    expected = ordered_gradient(Nested, [[shard(batch(1), r, 3)] for r in range(3)])
+
+    def program(comm):
+        ddp = trained(comm, Nested(), batch(0), reduction="sum", algorithm="ordered")
+        from minidist.autograd import Tensor
+
+        inputs, weights = shard(batch(1), comm.rank, comm.size)
+        outputs = ddp(Tensor(inputs))
+        ddp.flat.zero_grad()
+        outputs.backward(weights)
+        return ddp.flat.grad.copy()
+
+    for gradient in SimWorld(3).run(program):
+        assert gradient.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("cap", [25.0, TINY])
+def test_frozen_parameters_are_neither_reduced_nor_missed(cap):
+    def frozen():
+        model = Nested()
+        model.blocks[0].first.weight.requires_grad = False
+        return model
+
+    whole = ordered_gradient(Nested, [[shard(batch(), r, 3)] for r in range(3)])
+
+    def program(comm):
+        ddp = trained(comm, frozen(), batch(), reduction="sum", algorithm="ordered", bucket_cap_mb=cap)
+        place = ddp.flat.slice_of(ddp.module.blocks[0].first.weight)
+        return ddp.flat.grad.copy(), place
+
+    world = SimWorld(3)
+    for gradient, place in world.run(program):
+        assert not gradient[place].any()
+        kept = np.ones(gradient.size, bool)
+        kept[place] = False
+        assert gradient[kept].tobytes() == whole[kept].tobytes()
+    elements = sum(t.bytes_by_purpose()["gradient_reduce"] for t in world.traces) // 4
+    assert elements == 2 * (3 - 1) * (whole.size - WIDTH * WIDTH)
+
+
+class Skipping(Nested):
+    """Does not use its second block."""
+
+    def forward(self, x):
+        return self.tied(self.blocks[0](x)) * self.scale
+
+
+@pytest.mark.parametrize("cap", [25.0, TINY])
+def test_an_unused_parameter_is_an_error_that_names_it_and_its_bucket(cap):
+    """Museum 17."""
+    with pytest.raises(
+        UnusedParameterError, match=r"rank 0: parameter 'blocks\.1\.\w+\.\w+' got no gradient.*bucket \d"
+    ):
+        SimWorld(2).run(lambda comm: trained(comm, Skipping(), batch(), bucket_cap_mb=cap))
+
+
+@pytest.mark.parametrize("cap", [25.0, TINY])
+def test_an_unused_parameter_may_take_part_as_zeros(cap):
+    """Also when only one rank does not use it: the others' gradients are the sum then."""
+
+    class Sometimes(Nested):
+        def forward(self, x):
+            return Skipping.forward(self, x) if self.skip else Nested.forward(self, x)
+
+    def program(comm):
+        model = Sometimes()
+        model.skip = comm.rank == 1
+        options = {"reduction": "sum", "algorithm": "ordered", "find_unused_parameters": True, "bucket_cap_mb": cap}
+        return trained(comm, model, batch(), **options).flat.grad.copy()
+
+    first, second = SimWorld(2).run(program)
+    assert first.tobytes() == second.tobytes()
+    model = Nested()
+    full = gradient_of(model, shard(batch(), 0, 2))
+    skipping = gradient_of(Skipping(), shard(batch(), 1, 2))
+    assert first.tobytes() == (full + skipping).tobytes()
+
+
+def test_replicas_from_different_seeds_become_rank_0s():
+    """Museum 5."""
+    expected = np.concatenate([p.data.reshape(-1) for p in Nested(seed=0).parameters()])
+
+    def program(comm):
+        return DistributedDataParallel(Nested(seed=comm.rank), comm).flat.data.copy()
+
+    for values in SimWorld(4).run(program):
+        assert values.tobytes() == expected.tobytes()
+
+
+def test_different_models_are_refused():
+    def program(comm):
+        DistributedDataParallel(MLP([4, 5 + (comm.rank == 2), 2]), comm)
+
+    with pytest.raises(MismatchError, match="rank 2: its model differs from rank 0's"):
+        SimWorld(3).run(program)
+
+
+def test_a_comm_hook_replaces_the_reduction():
+    """Called once a bucket, in index order, on every rank; here it reduces with its own state."""
+    expected = gradient_of(with_integer_weights(Nested(np.float64)), integers())
+
+    def program(comm):
+        ddp = DistributedDataParallel(with_integer_weights(Nested(np.float64)), comm, bucket_cap_mb=TINY)
+        seen = []
+
+        def hook(state, bucket):
+            state.append(bucket.index)
+            bucket.buffer[...] *= 2.0
+            return all_reduce(comm, bucket.buffer, algorithm="naive", async_op=True)
+
+        ddp.register_comm_hook(seen, hook)
+        run(ddp, shard(integers(), comm.rank, comm.size))
+        assert seen == list(range(len(ddp.reducer.buckets)))
+        return ddp.flat.grad.copy()
+
+    for gradient in SimWorld(3).run(program):
+        assert np.array_equal(gradient, 2 * expected)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("algorithm", ["ring", "ordered"])
+@pytest.mark.parametrize("cap", [25.0, 3e-4, TINY])
+def test_each_buckets_bytes_are_the_closed_form(ranks, algorithm, cap):
+    buckets = []
+
+    def program(comm):
+        ddp = trained(comm, Nested(), batch(), algorithm=algorithm, bucket_cap_mb=cap)
+        buckets[:] = [bucket.slice.stop - bucket.slice.start for bucket in ddp.reducer.buckets]
+
+    world = SimWorld(ranks)
+    world.run(program)
+    assert len(buckets) > 1 or cap == 25.0
+    for rank, trace in enumerate(world.traces):
+        sent = trace.sent("gradient_reduce")
+        volumes = [closed_form.all_reduce(size, ranks, rank) for size in buckets]
+        assert len(sent) == sum(messages for messages, _ in volumes)
+        assert sum(m.nbytes for m in sent) == 4 * sum(elements for _, elements in volumes)
+        assert {m.lane for m in sent} <= {"lane:world"}
+
+
+@pytest.mark.parametrize("options", [{"reduction": "average"}, {"bucket_cap_mb": 0}, {"bucket_cap_mb": -1}])
+def test_wrong_options(options):
+    with pytest.raises(UsageError):
+        SimWorld(1).run(lambda comm: DistributedDataParallel(Nested(), comm, **options))
+
+
+@pytest.mark.mpi(3)
+def test_under_mpi_to_the_bit(comm):
+    expected = ordered_gradient(Nested, [[shard(batch(), r, 3)] for r in range(3)])
+    for cap in (25.0, TINY):
+        ddp = trained(comm, Nested(seed=comm.rank), batch(), reduction="sum", algorithm="ordered", bucket_cap_mb=cap)
+        assert ddp.flat.grad.tobytes() == expected.tobytes()
+
+
+assert ROWS % 2

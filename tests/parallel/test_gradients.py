@@ -1,0 +1,88 @@
+"""Buckets: cut from the end, whole parameters, launched in index order on every rank, while backward still runs."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.autograd import Parameter
+from minidist.base.errors import UsageError
+from minidist.comm import LinkModel, SimWorld
+from minidist.nn.flat import FlatParameters
+from minidist.parallel.gradients import GradientReducer, make_buckets
+from tests.parallel.replicas import Nested, batch, run, shard
+
+
+def flat_of(sizes, frozen=()):
+    parameters = [Parameter(np.zeros(n, np.float32), name=f"p{i}") for i, n in enumerate(sizes)]
+    for i in frozen:
+        parameters[i].requires_grad = False
+    return FlatParameters(parameters)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 60), st.data())
+def test_buckets_cover_every_trainable_parameter_once_from_the_end(sizes, cap, data):
+    frozen = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
+    flat = flat_of(sizes, frozen)
+    buckets = make_buckets(flat, cap)
+    covered = [parameter.name for bucket in buckets for parameter in bucket.parameters]
+    assert covered == [f"p{i}" for i in reversed(range(len(sizes))) if i not in frozen]
+    for index, bucket in enumerate(buckets):
+        elements = sum(parameter.size for parameter in bucket.parameters)
+        assert bucket.index == index
+        assert bucket.slice.stop - bucket.slice.start == elements  # no frozen one inside
+        assert 4 * elements <= cap or len(bucket.parameters) == 1
+    assert all(a.slice.start >= b.slice.stop for a, b in pairwise(buckets))
+
+
+def test_buckets_launch_in_index_order_whatever_gets_ready_first():
+    """Ranks get ready in different orders (here: reversed on odd ranks) and must not meet with different buckets."""
+
+    def program(comm):
+        flat = flat_of([4, 4, 4])
+        reducer = GradientReducer(flat, comm, bucket_cap_mb=16e-6)
+        launched = []
+        send = reducer.communicate
+        reducer.communicate = lambda bucket: (launched.append(bucket.index), send(bucket))[1]
+        for parameter in flat.parameters[:: -1 if comm.rank % 2 else 1]:
+            parameter.accumulate(np.full(4, comm.rank + int(parameter.name[1]), np.float32))
+            reducer.ready(parameter)
+        reducer.finish()
+        return launched, flat.grad.copy()
+
+    for launched, gradient in SimWorld(3).run(program):
+        assert launched == [0, 1, 2]
+        assert np.array_equal(gradient, np.repeat([3.0, 6.0, 9.0], 4))
+
+
+def test_buckets_travel_while_backward_runs():
+    """By the clock: the last bucket of the backward is launched after the first has long been under way."""
+
+    def program(comm):
+        from minidist.parallel import DistributedDataParallel
+
+        ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
+        ready = ddp.reducer.ready
+
+        def slow(parameter):
+            comm.compute(seconds=1.0)
+            ready(parameter)
+
+        ddp.reducer.ready = slow
+        run(ddp, shard(batch(), comm.rank, comm.size))
+        return comm.time(), len(ddp.reducer.buckets)
+
+    world = SimWorld(2, links=LinkModel(alpha=0.25, beta=0.0))  # a bucket travels 2 messages, 0.5 s
+    for seconds, buckets in world.run(program):
+        assert buckets == 9
+        assert seconds < buckets + 0.25 * 2 + 3  # startup; without overlap it would be buckets * 1.5
+    posted = sorted(m.posted for m in world.traces[0].sent("gradient_reduce"))
+    assert posted[-1] - posted[0] > buckets - 2
+
+
+def test_wrong_options():
+    for options in ({"unused": "ignore"}, {"bucket_cap_mb": 0.0}):
+        with pytest.raises(UsageError):
+            SimWorld(1).run(lambda comm, options=options: GradientReducer(flat_of([1]), comm, **options))
