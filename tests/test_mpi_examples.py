@@ -149,3 +149,14 @@ def test_checkpoint_reshard(world):
     assert code == 0, output
     assert "resumed by 1 with ZeRO 1 after step 3" in output
     assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_recompute(world):
+    code, output = start(world, 2, "recompute")
+    assert code == 0, output
+    rows = [line.split() for line in output.splitlines()]
+    assert len({row[2] for row in rows}) == 1  # the same loss
+    peaks = [int(row[4].replace(",", "")) for row in rows]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < 0.7 * peaks[0]

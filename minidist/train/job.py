@@ -12,6 +12,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Module
+from minidist.nn.recompute import recompute
 from minidist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.train.config import Batches, TrainConfig
@@ -48,7 +49,7 @@ def build(config: TrainConfig, batches: Batches) -> Job:
     """Everything for one rank, from a config that `check` has passed."""
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
-    model = _model(config, dataset)
+    model = recompute(_model(config, dataset), config.recompute)
     return Job(config, batches, model, DTYPES[config.precision], _schedule(config), sampler)
 
 
@@ -70,6 +71,8 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and rmsprop"
         )
+    if config.recompute == "selective" and config.model == "mlp":
+        raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
     dataset.samples(config.context)
     _schedule(config)
 

@@ -1,5 +1,8 @@
 """Bugs of the memory family, planted: the tests of equality, bytes and memory must turn red for each."""
 
+from contextlib import nullcontext
+from importlib import import_module
+
 import pytest
 
 from minidist.autograd.parameter import ParameterUse
@@ -10,8 +13,12 @@ from minidist.parallel import shards, zero
 from minidist.parallel.fully_shard import Unit
 from minidist.train import resume
 from tests.checkpoint import test_directory, test_resume
+from tests.nn import test_recompute
 from tests.parallel import test_fully_shard, test_zero
 from tests.parallel.models import assert_same, one_device
+from tests.train import test_sharded
+
+checkpoint_module = import_module("minidist.autograd.checkpoint")  # the package has a function of that name
 
 
 def reference(ranks, clip=0.3):
@@ -100,3 +107,14 @@ def test_bug_16_the_state_of_another_rank(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "_state", lambda checkpoint, p, start, stop: right(checkpoint, p, 0, stop - start))
     with pytest.raises(AssertionError):
         test_resume.test_the_next_steps_have_the_bits_of_the_uninterrupted_run(2, 4, tmp_path)
+
+
+def test_bug_14_recomputation_draws_a_new_dropout_mask(monkeypatch):
+    """The replay counts its draws on from where the forward stopped."""
+    monkeypatch.setattr(checkpoint_module, "replay_calls", lambda calls: nullcontext())
+    for check in (
+        lambda: test_recompute.test_gradients_have_the_same_bits_with_dropout("full"),
+        lambda: test_sharded.test_recomputation_is_equal_bit_for_bit("full", 3),
+    ):
+        with pytest.raises(AssertionError):
+            check()
