@@ -160,3 +160,14 @@ def test_recompute(world):
     peaks = [int(row[4].replace(",", "")) for row in rows]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < 0.7 * peaks[0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_offload(world):
+    code, output = start(world, 2, "offload")
+    assert code == 0, output
+    rows = [line.split() for line in output.splitlines()]
+    assert len({row[2] for row in rows}) == 1  # the same loss
+    nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
+    assert nothing["host"] == nothing["crossed"] == "0"
+    assert "0" not in (optimizer["host"], activations["crossed"])

@@ -20,9 +20,10 @@ from minidist.nn.module import Module
 CHOICES = ("none", "full", "selective")
 
 
-def recompute(model: Module, what: str) -> Module:
+def recompute(model: Module, what: str, pack: Callable[[Any], Any] | None = None) -> Module:
     """Let the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
 
+    pack: with "full", what a block's input becomes until backward reads it (see `checkpoint`).
     Call it before a strategy wraps the model. Errors: UsageError for another word, for a model without blocks, and for
     "selective" where there is no attention.
     """
@@ -33,7 +34,7 @@ def recompute(model: Module, what: str) -> Module:
     blocks = _blocks(model)
     for block in blocks:
         if what == "full":
-            vars(block)["forward"] = partial(checkpoint, block.forward)
+            vars(block)["forward"] = partial(checkpoint, block.forward, pack=pack)
         else:
             attentions: list[Any] = [module for module in block.modules() if hasattr(module, "attention_fn")]
             if not attentions:

@@ -15,6 +15,7 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint, Piece, save
 from minidist.comm import Comm
+from minidist.parallel import OffloadedOptimizer
 from minidist.train.config import TrainConfig, flag
 from minidist.train.job import Job
 from minidist.train.strategies import OneDevice
@@ -62,6 +63,8 @@ def resume_job(directory: str | Path, job: Job, strategy: OneDevice) -> tuple[in
     known = {name: state for name, state in states.items() if state}
     strategy.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
     strategy.updated()
+    if isinstance(strategy.optimizer, OffloadedOptimizer):
+        strategy.optimizer.refresh()
     return checkpoint.step, list(checkpoint.state["losses"])
 
 

@@ -31,10 +31,12 @@ class Summary:
     trace: str
     seconds: float
     digest: str
+    host: dict[str, int] | None = None  # of rank 0, when something is offloaded
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        return {name: getattr(self, name) for name in ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest")}
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()))
+        return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
         """Does every purpose's measured volume equal its closed form?"""
@@ -50,6 +52,8 @@ class Summary:
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+        if self.host:
+            lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
 
 
@@ -100,7 +104,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest,
+        first.digest, first.host,
     )  # fmt: skip
 
 

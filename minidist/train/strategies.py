@@ -57,7 +57,7 @@ class OneDevice:
         self.job = job
         self.flat = FlatParameters(job.model.parameters())
         self.model = job.model
-        self.optimizer = make_optimizer(job.config, self.flat)
+        self.optimizer = make_optimizer(job, self.flat)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """The gradients of a pass in the block stay on this rank."""
@@ -151,7 +151,7 @@ class ShardedOptimizer(OneDevice):
 
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
-        kind, settings = optimizer_class(config)
+        kind, settings = optimizer_class(job)
         self.job, self.model = job, job.model
         self.zero = ZeroOptimizer(
             job.model, kind, comm=comm, stage=config.zero, reduction="sum", algorithm=config.reduction,
@@ -192,7 +192,7 @@ class FullyShard(OneDevice):
         for module in shard_modules(job.model):
             fully_shard(module, mesh=comm, prefetch=config.prefetch, reduction="sum", algorithm=config.reduction)
         self.shards = shards_of(job.model)
-        self.optimizer = make_optimizer(config, sharded_parameters(job.model))
+        self.optimizer = make_optimizer(job, sharded_parameters(job.model))
 
     def zero_grad(self) -> None:
         for shard in self.shards:

@@ -63,6 +63,7 @@ class TrainResult:
     unit_sizes: list[int]
     digest: str
     first_step: int = 0  # after a resume, the number of steps that were done before
+    host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -74,7 +75,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
-        job = build(config, batches)
+        job = build(config, batches, comm)
         strategy = make_strategy(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for step in range(done, config.steps):
@@ -91,6 +92,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         return TrainResult(
             comm.rank, losses, account.peak, dict(account.at_peak), sum(units), np.dtype(job.dtype).itemsize,
             strategy.bucket_sizes(), units, digest(strategy), done,
+            None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
         )  # fmt: skip
 
 
