@@ -43,6 +43,11 @@ class TrainConfig(BaseModel):
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
     precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 or fp64")
+    recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
+    offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
+    save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
+    every: int | None = Field(None, ge=1, description="steps between two checkpoints")
+    resume: bool = Field(False, description="go on from the latest checkpoint in --save")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
     @model_validator(mode="before")

@@ -14,6 +14,7 @@ from minidist.train.compare import Comparison, compare_rank, expected_snapshots,
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import check
 from minidist.train.progress import Progress
+from minidist.train.resume import check_saving
 from minidist.train.trainer import TrainResult, train
 from minidist.train.volumes import closed_form_bytes
 
@@ -32,10 +33,12 @@ class Summary:
     trace: str
     seconds: float
     digest: str
+    host: dict[str, int] | None = None  # of rank 0, when something is offloaded
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        return {name: getattr(self, name) for name in ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest")}
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()))
+        return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
         """Does every purpose's measured volume equal its closed form?"""
@@ -55,6 +58,8 @@ class Summary:
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+        if self.host:
+            lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
 
 
@@ -72,6 +77,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     resolve_batches(config, result)  # what is wrong is known before anything starts
     check(config, 1 if size else result)
+    check_saving(config)
     return result
 
 
@@ -103,14 +109,15 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
-    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    ran = config.model_copy(update={"steps": config.steps - first.first_step})
+    closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest,
+        first.digest, first.host,
     )  # fmt: skip
 
 
@@ -120,6 +127,8 @@ def run_comparison(
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
     tier_of(config)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec each process computes its own.
     expected = None if under_mpiexec() else expected_snapshots(config, size)
     outcome = execute(
