@@ -34,8 +34,11 @@ class Job:
         """Loss of micro-batch `number` of a step: its share of the global mean (the divisor is the global count)."""
         first = number * self.batches.micro_batch
         inputs, targets = self.sampler.batch(step, first, self.batches.micro_batch)
+        return self.loss_of((model or self.model)(as_input(inputs, self.dtype)), targets)
+
+    def loss_of(self, outputs: Tensor, targets: Any) -> Tensor:
+        """A micro-batch's share of the global mean, from the model's outputs."""
         divisor = float(self.batches.global_batch * (self.config.context if self.config.model == "gpt" else 1))
-        outputs = (model or self.model)(as_input(inputs, self.dtype))
         return cross_entropy(outputs, targets, divisor)
 
 

@@ -13,6 +13,7 @@ from minidist.comm.mpi import launched_size
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import check
+from minidist.train.pipelines import check_pipeline, pipeline_volumes
 from minidist.train.progress import Progress
 from minidist.train.trainer import TrainResult, train
 from minidist.train.volumes import closed_form_bytes
@@ -57,9 +58,10 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or ranks or config.dp or 1
+    result = size or ranks or (config.dp or 1) * config.pp
     resolve_batches(config, result)  # what is wrong is known before anything starts
     check(config)
+    check_pipeline(config, resolve_batches(config, result))
     return result
 
 
@@ -90,7 +92,10 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
-    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    if config.pp > 1:
+        closed = pipeline_volumes(config, batches, [result.bucket_sizes for result in results])
+    else:
+        closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
