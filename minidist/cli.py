@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -131,6 +132,53 @@ def run(script: Annotated[Path, typer.Argument(help="a Python program that calls
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+@app.command()
+def memory(
+    params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
+    model: Annotated[str | None, typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b")] = None,
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
+    batch: Annotated[int, typer.Option(help="with --model: sequences of one forward pass of a rank")] = 1,
+    seq: Annotated[int | None, typer.Option(help="with --model: tokens of a sequence (default: the model's most)")] = None,
+    accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
+    recompute: Annotated[str, typer.Option(help="with --model: none, selective or full")] = "none",
+    prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
+    form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")] = None,
+    json_output: Json = False,
+) -> None:
+    """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
+    from minidist.train.sizing import model_peak, model_states, table, whole_number
+
+    if (params is None) == (model is None):
+        raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
+    if form not in ("text", "svg"):
+        raise UsageError(f"--format {form!r}; it must be text or svg")
+    if model is not None:
+        stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
+    else:
+        stages = model_states(whole_number(params or ""), dp, accounting)
+    if json_output:
+        print(json.dumps(stages))
+    elif form == "svg":
+        from minidist.report.frame import save
+        from minidist.report.zero_bars import zero_bars
+
+        title = f"{model or params} parameters on {dp} ranks, {accounting} accounting"
+        figure = zero_bars(stages, title=title, command=command_line())
+        if output:
+            say(f"written: {save(figure, output)}")
+        else:
+            with TemporaryDirectory() as folder:
+                print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
+    else:
+        say(f"{model or params} on {dp} ranks, {accounting} accounting")
+        say(table(stages))
+        if "not_counted" in stages:
+            say(stages["not_counted"])
+        elif accounting == "deepspeed":
+            say("DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use --model")
 
 
 @app.command()
