@@ -144,6 +144,16 @@ def test_zero_bubble(world):
         assert "rank 0  zb-h1  idle 1.0, on paper 1.0" in output
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_pipedream(world):
+    code, output = start(world, 3, "pipedream")
+    assert code == 0, output
+    kept = sorted(re.findall(r"rank (\d): mini-batch 99 used version (\d+); at most (\d) versions", output))
+    assert kept == [("0", "97", "3"), ("1", "98", "2"), ("2", "99", "1")]
+    first, *_, last = re.findall(r"loss ([\d.]+)", output)
+    assert float(last) < float(first)
+
+
 @pytest.mark.parametrize(
     ("script", "gid", "artists"),
     [
