@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, no_grad
-from minidist.base.errors import UsageError
+from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld, init_device_mesh
@@ -20,6 +20,8 @@ from minidist.parallel.tensor import (
     SplitHeads,
     VocabParallel,
     VocabParallelEmbedding,
+    check_replicas,
+    clip_grad_norm_,
     copy_to_tensor_parallel_region,
     full_state_dict,
     full_tensor,
@@ -355,6 +357,43 @@ def test_key_value_heads_that_do_not_divide():
     plan = llama_plan(13)
     refuse(4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks")
     refuse(8, plan, lambda: llama(4), "4 key-value heads of .* do not divide over 8 .* take 8, or one of 1, 2, 4 ranks")
+
+
+# --- the gradient norm, and replicas ---
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_clip_norm_counts_every_global_element_once(ranks, sequence_parallel):
+    single = gpt(ranks)
+    gpt_loss(13)(single, 0).backward()
+    flat = np.concatenate([p.grad.reshape(-1) for p in single.parameters()])
+    norm = float(np.sqrt(flat @ flat))
+    factor = 0.25 * norm / (norm + 1e-6)
+
+    def main(comm):
+        model = parallelize_module(gpt(comm.size), comm, gpt_plan(13, sequence_parallel))
+        gpt_loss(13)(model, 0).backward()
+        before = clip_grad_norm_(model, 0.25 * norm, comm)
+        return before, {name: full_tensor(p.grad, p.layout, {"tp": comm}) for name, p in model.named_parameters()}
+
+    for before, gradients in SimWorld(ranks).run(main):
+        assert abs(before - norm) < 1e-12 * norm
+        for name, parameter in single.named_parameters():
+            assert np.abs(gradients[name] - parameter.grad * factor).max() < 1e-12 * norm, name
+
+
+def test_a_replica_that_differs_is_named():
+    def main(comm, rank):
+        model = parallelize_module(gpt(4), comm, gpt_plan(13))
+        if comm.rank == rank:
+            model.transformer.h[1].ln_2.weight.data[3] += 1e-12
+        check_replicas(model, comm)
+
+    SimWorld(4).run(main, None)
+    for rank in range(4):
+        with pytest.raises(MismatchError, match=r"'transformer\.h\.1\.ln_2\.weight' .* not the same on rank"):
+            SimWorld(4).run(main, rank)
 
 
 # --- counts ---
