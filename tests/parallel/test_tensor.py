@@ -14,6 +14,7 @@ from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, L
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
+    LossParallel,
     RowParallelLinear,
     RowwiseParallel,
     SequenceParallel,
@@ -497,6 +498,8 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
     refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* take 4 or 8")
     refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
     refuse(2, {"transformer.wte": VocabParallel()}, match=r"'lm_head\.weight' shares a parameter .* name its module in the plan")
+    refuse(2, gpt_plan(16), match="a vocabulary of 16 words, the model has 13; give the plan 13")
+    refuse(2, {"": LossParallel(3)}, lambda: MLP([4, 6, 3]), "LossParallel is for a model with lm_head")
     refuse(2, {"layers.0": SequenceParallel()}, lambda: MLP([4, 6, 3]), "'layers.0' is a Linear")
 
     def flat():
