@@ -10,7 +10,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import GPT, GPTConfig
+from minidist.nn import GPT, GPTConfig, cross_entropy
 from minidist.nn.experts import Assignment, MixtureOfExperts, expert_capacity
 from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, exchange
 from minidist.parallel.tensor import parallelize_module
@@ -120,6 +120,20 @@ def test_auxiliary_losses_are_the_papers(top_k):
     uniform.router.data[...] = 0  # all probabilities equal: P = 1/4, whatever f
     uniform(x)
     assert abs(uniform.auxiliary_loss.item() - 1) < 1e-14  # the minimum
+
+
+def test_a_gpts_loss_holds_the_mean_of_the_groups_auxiliary_losses():
+    model, groups, expected = model_of(4, 1, 2.0), 3, 0.0
+    total = 0.0
+    for number in range(groups):
+        tokens, targets = group(0, number, 2, groups)
+        total += model(tokens, targets, 2 * groups * LENGTH).item()
+        expected += cross_entropy(model(tokens), targets, 2 * groups * LENGTH).item()
+        expected += 0.1 * sum(block.mlp.auxiliary_loss.item() for block in model.transformer.h) / groups
+    assert abs(total - expected) < 1e-14
+    assert model(tokens, targets).item() == pytest.approx(
+        cross_entropy(model(tokens), targets).item() + 0.1 * sum(b.mlp.auxiliary_loss.item() for b in model.transformer.h), rel=1e-14
+    )
 
 
 # --- dealt out ---

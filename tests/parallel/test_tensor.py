@@ -479,6 +479,20 @@ def test_activation_bytes_are_the_papers():
             assert kept == [expected(ranks, split)] * ranks, (ranks, split)
 
 
+def test_regathered_arrays_are_gone_when_their_readers_are():
+    """The peak of communication memory in backward is one gathered input, whatever the depth."""
+
+    def main(comm, layers):
+        with account_memory() as account:
+            model = parallelize_module(gpt(4, layers=layers), comm, gpt_plan(13, True))
+            model(*text(0, BATCH, LENGTH, 13)).backward()
+        return account.peak_by_purpose["communication"], account.by_purpose["communication"]
+
+    one = BATCH * LENGTH * 24 * 8
+    for layers in (1, 3):
+        assert SimWorld(2).run(main, layers) == [(one, 0)] * 2
+
+
 # --- bad input ---
 
 
