@@ -5,6 +5,7 @@ from typing import Any
 from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.memory import track
 from minidist.base.random import Key, current_coordinates, uniform_rows
 from minidist.nn.module import Module
 
@@ -70,7 +71,7 @@ class Dropout(Module):
         """x (samples, ...) -> the same shape."""
         if not self.training or self.p == 0:
             return x
-        return x * Tensor(self.keep(x.shape, x.dtype))
+        return x * Tensor(track(self.keep(x.shape, x.dtype), "activation"))
 
     def keep(self, shape: tuple[int, ...], dtype: Any) -> xp.Array:
         """The factors of the rows of the current batch: 0 or 1 / (1 - p)."""
