@@ -307,5 +307,8 @@ def test_no_rank_computes_more_than_another_in_zigzag():
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_mpi_the_same_numbers(comm, kind):
+def test_under_mpi_the_same_messages_and_the_same_numbers(comm, kind):
     assert_equal(context_train(comm, "llama", kind, "sgd"), one_device_llama_of(2, "sgd"))
+    world = SimWorld(2)
+    world.run(context_train, "llama", kind, "sgd")
+    assert comm.trace.sequences() == world.traces[comm.rank].sequences()

@@ -278,5 +278,8 @@ def test_recomputation_that_would_lose_the_auxiliary_loss_is_refused():
 
 
 @pytest.mark.mpi(2)
-def test_under_mpi_the_same_numbers(comm):
+def test_under_mpi_the_same_messages_and_the_same_numbers(comm):
     assert_equal(expert_train(comm, 2, 1.0, "sgd", (1, 2)), one_device(2, 2, 1.0, "sgd")[0])
+    world = SimWorld(2)
+    world.run(expert_train, 2, 1.0, "sgd", (1, 2))
+    assert comm.trace.sequences() == world.traces[comm.rank].sequences()

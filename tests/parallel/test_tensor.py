@@ -8,7 +8,6 @@ import pytest
 from minidist.autograd import Tensor, no_grad
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld, init_device_mesh
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
 from minidist.parallel.tensor import (
@@ -559,16 +558,11 @@ def test_the_classes_build_their_own_tiles():
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_under_mpi_the_same_messages_and_the_same_numbers(comm, sequence_parallel):
-    with batch_coordinates():
+    def main(comm):
         mesh = init_device_mesh(comm, (2,), ("tp",))
-        history, _ = parallel_gpt(mesh["tp"], "adam", sequence_parallel=sequence_parallel)
-    assert_equal(history, one_device(4, 13, "adam", 0.0))
-    sequences = comm.trace.sequences()
+        return parallel_gpt(mesh["tp"], "adam", sequence_parallel=sequence_parallel)[0]
 
-    def main(sim):
-        parallel_gpt(init_device_mesh(sim, (2,), ("tp",))["tp"], "adam", sequence_parallel=sequence_parallel)
-
-    if sequence_parallel is False:  # the trace is the process's: the first test's alone
-        world = SimWorld(2)
-        world.run(main)
-        assert sequences == world.traces[comm.rank].sequences()
+    assert_equal(main(comm), one_device(4, 13, "adam", 0.0))
+    world = SimWorld(2)
+    world.run(main)
+    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
