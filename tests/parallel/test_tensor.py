@@ -10,6 +10,7 @@ from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld, init_device_mesh
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
+from minidist.nn.recompute import recompute
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
@@ -284,6 +285,18 @@ def test_gpt_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, s
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel):
     assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
+
+
+@pytest.mark.parametrize("what", ["full", "selective"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what, sequence_parallel):
+    def main(comm):
+        model = parallelize_module(gpt(comm.size, dropout=0.25), comm, gpt_plan(13, sequence_parallel))
+        recompute(model, what)
+        return train(model, gpt_loss(13), "sgd", {"tp": comm})
+
+    for history in SimWorld(2).run(main):
+        assert_equal(history, one_device(4, 13, "sgd", 0.25))
 
 
 def test_logits_are_gathered_without_the_padding():
