@@ -78,10 +78,7 @@ def remembered(comm):
         model, x = MLP([256, 256, 256, 256, 10], dtype=np.float64), Tensor(np.ones((512, 256)))
         loss = cross_entropy(model(x), np.zeros(512, dtype=int))
         loss.backward()
-    live = {}
-    for purpose, change in account.events:  # bytes, positive at birth and negative at death
-        live = {**live, purpose: live.get(purpose, 0) + change}
-        comm.trace.memory.append((0.0, live))
+    comm.trace.memory = [(0.0, live) for live in account.history()]  # after each birth and death of an array
 
 
 world = SimWorld(1)
@@ -254,4 +251,4 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # | "second backward" error | PyTorch "Trying to backward through the graph a second time"; there `retain_graph=True` |
 # | input and weight gradient apart | Megatron-LM `--delay-wgrad-compute`; zero-bubble pipelines' B and W |
 #
-# Next: 02 What a step costs, and [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb).
+# Next: [02 What a step costs](02_what_a_step_costs.ipynb), and [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb).

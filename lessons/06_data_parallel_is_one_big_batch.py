@@ -232,4 +232,4 @@ check("06.weighted_average", solution("06.weighted_average"))
 # | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
 # | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
 #
-# Next: 07 Buckets and overlap.
+# Next: [07 Buckets and overlap](07_buckets_and_overlap.ipynb).

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
 
 MEMORY_PURPOSES = (
     "parameter", "gradient", "optimizer", "activation", "activation_gradient", "communication", "unsharded", "stash",
@@ -46,6 +47,17 @@ class MemoryAccount:
             weakref.finalize(buffer, self._release, id(buffer), buffer.nbytes).atexit = False
             self._change(purpose, buffer.nbytes)
         return array
+
+    def history(self) -> list[dict[str, int]]:
+        """Live bytes by purpose after each event, for `Trace.memory`. Needs timeline=True."""
+        if self.events is None:
+            raise UsageError("the account kept no events; make it with timeline=True")
+        live: dict[str, int] = {}
+        result = []
+        for purpose, change in self.events:
+            live = {**live, purpose: live.get(purpose, 0) + change}
+            result.append(live)
+        return result
 
     def _release(self, key: int, nbytes: int) -> None:
         self._change(self._live.pop(key), -nbytes)

@@ -80,8 +80,9 @@ def examine(name: str, function: Callable[..., Any], *, mpi: bool = True) -> Res
                 return failed(exercise, failure, outcome)
     par, yours = (run(exercise, answer, exercise.par).metrics for answer in (exercise.solution, function))
     lines = [f"{name}: correct {_range(exercise, cases)}"]
-    if exercise.communicates:
-        lines.append(f"  {exercise.describe(exercise.par)}: {compare(par, yours)}")
+    shown = (*METRICS * exercise.communicates, *("memory",) * (par["memory"] > 0))
+    if shown:
+        lines.append(f"  {exercise.describe(exercise.par)}: {compare(par, yours, *shown)}")
     if exercise.communicates and mpi:
         problem, note = run_under_mpi(exercise, function, [case for case in cases if case.ranks == 3])
         if problem:
@@ -109,6 +110,9 @@ def run(
         "bytes": max(sum(message.nbytes for message in trace.sent()) for trace in world.traces),
         "messages": max(len(trace.sent()) for trace in world.traces),
         "time": world.end_time,
+        "memory": max(
+            (sum(live.values()) for trace in world.traces for _, live in trace.memory), default=0
+        ),  # of exercises that keep an account
     }
     return Outcome(answers, error, world.traces, metrics)
 
@@ -134,7 +138,9 @@ def judge(exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, par:
     for metric in exercise.limits:
         if not buffered and outcome.metrics[metric] > par[metric] * (1 + 1e-9):
             message = f"correct, but above par in {_label(metric)}: {compare(par, outcome.metrics, metric)}"
-            return Failure("limit", message, case, buffered, answers=outcome.answers, metric=metric)
+            return Failure(
+                "limit", message, case, buffered, answers=outcome.answers, metric=metric, traces=outcome.traces
+            )
     return None
 
 
@@ -150,10 +156,11 @@ def failed(exercise: Exercise, failure: Failure, outcome: Outcome | None) -> Res
     if hint:
         lines.append(f"  hint: {hint}")
     figure = None
-    if outcome is not None and any(trace.messages for trace in outcome.traces):
-        from minidist.report import draw
+    for picture, events in (("memory", "memory"), ("space-time", "messages")):
+        if figure is None and outcome is not None and any(getattr(trace, events) for trace in outcome.traces):
+            from minidist.report import draw
 
-        figure = draw("space-time", outcome.traces, {"command": f'minidist.lesson.check("{exercise.name}", ...)'})
+            figure = draw(picture, outcome.traces, {"command": f'minidist.lesson.check("{exercise.name}", ...)'})
     return Result(exercise.name, False, "\n".join(lines), hint, figure, failure)
 
 
@@ -180,13 +187,14 @@ def compare(par: dict[str, float], yours: dict[str, float], *metrics: str) -> st
 
 
 def _label(metric: str) -> str:
-    return {"bytes": "most bytes from a rank", "messages": "most messages from a rank", "time": "virtual time"}[metric]
+    labels = {"bytes": "most bytes from a rank", "messages": "most messages from a rank", "time": "virtual time"}
+    return labels.get(metric, "peak memory")
 
 
 def _number(metric: str, value: float) -> str:
     if metric == "time":
         return f"{value * 1e6:.6g} µs"
-    return f"{value:.0f} B" if metric == "bytes" else f"{value:.0f}"
+    return f"{value:.0f}" if metric == "messages" else f"{value:,.0f} B"
 
 
 def _range(exercise: Exercise, cases: list[Case]) -> str:

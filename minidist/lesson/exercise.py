@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.trace import Trace
 from minidist.comm import Comm
 
 METRICS = ("bytes", "messages", "time")
@@ -46,6 +47,7 @@ class Failure:
     answers: Sequence[Any] = ()
     expected: Sequence[Any] = ()
     metric: str = ""
+    traces: Sequence[Trace] = ()
 
     def raised(self, *classes: type[BaseException]) -> bool:
         """Did the function raise one of these?"""
@@ -79,7 +81,8 @@ class Exercise:
     """arguments(case, comm): what one rank's function gets after `comm`; fresh arrays each time.
     expected(case): the answers of all ranks. answer(arguments, returned): where the answer lies; default: what was
     returned. judge(case, answers): a sentence when they are wrong, else ""; default: compare with `expected`.
-    limits: metrics that must not exceed par, each the most by one rank (time: of the whole run). forbidden: methods of
+    limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak in
+    trace.memory, which `answer` or the function must have filled (see `base.memory`). forbidden: methods of
     comm that the exercise does without. par: the case on which par is printed. communicates: False for one rank alone.
     """
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,7 @@ def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: tuple[int, ...] = 
 def sides_of(world: MPIWorld) -> dict[str, Side]:
     """What is measured, by name: each sums its array over all ranks in place."""
     MPI, comm = world.MPI, world.comm
-    sides: dict[str, Side] = {
-        name: lambda array, name=name: all_reduce(comm, array, algorithm=name)
-        for name in ALGORITHMS  # type: ignore[misc]
-    }
+    sides: dict[str, Side] = {name: partial(all_reduce, comm, algorithm=name) for name in ALGORITHMS}
     sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
     gloo = gloo_side(world, comm)
     return sides | ({"gloo": gloo} if gloo else {})

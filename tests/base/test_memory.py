@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount, account_memory, memory_account, track
 
 
@@ -19,7 +20,13 @@ def test_counts_a_buffer_once_and_until_its_last_view_dies():
     assert (account.peak, account.peak_by_purpose) == (800, {"activation": 800, "gradient": 40})
     assert account.at_peak == {"activation": 800}
     assert account.events == [("activation", 800), ("activation", -800), ("gradient", 40)]
+    assert account.history() == [{"activation": 800}, {"activation": 0}, {"activation": 0, "gradient": 40}]
     del b
+
+
+def test_the_history_needs_a_timeline():
+    with pytest.raises(UsageError, match="timeline=True"):
+        MemoryAccount().history()
 
 
 def test_release_is_charged_to_the_account_of_the_birth():

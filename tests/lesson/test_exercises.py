@@ -63,6 +63,60 @@ def forgotten_target(logits, targets):
     return solution("01.cross_entropy_backward")(logits, targets) + np.eye(5)[targets] / len(targets)
 
 
+def forward_keeping(layers, x):
+    kept = [x]
+    for layer in layers:
+        kept.append(layer.forward(kept[-1]))
+    return kept
+
+
+def updates_at_the_end(layers, x, loss_gradient):
+    kept, gradients = forward_keeping(layers, x), []
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        gradients.append(layer.weight_gradient(kept.pop(), g))
+        g = layer.input_gradient(g)
+    for layer, gradient in zip(reversed(layers), gradients, strict=True):
+        layer.update(gradient)
+
+
+def keeps_the_list(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept[-1])
+    for i in reversed(range(len(layers))):
+        gradient = layers[i].weight_gradient(kept[i], g)
+        g = layers[i].input_gradient(g) if i else None
+        layers[i].update(gradient)
+        del gradient
+
+
+def updates_too_early(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        layer.update(layer.weight_gradient(kept.pop(), g))
+        g = layer.input_gradient(g)
+
+
+def input_gradient_first(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        below = layer.input_gradient(g) if kept[1:] else None
+        layer.update(layer.weight_gradient(kept.pop(), g))
+        g = below
+        del below
+
+
+def forgets_a_name(layers, x, loss_gradient):
+    kept = forward_keeping(layers, x)
+    g = loss_gradient(kept.pop())
+    for layer in reversed(layers):
+        gradient = layer.weight_gradient(kept.pop(), g)
+        g = layer.input_gradient(g) if kept else None
+        layer.update(gradient)
+
+
 def neighbours(comm):
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
@@ -199,6 +253,67 @@ def own_divisor(comm, gradient, count):
     return all_reduce(comm, weighted) / max(count, 1)
 
 
+def out_of_order(comm, backward, uses, buckets, launch):
+    left, works = list(uses), {}
+    for parameter in backward:
+        left[parameter] -= 1
+        for b in range(len(buckets)):
+            if b not in works and not any(left[p] for p in buckets[b]):
+                works[b] = launch(b)
+    for b in range(len(buckets)):
+        if b not in works:
+            works[b] = launch(b)
+    for work in works.values():
+        work.wait()
+
+
+def at_the_first_contribution(comm, backward, uses, buckets, launch):
+    missing, works = [{p for p in bucket if uses[p]} for bucket in buckets], []
+    for parameter in backward:
+        for waiting in missing:
+            waiting.discard(parameter)
+        while len(works) < len(buckets) and not missing[len(works)]:
+            works.append(launch(len(works)))
+    while len(works) < len(buckets):
+        works.append(launch(len(works)))
+    for work in works:
+        work.wait()
+
+
+def unused_never_come(comm, backward, uses, buckets, launch):
+    left, works = [max(count, 1) for count in uses], []
+    for parameter in backward:
+        left[parameter] -= 1
+        while len(works) < len(buckets) and not any(left[p] for p in buckets[len(works)]):
+            works.append(launch(len(works)))
+    for work in works:
+        work.wait()
+
+
+def all_at_the_end(comm, backward, uses, buckets, launch):
+    list(backward)
+    for work in [launch(b) for b in range(len(buckets))]:
+        work.wait()
+
+
+def never_waits(comm, backward, uses, buckets, launch):
+    list(backward)
+    for b in range(len(buckets)):
+        launch(b)
+
+
+def unused_at_the_end(comm, backward, uses, buckets, launch):
+    left, works = [max(count, 1) for count in uses], []
+    for parameter in backward:
+        left[parameter] -= 1
+        while len(works) < len(buckets) and not any(left[p] for p in buckets[len(works)]):
+            works.append(launch(len(works)))
+    while len(works) < len(buckets):
+        works.append(launch(len(works)))
+    for work in works:
+        work.wait()
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -210,6 +325,11 @@ WRONG = [
     ("01.cross_entropy_backward", times_rows, "mean over rows"),
     ("01.cross_entropy_backward", forgotten_target, "minus 1 at the target"),
     ("01.cross_entropy_backward", overflowing, "maximum"),
+    ("02.free_in_order", updates_at_the_end, "two weight gradients"),
+    ("02.free_in_order", forgets_a_name, "two weight gradients"),
+    ("02.free_in_order", keeps_the_list, "after their last use"),
+    ("02.free_in_order", input_gradient_first, "need not be alive"),
+    ("02.free_in_order", updates_too_early, "the weight that forward used"),
     ("03.by_order", all_send_first, "may block"),
     ("03.by_order", all_receive_first, "nobody has sent"),
     ("03.by_order", alone_forgotten, "cannot receive while"),
@@ -228,6 +348,12 @@ WRONG = [
     ("06.weighted_average", divided_by_ranks, "not by the number of ranks"),
     ("06.weighted_average", nan_from_nothing, "0 * nan"),
     ("06.weighted_average", own_divisor, "different averages"),
+    ("07.bucketed_reducer", out_of_order, "the order of their index"),
+    ("07.bucketed_reducer", at_the_first_contribution, "contributes twice"),
+    ("07.bucketed_reducer", unused_never_come, "must leave all the same"),
+    ("07.bucketed_reducer", unused_at_the_end, "holds up all buckets behind it"),
+    ("07.bucketed_reducer", all_at_the_end, "leave late"),
+    ("07.bucketed_reducer", never_waits, "nobody waited"),
 ]
 
 

@@ -97,7 +97,7 @@ def test_powersgd_sent_and_residual_are_all_gradients(ranks, rank, steps):
 def test_the_mean_is_the_sum_divided():
     for make in (lambda c, op: TopK(c, 5, op), Sign, lambda c, op: QSGD(c, op=op), lambda c, op: PowerSGD(c, op=op)):
         by_op = [
-            run(lambda comm, op=op: make(comm, op), normals(2, 16), 4, [(4, 4)])[1][0][0] for op in ("sum", "mean")
+            run(lambda comm, op=op, make=make: make(comm, op), normals(2, 16), 4, [(4, 4)])[1][0][0] for op in ("sum", "mean")
         ]
         for total, mean in zip(*by_op, strict=True):
             assert np.array_equal(mean, total / 4)
@@ -120,6 +120,8 @@ def test_sign_of_the_papers_example_and_its_contraction():
     _, [(results, residual)] = run(Sign, lambda rank: [np.array([3.0, -1.0])], 1)
     assert results[0].tolist() == [2, -2]
     assert residual.tolist() == [1, 1]
+    _, [(results, residual)] = run(Sign, lambda rank: [np.array([0.0, -4.0])], 1)
+    assert (results[0].tolist(), residual.tolist()) == ([2, -2], [-2, -2])  # zero counts as positive
     x = normals(1, 37)(0)[0]
     _, [(_, residual)] = run(Sign, lambda rank: [x], 1)
     assert (residual**2).sum() == pytest.approx((x**2).sum() - np.abs(x).sum() ** 2 / x.size)

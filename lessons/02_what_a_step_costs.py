@@ -1,0 +1,272 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 02 What a step costs
+#
+# *30 minutes. Before it: 01. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Know what fills the memory while a model trains. There are **four kinds of bytes: parameters, gradients, optimizer state and
+# activations**. The first three grow with the model, the last one with the batch. Every technique of the later lessons
+# attacks one of the four, so it helps to know which one hurts.
+#
+# What the account costs: nothing when it is off. What it saves: guessing.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist.base.memory import MemoryAccount, account_memory, track
+from minidist.comm import SimWorld
+from minidist.lesson import check, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import SGD, Adam
+from minidist.report import draw, show
+
+SIZES, ROWS = [256, 512, 512, 512, 10], 1024
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32), rng.integers(0, SIZES[-1], ROWS)
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Three steps of a small network with Adam, on one rank. Each change of the account is one event. In forward activations pile
+# up, in backward they go and gradients come; from the second step on the gradients and Adam's two averages are there already.
+
+
+# %%
+def train(comm, steps=3, optimizer=Adam, count=ROWS):
+    """Returns the account and the weights. Of memory speak only the first line, the last but one, and `track`."""
+    with account_memory(timeline=True) as account:
+        model = MLP(SIZES)
+        flat = FlatParameters(model.parameters())
+        optimizer = optimizer(flat, lr=1e-3)
+        x = Tensor(track(rows[:count].copy(), "input"))
+        for _ in range(steps):
+            flat.zero_grad()
+            loss = cross_entropy(model(x), targets[:count])
+            loss.backward()
+            optimizer.step()
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return account, flat.data
+
+
+world = SimWorld(1)
+((account, _),) = world.run(train)
+show(draw("memory", world.traces, {"command": "part 2 of lessons/02_what_a_step_costs.py"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# The weights alone:
+
+# %%
+weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
+print(f"{weights // 4:,} parameters in float32: {weights:,} B; the input has {rows.nbytes:,} B")
+
+# %% [markdown]
+# The picture is of Adam with 1,024 rows. How many bytes are alive at the peak with a quarter of the rows, and with SGD with
+# momentum, which keeps one average a parameter? (Layers of 512, 512, 512 and 10 outputs; 10 % off is good enough.)
+
+# %%
+my_guess = account.peak // 4
+
+# %% [markdown]
+# ## 4 The code
+#
+# An account counts a buffer from the moment that somebody calls `track` until Python frees it. There is no list of things to
+# free and no call to free them: an array dies when nothing refers to it any more.
+
+# %%
+print(inspect.getsource(MemoryAccount.track))
+print(inspect.getsource(MemoryAccount._change))
+
+# %% [markdown]
+# The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their gradients by
+# themselves, the optimizer for its state. Who holds what decides the rest: a node of the graph holds what backward needs and
+# drops it when backward has passed.
+#
+# ## 5 Check
+#
+# At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its gradient and 8
+# for Adam. An activation is 4 B an output and row.
+
+# %%
+formula = {
+    "parameter": weights,
+    "gradient": weights,
+    "optimizer": 2 * weights,
+    "activation": 4 * ROWS * sum(SIZES[1:]) + 4,  # and the loss, one number
+    "activation_gradient": 4 * ROWS * max(SIZES[1:]),  # the gradient that backward has in hand
+    "input": 4 * ROWS * SIZES[0],
+    "workspace": 2 * 4 * 65536,  # two temporaries of one block of Adam
+}
+for purpose, nbytes in account.at_peak.items():
+    print(f"{purpose:20} {nbytes:10,} B   formula {formula[purpose]:10,} B")
+    assert nbytes == formula[purpose]
+
+((other, _),) = SimWorld(1).run(train, optimizer=lambda flat, lr: SGD(flat, lr=lr, momentum=0.9), count=ROWS // 4)
+off = my_guess / other.peak
+print(f"a quarter of the rows, momentum: peak {other.peak:,} B, {other.peak / account.peak:.0%} of the picture's")
+print(f"your guess {my_guess:,} B is {off:.0%} of it: {'right' if 0.9 < off < 1.1 else 'off'}")
+
+# %% [markdown]
+# Which part grows with what? Half the batch halves the activations and nothing else. Another optimizer changes its own state
+# and nothing else:
+
+# %%
+print(f"{'':24}" + "".join(f"{name:>13}" for name in ("parameter", "gradient", "optimizer", "activation")))
+for label, options in {
+    "Adam": {},
+    "Adam, half the rows": {"count": ROWS // 2},
+    "SGD": {"optimizer": SGD},
+    "SGD with momentum": {"optimizer": lambda flat, lr: SGD(flat, lr=lr, momentum=0.9)},
+}.items():
+    ((other, _),) = SimWorld(1).run(train, **options)
+    kinds = [other.at_peak.get(name, 0) for name in ("parameter", "gradient", "optimizer", "activation")]
+    print(f"{label:24}" + "".join(f"{nbytes:11,} B" for nbytes in kinds))
+
+# %% [markdown]
+# So the model costs 16 B a parameter in float32 with Adam. In mixed precision it is 16 too: 2 for the fp16 parameter, 2 for
+# its gradient, 12 for Adam (a float32 copy and two averages). That is the arithmetic behind every "does it fit":
+
+# %%
+for name, parameters in (("GPT-2", 124e6), ("1.5 billion", 1.5e9), ("7 billion", 7e9), ("175 billion", 175e9)):
+    print(f"{name:12} {16 * parameters / 1e9:7,.0f} GB without any activation")
+
+
+# %% [markdown]
+# Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each layer is updated *inside*
+# backward, as soon as its gradient is complete, and the gradient is dropped. (With SGD: it has no state of its own, so one
+# sees the gradients.) The weights must come out the same:
+
+
+# %%
+def step_inside_backward(comm, count, steps=3):
+    with account_memory(timeline=True) as account:
+        model = MLP(SIZES)
+        units = [FlatParameters(layer.parameters()) for layer in model.layers]
+
+        def ready(parameter):
+            unit = parameter.flat
+            if parameter is unit.parameters[-1]:  # weight, then bias: now the layer's gradient is whole
+                np.multiply(unit.grad, 1e-3, out=unit.grad_buffer)  # SGD by hand, without a workspace
+                np.subtract(unit.data, unit.grad_buffer, out=unit.data)
+                unit.updated()
+                unit.release_grad()
+
+        x = Tensor(track(rows[:count].copy(), "input"))
+        for _ in range(steps):
+            cross_entropy(model(x), targets[:count]).backward(on_ready=ready)
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return account, np.concatenate([unit.data for unit in units])
+
+
+SMALL = 64  # rows: with few of them the model's bytes are most of the peak
+world = SimWorld(1)
+((inside, freed),) = world.run(step_inside_backward, SMALL)
+((after, kept),) = SimWorld(1).run(train, optimizer=SGD, count=SMALL)
+print(f"peak {inside.peak:,} B instead of {after.peak:,} B; max |w_inside - w_single| = {np.abs(freed - kept).max()}")
+assert np.array_equal(freed, kept)
+show(draw("memory", world.traces, {"command": "part 5 of lessons/02_what_a_step_costs.py, a step inside backward"}))
+
+
+# %% [markdown]
+# The price: nothing may need all gradients together. Clipping by their norm does, and so does a sum over micro-batches.
+#
+# ## 6 Break it
+#
+# The commonest leak. Evaluation needs no backward, and who forgets to say so records a graph for each batch. A list of
+# losses, kept for their mean, then keeps every activation of every batch:
+
+
+# %%
+def evaluate(comm, recording):
+    with account_memory(timeline=True) as account:
+        model = MLP(SIZES)
+        losses = []
+        for batch in range(8):
+            part = slice(batch * 128, batch * 128 + 128)
+            if recording:
+                losses.append(cross_entropy(model(Tensor(rows[part])), targets[part]))
+            else:
+                with no_grad():
+                    losses.append(cross_entropy(model(Tensor(rows[part])), targets[part]))
+        mean = np.mean([loss.item() for loss in losses])
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return float(mean), account.peak_by_purpose["activation"]
+
+
+for recording in (False, True):
+    world = SimWorld(1)
+    ((mean, activations),) = world.run(evaluate, recording)
+    label = "a graph for each batch" if recording else "no_grad()"
+    print(f"{label:24} mean loss {mean:.4f}, activations at most {activations:,} B")
+show(draw("memory", world.traces, {"command": "part 6 of lessons/02_what_a_step_costs.py"}))
+
+# %% [markdown]
+# ## 7 Exercise: free in the right order
+#
+# Three layers y = x W, one step of SGD, by hand. A layer has `forward(x)`, `weight_gradient(x, g)`, `input_gradient(g)` and
+# `update(weight_gradient)`; g is the gradient of its output. `loss_gradient(y)` gives the first one. Update all layers, with
+# as few bytes alive at the peak as possible: every array is counted until your function lets go of it.
+
+
+# %%
+def step(layers, x, loss_gradient):
+    inputs = [x]
+    for layer in layers:
+        inputs.append(layer.forward(inputs[-1]))
+    g = loss_gradient(inputs.pop())
+    gradients = []
+    for layer in reversed(layers):
+        gradients.append(layer.weight_gradient(inputs.pop(), g))
+        g = layer.input_gradient(g)
+    for layer in layers:
+        layer.update(gradients.pop())
+
+
+check("02.free_in_order", step)
+
+# %% [markdown]
+# A right answer, and why its order is the right one:
+
+# %%
+print(inspect.getsource(solution("02.free_in_order")))
+check("02.free_in_order", solution("02.free_in_order"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32 **16 Ψ bytes, and 4 B a row
+#   for each output of each layer**. ZeRO (11, 12) divides the first three among ranks, recomputation (10) trades the last.
+# - The peak lies at the start of backward, when everything is alive at once; an array dies with its last reference, so order
+#   and names decide.
+#
+# ## 9 The same code under mpiexec
+#
+# `peak_bytes` in the output is the peak of each rank's account:
+#
+#     mpiexec -n 2 minidist train --model mlp --data glyphs --dp 2 --optimizer adam --steps 3 --json
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `account_memory()`, `account.peak` | PyTorch `torch.cuda.memory_allocated`, `torch.cuda.max_memory_allocated`; JAX `jax.profiler.save_device_memory_profile` |
+# | the picture over time | PyTorch `torch.cuda.memory._record_memory_history`, `_dump_snapshot`, and its memory_viz page |
+# | 16 B a parameter | DeepSpeed `estimate_zero2_model_states_mem_needs_all_live`; Accelerate `accelerate estimate-memory` |
+# | a step inside backward | PyTorch `register_post_accumulate_grad_hook`; torchtune `optimizer_in_bwd`; LOMO |
+# | dropping gradients | PyTorch `optimizer.zero_grad(set_to_none=True)` |
+# | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |
+#
+# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb), or 10 Accumulate and recompute.

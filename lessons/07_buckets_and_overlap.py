@@ -1,0 +1,241 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 07 Buckets and overlap
+#
+# *35 minutes. Before it: 05 or 04, and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Send gradients **before backward has ended**. Backward makes the gradient of the last layer first, and nothing changes it
+# afterwards, so it can travel while the layers before it are still being differentiated.
+#
+# What it saves: the time of the messages that backward hides. What it costs: many small sums instead of one large one, and
+# each pays the latency again. So gradients travel in *buckets*, and there is a best size.
+
+# %%
+import inspect
+from itertools import pairwise
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.base.errors import MismatchError
+from minidist.collectives import all_reduce
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.gradients import GradientReducer, UnusedParameterError, register
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# One step of data parallelism on four ranks; the model has 16 layers of equal size. First everything in one bucket: the sum
+# starts when backward has ended. Then in four buckets: the first one leaves when a quarter of backward is done. This
+# function ran both; part 4 explains `GradientReducer`.
+
+# %%
+SIZES, RANKS, ROWS = [64] * 17, 4, 64
+links = LinkModel(alpha=8e-6, beta=1e-9, flops=3e10, memory_bandwidth=1e11)
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(RANKS * ROWS, SIZES[0])), rng.integers(0, SIZES[-1], RANKS * ROWS)
+
+
+def step(comm, buckets, algorithm="ring"):
+    """One step; returns the reduced gradient."""
+    mine = slice(comm.rank * len(rows) // comm.size, (comm.rank + 1) * len(rows) // comm.size)
+    model = MLP(SIZES, bias=False, dtype=np.float64)
+    flat = FlatParameters(model.parameters())
+    np.multiply(flat.data, 6**0.5, out=flat.data)  # or 16 layers would make every signal vanish (He et al. 2015)
+    megabytes = flat.data.nbytes / buckets / 1e6
+    reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
+    register(reducer, flat.parameters, lambda: True)  # call reducer.ready(p) when backward has finished with p
+    with Meter() as meter:
+        loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
+        comm.compute(meter.take(), name="forward")
+        loss.backward()
+        comm.compute(meter.take(), name="backward")
+    return flat.grad
+
+
+def timed(buckets):
+    world = SimWorld(RANKS, links=links)
+    world.run(step, buckets)
+    return world
+
+
+for buckets in (1, 4):
+    command = "part 2 of lessons/07_buckets_and_overlap.py"
+    show(draw("lanes", timed(buckets).traces, {"command": f"{command}, {buckets} bucket{'s'[: buckets - 1]}"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# 16 layers can travel in 1, 2, 4, 8 or 16 buckets. Which number gives the shortest step? A message costs 8 µs of latency
+# (alpha) and 1 ns a byte (beta); the gradient has 524,288 B; a ring all-reduce on four ranks takes 6 rounds.
+
+# %%
+my_guess = 16
+
+# %% [markdown]
+# ## 4 The code
+#
+# Three functions. `ready` is called when the last contribution to a parameter's gradient was added: a parameter that is used
+# twice (tied embeddings) has two, and is ready after the second. Look at the loop: bucket 1 never leaves before bucket 0.
+
+# %%
+for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.finish):
+    print(inspect.getsource(function))
+
+# %% [markdown]
+# The sum itself is the ring of lesson 04, run in the communicator's *lane*: a second flow of control beside the rank's main
+# program (the bars "send" and "receive" above). No second, asynchronous version of the algorithm exists.
+#
+# ## 5 Check
+#
+# Beside the measured time stands a formula. The first bucket can leave when 1/k of backward is done; from then on the links
+# are busy: k times the latency of a ring, and all bytes once.
+
+# %%
+alone = SimWorld(1, links=links)
+alone.run(step, 1)
+work = {span.name: span.end - span.start for span in alone.traces[0].spans}  # of 256 rows, a rank has a quarter of them
+forward, backward = work["forward"] / RANKS, work["backward"] / RANKS
+size = 8 * sum(n * m for n, m in pairwise(SIZES))
+ring_latency, ring_bytes = 2 * (RANKS - 1) * links.alpha, 2 * (RANKS - 1) / RANKS * links.beta * size
+
+ends = {}
+for k in (1, 2, 4, 8, 16):
+    ends[k] = timed(k).end_time
+    formula = forward + backward / k + k * ring_latency + ring_bytes
+    print(f"{k:2} buckets of {size // k:7,} B: {ends[k] * 1e6:7.1f} µs; formula {formula * 1e6:7.1f} µs")
+best = min(ends, key=ends.get)
+print(f"best: {best} buckets; your guess {my_guess} is {'right' if my_guess == best else 'off'}")
+print(f"the formula is smallest at sqrt(backward / latency of a ring) = {np.sqrt(backward / ring_latency):.1f} buckets")
+
+# %% [markdown]
+# Too few buckets: the links idle at first. Too many: latency. This is 16:
+
+# %%
+chunk = size // 16 // RANKS * links.beta
+print(f"a message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
+show(draw("lanes", timed(16).traces, {"command": "part 5 of lessons/07_buckets_and_overlap.py, 16 buckets"}))
+
+# %% [markdown]
+# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins depends on where the buckets
+# end. `algorithm="ordered"` adds in rank order always, and its bits do not depend on the buckets:
+
+# %%
+(single,) = SimWorld(1).run(step, 1)
+for algorithm in ("ring", "ordered"):
+    one, four = (SimWorld(RANKS).run(step, k, algorithm)[0] for k in (1, 4))
+    same = "the same bits" if np.array_equal(one, four) else "not the same bits"
+    print(f"{algorithm:8} max |w_parallel - w_single| = {np.abs(four - single).max():.1e}; 1 and 4 buckets: {same}")
+    assert np.abs(four - single).max() < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind it wait for it. Silence
+# would be a wrong gradient, so it is an error that names the parameter:
+
+
+# %%
+def skips_a_layer(comm, **options):
+    model = MLP([8, 8, 8, 8], dtype=np.float64)
+    parallel = DistributedDataParallel(model, comm, **options)
+    first, _, last = model.layers
+    parallel.module.forward = lambda x: last(first(x))
+    cross_entropy(parallel(Tensor(np.ones((2, 8)))), np.zeros(2, dtype=int)).backward()
+    return [parameter.name for parameter in model.parameters() if not parameter.grad.any()]
+
+
+with expect(UnusedParameterError):
+    SimWorld(2).run(skips_a_layer)
+zeros, _ = SimWorld(2).run(skips_a_layer, find_unused_parameters=True)
+print("with find_unused_parameters=True these took part as zeros:", ", ".join(zeros))
+
+
+# %% [markdown]
+# Ranks may finish their parameters in different orders (another branch of the model, another library version). Who sends what
+# is ready, and not in the order of the index, makes different buckets meet:
+
+
+# %%
+def as_they_come(comm, length):
+    gradients = {"attention": np.ones(6), "mlp": np.full(length, 100.0)}
+    order = ["attention", "mlp"] if comm.rank == 0 else ["mlp", "attention"]
+    for work in [all_reduce(comm, gradients[name], async_op=True) for name in order]:
+        work.wait()
+    return float(gradients["attention"][0])
+
+
+with expect(MismatchError):
+    SimWorld(2).run(as_they_come, 4)
+
+# %% [markdown]
+# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added up without a word. Only
+# the order of the index prevents that.
+
+# %%
+print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
+
+# %% [markdown]
+# ## 7 Exercise: the bucketed reducer
+#
+# `for parameter in backward:` runs the backward pass; each turn adds one contribution to the gradient of the parameter with
+# that number. `uses[p]` says how many contributions parameter p will get on this rank: one, two (it is used twice), or none
+# (unused here, but perhaps used on another rank). `buckets[b]` is a list of parameters. `launch(b)` starts the sum of bucket
+# b over all ranks, as it is now, and returns something to `wait()` for. Let every bucket leave as early as it may.
+
+
+# %%
+def bucketed_reducer(comm, backward, uses, buckets, launch):
+    for _ in backward:
+        pass
+    for b in range(len(buckets)):
+        launch(b).wait()
+
+
+check("07.bucketed_reducer", bucketed_reducer)
+
+# %% [markdown]
+# The sums of this one are right. It fails in time: nothing travels while backward runs. A right answer:
+
+# %%
+print(inspect.getsource(solution("07.bucketed_reducer")))
+check("07.bucketed_reducer", solution("07.bucketed_reducer"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched **in index order on every
+#   rank**, each when its last contribution is there; unused parameters must be declared, not waited for.
+# - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward / 2(n-1)α)** when the
+#   links are the bottleneck.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --model mlp --data glyphs --layers 8 --dp 4 --steps 5 --bucket-cap-mb 0.05 --trace t.jsonl
+#     minidist report t.jsonl --picture lanes
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `bucket_cap_mb` | PyTorch DDP `bucket_cap_mb` (25); DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size`; Horovod `HOROVOD_FUSION_THRESHOLD` |
+# | launching while backward runs | DeepSpeed `overlap_comm`; Megatron-LM `--overlap-grad-reduce`; PyTorch DDP always |
+# | `find_unused_parameters` | PyTorch DDP `find_unused_parameters`; it looks for them before backward begins, minidist at its end |
+# | a parameter ready after its last use | PyTorch DDP `static_graph=True` for parameters used more than once under recomputation |
+# | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
+# | a lane | a CUDA stream of its own; NCCL's communicator stream |
+#
+# Next: 08 Parameter server, or 10 Accumulate and recompute.

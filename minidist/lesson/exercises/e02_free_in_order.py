@@ -1,0 +1,165 @@
+"""Lesson 02: one step of three layers with as few bytes alive as possible."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from minidist.base.memory import MemoryAccount
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+# rows, widths: sometimes the activations are the larger part, sometimes the weights
+SHAPES = [(4, (2, 2, 2, 2)), (40, (3, 3, 3, 3)), (2, (9, 9, 9, 9)), (8, (3, 7, 5, 6)), (30, (5, 4, 9, 2)),
+          (5, (9, 2, 8, 3)), (16, (16, 16, 16, 16, 16))]  # fmt: skip
+
+
+class Layer:
+    """y = x W with whole numbers. Every array that it makes is counted until nobody holds it any more."""
+
+    def __init__(self, weight: np.ndarray, account: MemoryAccount) -> None:
+        self.account = account
+        self.weight = account.track(weight, "parameter")
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """The layer's output, from its input."""
+        return self.account.track(x @ self.weight, "activation")
+
+    def weight_gradient(self, x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """From the layer's input and the gradient of its output."""
+        return self.account.track(x.T @ g, "gradient")
+
+    def input_gradient(self, g: np.ndarray) -> np.ndarray:
+        """From the gradient of the layer's output, and the weight of now."""
+        return self.account.track(g @ self.weight.T, "activation_gradient")
+
+    def update(self, weight_gradient: np.ndarray) -> None:
+        """One step of SGD."""
+        self.weight -= weight_gradient
+
+
+def step(layers: Sequence[Any], x: np.ndarray, loss_gradient: Any) -> None:
+    """Forward keeps the inputs; backward lets go of each, and of each gradient, before it makes the next array."""
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x)
+    g = loss_gradient(x)
+    del x  # the last output: no layer needs it
+    for number in reversed(range(len(layers))):
+        layer = layers[number]
+        weight_gradient = layer.weight_gradient(inputs.pop(), g)  # the last use of this input
+        g = layer.input_gradient(g) if number > 0 else None  # with the weight that forward used
+        layer.update(weight_gradient)
+        del weight_gradient
+
+
+class Run:
+    """The arrays of one case and their account."""
+
+    def __init__(self, case: Case, comm: Comm | None = None) -> None:
+        self.comm = comm
+        rows, widths = SHAPES[case.size]
+        draw = case.generator()
+        self.account = MemoryAccount(timeline=True)
+        self.x = self.account.track(draw.integers(-3, 4, (rows, widths[0])) * 1.0, "input")
+        self.layers = [Layer(draw.integers(-3, 4, shape) * 1.0, self.account) for shape in pairwise(widths)]
+
+    def loss_gradient(self, y: np.ndarray) -> np.ndarray:
+        """Of the sum of squares, halved: y itself, in an array of its own."""
+        return self.account.track(y.copy(), "activation_gradient")
+
+    def weights(self) -> tuple[np.ndarray, ...]:
+        return tuple(layer.weight for layer in self.layers)
+
+
+def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+    run = Run(case, comm)
+    return run.layers, run.x, run.loss_gradient
+
+
+def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
+    """The weights after the step; and the account goes into the trace."""
+    run: Run = arguments[2].__self__
+    assert run.comm is not None
+    run.comm.trace.memory.extend((0.0, live) for live in run.account.history())
+    return run.weights()
+
+
+def truth(case: Case, update_first: bool = False) -> list[tuple[np.ndarray, ...]]:
+    """Without any account of memory."""
+    run = Run(case)
+    inputs = [run.x]
+    for layer in run.layers:
+        inputs.append(inputs[-1] @ layer.weight)
+    g = inputs.pop()
+    for layer in reversed(run.layers):
+        before = layer.weight.copy()
+        layer.weight -= inputs.pop().T @ g
+        g = g @ (layer.weight if update_first else before).T
+    return [run.weights()]
+
+
+def untouched(failure: Failure) -> bool:
+    return failure.answers_are([Run(failure.case).weights()])
+
+
+def history(failure: Failure) -> list[dict[str, int]]:
+    """Live bytes after each event, of a run that was right and above par."""
+    return [live for _, live in failure.traces[0].memory] if failure.metric == "memory" else []
+
+
+def keeps_activations(failure: Failure) -> bool:
+    """Is an activation alive when the last weight gradient (which needs only the step's input) is made?"""
+    gradients = [live.get("gradient", 0) for live in history(failure)]
+    births = [i for i in range(1, len(gradients)) if gradients[i] > gradients[i - 1]]
+    return bool(births) and history(failure)[births[-1]].get("activation", 0) > 0
+
+
+def keeps_gradients(failure: Failure) -> bool:
+    """Are two weight gradients alive at once?"""
+    gradients = [0, *(live.get("gradient", 0) for live in history(failure))]
+    return any(0 < before < after for before, after in pairwise(gradients))
+
+
+def updated_too_early(failure: Failure) -> bool:
+    return failure.answers_are(truth(failure.case, update_first=True))
+
+
+EXERCISES = [
+    Exercise(
+        name="02.free_in_order",
+        solution=step,
+        arguments=arguments,
+        expected=truth,
+        answer=answer,
+        cases=lambda: [Case(1, size) for size in range(len(SHAPES))],
+        par=Case(1, len(SHAPES) - 1),
+        label=lambda case: "{} rows, widths {}".format(*SHAPES[case.size]),
+        limits=("memory",),
+        communicates=False,
+        hints=(
+            Hint(untouched, "the weights are as they were: call layer.update(...) for each layer"),
+            Hint(
+                updated_too_early,
+                "the input gradient of a layer needs the weight that forward used: make it before the update",
+            ),
+            Hint(
+                keeps_gradients,
+                "two weight gradients are alive at once: update each layer as soon as you can, and then `del` the name that "
+                "holds its gradient",
+            ),
+            Hint(
+                keeps_activations,
+                "activations are alive after their last use: a layer's input is needed for its weight gradient and never "
+                "again, the last output for loss_gradient; a list, a loop variable or a name may still hold them",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "correct, and the order could be better: while the input gradient is made, the layer's input need not be "
+                "alive any more",
+            ),
+        ),
+    ),
+]

@@ -1,0 +1,185 @@
+"""Lesson 07: a bucketed reducer, with parameters that are used twice on a rank, or not at all."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import DeadlockError, MismatchError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.collectives import all_reduce
+from minidist.comm import Comm, Work
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+SECONDS = 2e-6  # that backward takes for one contribution
+
+
+class Sum:
+    """The sum of a copy of one bucket, on its way; `wait()` writes it over the gradient."""
+
+    def __init__(self, place: np.ndarray, work: Work) -> None:
+        self.place, self.work = place, work
+
+    def wait(self) -> None:
+        self.place[:] = self.work.wait()
+
+
+class Step:
+    """One rank's backward pass: the gradient that it fills, and what the exercise's function may call."""
+
+    def __init__(self, case: Case, comm: Comm) -> None:
+        self.comm = comm
+        self.sizes, self.buckets = parameters(case)
+        self.uses = use_counts(case, comm.rank)
+        self.ends = np.cumsum(self.sizes)
+        self.gradient = np.zeros(sum(self.sizes))
+        self.contributions = contributions(case, comm.rank)
+
+    def slice(self, first: int, last: int) -> np.ndarray:
+        return self.gradient[self.ends[first] - self.sizes[first] : self.ends[last]]
+
+    def backward(self) -> Iterator[int]:
+        for parameter, values in self.contributions:
+            self.comm.compute(seconds=SECONDS, name="backward")
+            self.slice(parameter, parameter)[:] += values
+            yield parameter
+
+    def launch(self, bucket: int) -> Sum:
+        place = self.slice(min(self.buckets[bucket]), max(self.buckets[bucket]))
+        work: Any = all_reduce(self.comm, place.copy(), async_op=True)
+        return Sum(place, work)
+
+
+def bucketed_reducer(
+    comm: Comm,
+    backward: Iterator[int],
+    uses: Sequence[int],
+    buckets: Sequence[Sequence[int]],
+    launch: Callable[[int], Any],
+) -> None:
+    """Launch each bucket as soon as nothing in it is to come and the bucket before it has left; then wait for all."""
+    left = list(uses)
+    works: list[Any] = []
+
+    def launch_what_is_whole() -> None:
+        while len(works) < len(buckets) and not any(left[parameter] for parameter in buckets[len(works)]):
+            works.append(launch(len(works)))
+
+    launch_what_is_whole()  # of a bucket in which nothing is used there is nothing to come
+    for parameter in backward:
+        left[parameter] -= 1
+        launch_what_is_whole()
+    for work in works:
+        work.wait()
+
+
+def parameters(case: Case) -> tuple[list[int], list[list[int]]]:
+    """Elements of each parameter; and the buckets, cut from the end, as lists of parameters."""
+    draw = case.generator()
+    sizes = [int(size) for size in draw.integers(1, 6, case.size)]
+    buckets: list[list[int]] = []
+    for parameter in reversed(range(case.size)):
+        if not buckets or draw.random() < 0.4:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    return sizes, buckets
+
+
+def use_counts(case: Case, rank: int) -> list[int]:
+    """How often each parameter contributes on this rank: mostly once, sometimes twice or never."""
+    return [int(count) for count in case.generator(rank, 1).choice([0, 1, 1, 1, 2], case.size)]
+
+
+def contributions(case: Case, rank: int) -> list[tuple[int, np.ndarray]]:
+    """(parameter, values) in the order of this rank's backward: from the last one to the first, not quite, and the second
+    contribution of a parameter comes some time after the first."""
+    draw = case.generator(rank, 2)
+    sizes, _ = parameters(case)
+    places = [
+        (-parameter + draw.uniform(0, 1.5) + 2.5 * again, parameter)
+        for parameter, count in enumerate(use_counts(case, rank))
+        for again in range(count)
+    ]
+    return [(parameter, draw.integers(1, 100, sizes[parameter]) * 1.0) for _, parameter in sorted(places)]
+
+
+def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+    step = Step(case, comm)
+    return step.backward(), step.uses, step.buckets, step.launch
+
+
+def answer(arguments: tuple[Any, ...], returned: Any) -> np.ndarray:
+    """The gradient, wherever the function left it."""
+    gradient: np.ndarray = arguments[3].__self__.gradient
+    return gradient
+
+
+def local(case: Case, rank: int, uses: int | None = None) -> np.ndarray:
+    """The rank's gradient when of each parameter the first so many contributions count."""
+    sizes, _ = parameters(case)
+    parts = [np.zeros(size) for size in sizes]
+    seen = [0] * case.size
+    for parameter, values in contributions(case, rank):
+        if uses is None or seen[parameter] < uses:
+            parts[parameter] += values
+        seen[parameter] += 1
+    return np.concatenate([*parts, np.zeros(0)])
+
+
+def total(case: Case) -> list[np.ndarray]:
+    return [np.sum([local(case, rank) for rank in range(case.ranks)], axis=0)] * case.ranks
+
+
+def unreduced(failure: Failure) -> bool:
+    """Does some rank hold its own gradient where the sum should be?"""
+    if failure.kind != "wrong":
+        return False
+    alone = [local(failure.case, rank) for rank in range(failure.case.ranks)]
+    both = zip(failure.answers, alone, failure.expected, strict=True)
+    return any(np.any((got == own) & (own != wanted)) for got, own, wanted in both)
+
+
+def reused(failure: Failure) -> bool:
+    return any(2 in use_counts(failure.case, rank) for rank in range(failure.case.ranks))
+
+
+EXERCISES = [
+    Exercise(
+        name="07.bucketed_reducer",
+        solution=bucketed_reducer,
+        arguments=arguments,
+        expected=total,
+        answer=answer,
+        par=Case(4, 16),
+        unit="parameter",
+        limits=("bytes", "time"),
+        hints=(
+            Hint(
+                lambda f: f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message),
+                "a sum was launched and nobody waited for it: without wait() the gradient is not there yet",
+            ),
+            Hint(
+                lambda f: f.raised(DeadlockError, UnmatchedMessageError),
+                "some rank never launched a bucket that the others launched: a parameter that is not used here "
+                "(uses[p] is 0) has nothing to wait for, and its bucket must leave all the same",
+            ),
+            Hint(
+                lambda f: f.raised(MismatchError),
+                "two different buckets met: ranks finish their buckets in different orders, so all must launch them in "
+                "the order of their index",
+            ),
+            Hint(
+                unreduced,
+                "part of the gradient is this rank's own: was every bucket launched, and every launched one waited for?",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and reused(f),
+                "a bucket left before it was whole: a parameter that is used twice contributes twice; count down uses[p]",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "the sums are right and leave late: launch a bucket inside the loop, as soon as nothing in it is to come; "
+                "one that waits for an unused parameter holds up all buckets behind it",
+            ),
+        ),
+    )
+]
