@@ -173,7 +173,7 @@ def test_every_order_of_3_workers_and_2_pushes(consistency, orders, eager_bytes)
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:0", "ssp:1", "ssp:3", "bsp", "delay:2"])
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_random_orders_of_more_ranks(consistency, data):
     servers, workers, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     optimizer, aware = data.draw(st.sampled_from(sorted(OPTIMIZERS))), data.draw(st.booleans())
