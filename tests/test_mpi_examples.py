@@ -161,3 +161,33 @@ def test_a_parameter_server_without_a_worker():
     code, output = start("simulated", 2, "parameter_server", "--servers", "2")
     assert code == 2
     assert "2 servers among 2 ranks" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_checkpoint_reshard(world):
+    code, output = start(world, 2, "checkpoint_reshard")
+    assert code == 0, output
+    assert "resumed by 1 with ZeRO 1 after step 3" in output
+    assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_recompute(world):
+    code, output = start(world, 2, "recompute")
+    assert code == 0, output
+    rows = [line.split() for line in output.splitlines()]
+    assert len({row[2] for row in rows}) == 1  # the same loss
+    peaks = [int(row[4].replace(",", "")) for row in rows]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < 0.7 * peaks[0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_offload(world):
+    code, output = start(world, 2, "offload")
+    assert code == 0, output
+    rows = [line.split() for line in output.splitlines()]
+    assert len({row[2] for row in rows}) == 1  # the same loss
+    nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
+    assert nothing["host"] == nothing["crossed"] == "0"
+    assert "0" not in (optimizer["host"], activations["crossed"])

@@ -32,6 +32,7 @@ def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
 
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing."""
+    config = config.model_copy(update={"recompute": "none", "offload": "none"})  # nothing that a strategy must equal is its own measure
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []

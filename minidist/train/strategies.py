@@ -57,7 +57,7 @@ class OneDevice:
         self.job = job
         self.flat = FlatParameters(job.model.parameters())
         self.model = job.model
-        self.optimizer = make_optimizer(job.config, self.flat)
+        self.optimizer = make_optimizer(job, self.flat)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """The gradients of a pass in the block stay on this rank."""
@@ -86,6 +86,22 @@ class OneDevice:
             "weights": {p.name: np.array(p.data) for p in self.flat.parameters},
             "optimizer": {f"{name}.{key}": np.array(array) for name, arrays in state.items() for key, array in arrays.items()},
         }
+
+    # For checkpoints: which elements of which parameters this rank keeps, as (parameter, ..., start, stop).
+    replicated_weights = True  # does every rank keep the same ones?
+    replicated_state = True
+
+    def weights(self) -> list[tuple[Parameter, Array, int, int]]:
+        """The values, as 1-D views."""
+        return [(p, p.data.reshape(-1), 0, p.size) for p in self.flat.parameters]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """Where the optimizer has state."""
+        return [(p, 0, p.size) for p in self.flat.parameters if p.requires_grad]
+
+    def updated(self) -> None:
+        """The values were changed from outside."""
+        self.flat.updated()
 
     def local_arrays(self) -> dict[str, Array]:
         """The values that this rank holds, by name."""
@@ -131,9 +147,11 @@ class DataParallel(OneDevice):
 class ShardedOptimizer(OneDevice):
     """ZeRO 1 and 2."""
 
+    replicated_state = False
+
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
-        kind, settings = optimizer_class(config)
+        kind, settings = optimizer_class(job)
         self.job, self.model = job, job.model
         self.zero = ZeroOptimizer(
             job.model, kind, comm=comm, stage=config.zero, reduction="sum", algorithm=config.reduction,
@@ -156,6 +174,9 @@ class ShardedOptimizer(OneDevice):
     def tensors(self) -> Tensors:
         return self.zero.tensors()
 
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return self.zero.shard.state_ranges()
+
     def bucket_sizes(self) -> list[int]:
         return [bucket.slice.stop - bucket.slice.start for bucket in self.zero.reducer.buckets]
 
@@ -163,13 +184,15 @@ class ShardedOptimizer(OneDevice):
 class FullyShard(OneDevice):
     """ZeRO 3: every block is a unit, and what is left of the model is one."""
 
+    replicated_weights = replicated_state = False
+
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
         self.job, self.model, self.comm = job, job.model, comm
         for module in shard_modules(job.model):
             fully_shard(module, mesh=comm, prefetch=config.prefetch, reduction="sum", algorithm=config.reduction)
         self.shards = shards_of(job.model)
-        self.optimizer = make_optimizer(config, sharded_parameters(job.model))
+        self.optimizer = make_optimizer(job, sharded_parameters(job.model))
 
     def zero_grad(self) -> None:
         for shard in self.shards:
@@ -180,6 +203,16 @@ class FullyShard(OneDevice):
 
     def tensors(self) -> Tensors:
         return gather_tensors(self.shards, self.optimizer)
+
+    def weights(self) -> list[tuple[Parameter, Array, int, int]]:
+        return [(p, shard.data[place], start, stop) for shard in self.shards for p, place, start, stop in shard.ranges()]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return [held for shard in self.shards for held in shard.state_ranges()]
+
+    def updated(self) -> None:
+        for shard in self.shards:
+            shard.updated()
 
     def local_arrays(self) -> dict[str, Array]:
         return {f"{i}": shard.data for i, shard in enumerate(self.shards)}

@@ -60,8 +60,8 @@ class Case:
 
     @property
     def sizes(self):
-        """Chunks of the whole; an all-reduce cuts by itself."""
-        given = self.counts is not None and self.operation != "all_reduce"
+        """Chunks of the whole."""
+        given = self.counts is not None and self.operation != "all_reduce"  # which cuts as it likes
         return list(self.counts) if given else chunk_sizes(self.size, self.ranks)
 
     def row(self, rank):
