@@ -182,6 +182,26 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
+def test_parameter_server(world, consistency):
+    code, output = start(world, 4, "parameter_server", "--consistency", consistency)
+    assert code == 0, output
+    assert "replay of the recorded order on one device: the same bits" in output
+    reached, best, first = (float(x) for x in re.findall(r"\d\.\d{4}", output.splitlines()[0]))
+    assert best < reached < best + 0.3 * (first - best)
+    updates = 150 if consistency == "bsp" else 450
+    assert f"; {updates} updates on server 0" in output
+    pushed, dense = (int(x.replace(",", "")) for x in re.findall(r"([\d,]+)(?: bytes|$)", output.splitlines()[-1]))
+    assert pushed < 0.5 * dense
+
+
+def test_a_parameter_server_without_a_worker():
+    code, output = start("simulated", 2, "parameter_server", "--servers", "2")
+    assert code == 2
+    assert "2 servers among 2 ranks" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
 def test_checkpoint_reshard(world):
     code, output = start(world, 2, "checkpoint_reshard")
     assert code == 0, output
