@@ -31,7 +31,7 @@ from minidist.autograd.gelu import gelu
 from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
 from minidist.autograd.linear import linear
-from minidist.autograd.mark import mark
+from minidist.autograd.mark import mark, mark_all
 from minidist.autograd.matrix import matmul
 from minidist.autograd.modes import (
     Meter,
@@ -56,7 +56,7 @@ __all__ = [
     "causal_attention", "causal_attention_composite", "causal_attention_heads", "checkpoint", "concatenate",
     "contribution_recorder", "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite",
     "getitem", "gradcheck", "is_grad_enabled", "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax",
-    "mark", "matmul", "max", "maximum", "mean", "meter", "minimum", "mse_loss", "mul", "neg", "no_grad",
+    "mark", "mark_all", "matmul", "max", "maximum", "mean", "meter", "minimum", "mse_loss", "mul", "neg", "no_grad",
     "on_ready_hook", "pow", "record", "relu", "reshape", "rms_norm", "rotary", "rotary_angles", "set_grad_enabled",
     "sigmoid", "softmax", "split", "sqrt", "stack", "sub", "sum", "swapaxes", "swiglu", "tanh", "transpose", "where",
 ]  # fmt: skip

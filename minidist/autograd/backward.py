@@ -85,6 +85,7 @@ class BackwardPass:
         self.meter: Meter | None = meter.get()
         self.account = memory_account.get()
         self._at_end: dict[Any, Callable[[], None]] = {}
+        self.notes: dict[Any, Any] = {}  # what markers on the way told the hooks of this pass, each under its own key
 
     def at_end(self, key: Any, callback: Callable[[], None]) -> None:
         """Call `callback()` once when this pass has visited every node; a second one with the same key is ignored."""
@@ -188,7 +189,7 @@ class BackwardPass:
         """One contribution less to wait for; the last one makes the parameter ready."""
         self.sites[parameter] -= 1
         if self.sites[parameter] == 0:
-            if parameter.stale and contribution_recorder.get() is None:
+            if (parameter.stale or parameter.reduced) and contribution_recorder.get() is None:
                 parameter.zero_fill()  # a replay read it and did not differentiate it
             for hook in parameter.ready_hooks:
                 hook(parameter)

@@ -6,6 +6,7 @@ one on its input says "the unit's backward is done".
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
@@ -27,3 +28,16 @@ def mark(
         return g
 
     return record(f"mark {name}", x.data, ((x, None),), prepare=passed, flops=0)
+
+
+def mark_all(value: Any, name: str, on_backward: Callable[[], None]) -> Any:
+    """`value` with every tensor marked that needs a gradient, in tuples, lists and dicts too; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value if value.node is None else mark(value, name, on_backward=on_backward)
+    if isinstance(value, dict):
+        return {key: mark_all(item, name, on_backward) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
+        return type(value)(*(mark_all(item, name, on_backward) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(mark_all(item, name, on_backward) for item in value)
+    return value

@@ -42,6 +42,7 @@ class Parameter(Tensor):
         "layout",
         "name",
         "ready_hooks",
+        "reduced",
         "settled",
         "stale",
     )  # fmt: skip
@@ -59,9 +60,8 @@ class Parameter(Tensor):
         self.name = name
         self.contributions = 0
         self.stale = True  # the buffer (if any) holds values from before zero_grad
-        self.settled: xp.Array | None = (
-            None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
-        )
+        self.reduced = False  # is the gradient a sum over ranks, which what comes next must not be mixed into?
+        self.settled: xp.Array | None = None  # such a sum, while later contributions are collected
         self.ready_hooks: list[Callable[[Parameter], None]] = []
         self.layout: Layout | None = None  # how it lies over a mesh; None: nobody has cut anything
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
@@ -147,10 +147,15 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient; None before the first contribution since `zero_grad`, and always when frozen."""
+        """The gradient; None before the first contribution since `zero_grad`, and always when frozen.
+
+        While contributions wait for a reduction after an earlier one, this is a new array, the sum of both.
+        """
         if not self._requires_grad:
             return None
-        return self.settled if self.stale else self._grad
+        if self.stale:
+            return self.settled
+        return self._grad if self.settled is None else self._grad + self.settled
 
     @grad.setter
     def grad(self, value: xp.Array | None) -> None:
@@ -158,17 +163,39 @@ class Parameter(Tensor):
             self.zero_grad()
             return
         xp.copyto(self._buffer(), self._check(value))
-        self.stale = False
+        self.stale, self.settled = False, None
         self.contributions = max(self.contributions, 1)
+
+    @property
+    def since_reduction(self) -> xp.Array | None:
+        """The part of the gradient that is not summed over ranks yet, the buffer itself; None when there is none."""
+        return None if self.stale or self.reduced else self._grad
 
     def zero_grad(self) -> None:
         """Forget the gradient. Nothing is cleared: the next contribution overwrites the buffer."""
         self.contributions = 0
-        self.stale = True
-        self.settled = None
+        self.stale, self.reduced, self.settled = True, False, None
+
+    def settle(self) -> None:
+        """Set aside a gradient that is a sum over ranks, so that what comes next can be summed apart from it."""
+        if self.reduced:
+            kept = track(xp.array(self._grad), "gradient")
+            self.zero_grad()
+            self.settled = kept
+
+    def mark_reduced(self) -> None:
+        """The gradient is a sum over ranks now: add what was set aside. The next contribution will set it aside again."""
+        if self.settled is not None:
+            if self.stale:
+                xp.copyto(self._buffer(), self.settled)
+            else:
+                self._grad += self.settled
+        self.stale, self.reduced, self.settled = False, True, None
+        self.contributions = max(self.contributions, 1)
 
     def zero_fill(self) -> None:
         """Make a gradient without contributions read as zeros (an unused parameter that takes part in a reduction)."""
+        self.settle()
         if self.stale:
             self._buffer().fill(0)
             self.stale = False
@@ -184,6 +211,7 @@ class Parameter(Tensor):
         if recorder is not None:
             recorder(self, self._check(contribution(None) if callable(contribution) else xp.array(contribution)))
             return
+        self.settle()
         if self.contributions == 0:
             if callable(contribution):
                 contribution(self._buffer())

@@ -106,10 +106,17 @@ class FlatParameters:
     @property
     def grad(self) -> xp.Array:
         """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, read as
-        zeros."""
+        zeros. An error while some of it is summed over ranks and the rest is not (a pass under `no_sync` came last)."""
         grad = self.grad_buffer
         for parameter in self.parameters:
-            if parameter.stale:
+            if parameter.settled is not None:
+                if not parameter.stale:
+                    raise AutogradError(
+                        f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step "
+                        "with a backward pass whose forward ran outside no_sync"
+                    )
+                parameter.mark_reduced()
+            elif parameter.stale:
                 parameter.zero_fill()
         return grad
 
@@ -139,23 +146,11 @@ class FlatParameters:
         for parameter in self.parameters:
             parameter.zero_grad()
 
-    def settle(self) -> None:
-        """Set the gradient aside: it is complete (summed over ranks), and what comes next is not to be mixed into it.
-
-        Parameters read as before until their next contribution; `add_settled` adds the two, `zero_grad` forgets both.
-        """
-        kept = track(xp.array(self.grad_buffer), "gradient")
-        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-            if not parameter.stale:
-                parameter.zero_grad()
-                parameter.settled = kept[start:end].reshape(parameter.shape)
-
-    def add_settled(self) -> None:
-        """Add what was set aside to the gradient that has come since."""
+    def mark_reduced(self) -> None:
+        """The gradient is a sum over ranks now; see `Parameter.mark_reduced`."""
         for parameter in self.parameters:
-            settled, parameter.settled = parameter.settled, None
-            if settled is not None:
-                parameter.accumulate(settled)
+            if parameter.requires_grad and not (parameter.stale and parameter.settled is None):
+                parameter.mark_reduced()
 
     def release_grad(self) -> None:
         """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""

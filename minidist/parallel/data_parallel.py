@@ -15,10 +15,13 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from minidist.autograd import mark_all
+from minidist.autograd.backward import current_pass
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
@@ -62,14 +65,22 @@ class DistributedDataParallel(Module):
             unused="zeros" if find_unused_parameters else "error",
         )  # fmt: skip
         self.synchronizing = True  # as of now
-        self._synchronized_forward = True  # as of the last forward
-        register(self.reducer, self.flat.parameters, lambda: self._synchronized_forward)
+        register(self.reducer, self.flat.parameters, self._synchronizes)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The module's output for this rank's rows."""
-        self._synchronized_forward = self.synchronizing
-        self.reducer.prepare()
-        return self.module(*arguments, **keywords)
+        """The module's output for this rank's rows. A marker on it tells its backward whether to synchronize."""
+        tell = partial(self._tell, self.synchronizing)
+        return mark_all(self.module(*arguments, **keywords), "output of data parallelism", tell)
+
+    def _tell(self, synchronize: bool) -> None:
+        """Backward begins in a graph whose forward ran in `no_sync`, or outside; outside wins when one pass has both."""
+        walk: Any = current_pass.get()
+        walk.notes[self] = synchronize or walk.notes.get(self, False)
+
+    def _synchronizes(self) -> bool:
+        """Does this backward pass? Without a marker in its graph (`ddp.module` was called) what holds now is the answer."""
+        walk = current_pass.get()
+        return self.synchronizing if walk is None else walk.notes.get(self, self.synchronizing)  # type: ignore[no-any-return]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

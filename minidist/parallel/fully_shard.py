@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, is_grad_enabled, mark, meter
+from minidist.autograd import Parameter, is_grad_enabled, mark_all, meter
 from minidist.autograd.backward import current_pass
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -149,11 +149,11 @@ class State:
             self._prefetch(root.order)
         recording = is_grad_enabled()
         if recording:
-            arguments = tuple(self._mark(a, "input", self._after_backward) for a in arguments)
+            arguments = mark_all(arguments, f"input of {self.module.name or 'model'}", self._after_backward)
         result = compute(*arguments, **keywords)
         self._advance()
         if recording:
-            result = self._mark(result, "output", self._before_backward)
+            result = mark_all(result, f"output of {self.module.name or 'model'}", self._before_backward)
         if not replaying:  # recomputation happens in backward, which needs the unit at once
             for unit in self.units:
                 unit.after_forward(recording)
@@ -161,13 +161,6 @@ class State:
             if self is root:
                 self.order, self.finished = self.began, self.ended
         return result
-
-    def _mark(self, value: Any, place: str, on_backward: Callable[[], None]) -> Any:
-        if isinstance(value, Tensor):
-            return mark(value, f"{place} of {self.module.name or 'model'}", on_backward=on_backward) if value.node else value
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._mark(item, place, on_backward) for item in value)
-        return value
 
     def _before_backward(self) -> None:
         """Backward has reached the module's output: its parameters are needed, and soon those of the one before it."""

@@ -96,18 +96,11 @@ class GradientReducer:
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.communicate: Callable[[Bucket], Work] = self._all_reduce
-        self.reduced = False  # does the gradient hold sums over all ranks?
         self._begin()
 
     def _begin(self) -> None:
         self.missing = [set(bucket.parameters) for bucket in self.buckets]
         self.works: list[Work] = []
-
-    def prepare(self) -> None:
-        """Before a forward pass: gradients that are sums already must not be summed again with what backward will add."""
-        if self.reduced:
-            self.flat.settle()
-            self.reduced = False
 
     def ready(self, parameter: Parameter) -> None:
         """1: `parameter`'s gradient is complete on this rank. Launches, in index order, every bucket that now is whole."""
@@ -147,11 +140,10 @@ class GradientReducer:
         self._begin()
 
     def wait(self) -> None:
-        """Wait for every bucket that was launched, and put the sums where they belong."""
+        """Wait for every bucket that was launched; parameters set these sums aside before they take contributions again."""
         for work in self.works:
             work.wait()
-        self.flat.add_settled()
-        self.reduced = True
+        self.flat.mark_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)  # type: ignore[return-value]

@@ -190,9 +190,6 @@ class ShardReducer(GradientReducer):
                 self.shard.grad_buffer()[self.shard.place(bucket.slice)] += piece
             self.collected += 1
 
-    def prepare(self) -> None:
-        """Nothing: what was reduced lies in the shard, apart from what backward will add."""
-
     def wait(self) -> None:
         """The shard holds the sum over all ranks, and over the micro-batches reduced since `zero_grad`."""
         self._collect(len(self.works))

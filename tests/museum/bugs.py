@@ -93,8 +93,7 @@ def incomplete_buckets_are_forgotten(monkeypatch):
     def finish(self):
         for work in self.works:
             work.wait()
-        self.flat.add_settled()
-        self.reduced = True
+        self.flat.mark_reduced()
         self._begin()
 
     monkeypatch.setattr(gradients.GradientReducer, "finish", finish)

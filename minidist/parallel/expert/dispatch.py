@@ -115,8 +115,6 @@ class ExpertDataParallel(Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
         """The module's output for this rank's rows."""
-        for reducer in self.reducers:
-            reducer.prepare()
         return self.module(*arguments, **keywords)
 
     def zero_grad(self) -> None:

@@ -142,8 +142,6 @@ class Pipeline:
         """Forget the gradients of this rank's stages."""
         for flat in self.flats:
             flat.zero_grad()
-        for reducer in self.reducers.values():
-            reducer.reduced = False
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose clip_norm).

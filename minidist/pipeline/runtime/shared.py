@@ -98,12 +98,16 @@ class SharedGradients:
         at = 0
         for name, parameter in zip(group.names, first, strict=True):
             for stage, _ in own:
-                self.mine[stage, name].grad = total[at : at + parameter.size].reshape(parameter.shape)
+                copy = self.mine[stage, name]
+                copy.since_reduction[...] = total[at : at + parameter.size].reshape(parameter.shape)  # type: ignore[index]
+                copy.contributions = max(copy.contributions, 1)
             at += parameter.size
 
 
 def _gradient(parameter: Parameter) -> Any:
-    return (np.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else parameter.grad).reshape(-1)
+    if parameter.since_reduction is None:
+        parameter.zero_fill()
+    return parameter.since_reduction.reshape(-1)  # type: ignore[union-attr]
 
 
 def _word(name: str) -> int:
