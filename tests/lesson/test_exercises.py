@@ -1,5 +1,7 @@
 """Every exercise: our solution passes, the stub fails, and each typical wrong answer is rejected with a hint that fits."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -314,6 +316,54 @@ def unused_at_the_end(comm, backward, uses, buckets, launch):
         work.wait()
 
 
+def ignores_the_inputs(saved, boundary, budget):
+    return solution("10.pick_segments")(saved, 0, budget)
+
+
+def root_of_the_depth(saved, boundary, budget):
+    count = max(1, round(len(saved) ** 0.5))
+    return [len(part) for part in np.array_split(saved, count)]
+
+
+def one_a_layer(saved, boundary, budget):
+    segments = [1] * len(saved)
+    return segments if max(saved) + boundary * len(saved) <= budget else None
+
+
+def never_gives_up(saved, boundary, budget):
+    return solution("10.pick_segments")(saved, boundary, budget) or [len(saved)]
+
+
+def draws_anew(segment, x, rng):
+    return segment.forward(x, rng), lambda g: segment.gradient(x, g, rng)
+
+
+def copies_after_forward(segment, x, rng):
+    y, after = segment.forward(x, rng), copy.deepcopy(rng)
+    return y, lambda g: segment.gradient(x, g, copy.deepcopy(after))
+
+
+def uses_the_copy_up(segment, x, rng):
+    before = copy.deepcopy(rng)
+    return segment.forward(x, rng), lambda g: segment.gradient(x, g, before)
+
+
+def turns_the_generator_back(segment, x, rng):
+    state = rng.bit_generator.state
+    y = segment.forward(x, rng)
+
+    def backward(g):
+        rng.bit_generator.state = state
+        return segment.gradient(x, g, rng)
+
+    return y, backward
+
+
+def forward_on_a_copy(segment, x, rng):
+    y = segment.forward(x, copy.deepcopy(rng))
+    return y, lambda g: segment.gradient(x, g, copy.deepcopy(rng))
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -354,6 +404,15 @@ WRONG = [
     ("07.bucketed_reducer", unused_at_the_end, "holds up all buckets behind it"),
     ("07.bucketed_reducer", all_at_the_end, "leave late"),
     ("07.bucketed_reducer", never_waits, "nobody waited"),
+    ("10.pick_segments", ignores_the_inputs, "keeps its input"),
+    ("10.pick_segments", root_of_the_depth, "different amounts"),
+    ("10.pick_segments", one_a_layer, "try 1 segment, then 2"),
+    ("10.pick_segments", never_gives_up, "with None"),
+    ("10.recompute", draws_anew, "as it was *before*"),
+    ("10.recompute", copies_after_forward, "as it was *before*"),
+    ("10.recompute", uses_the_copy_up, "a fresh one"),
+    ("10.recompute", turns_the_generator_back, "leave it alone"),
+    ("10.recompute", forward_on_a_copy, "must advance"),
 ]
 
 
