@@ -45,7 +45,7 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 # ## 2 The picture first
 #
 # The memory of one step of 16 equal layers: as it is, in four micro-batches, and in four segments. Look at the light blue,
-# the activations: one mountain, four small ones, and a plateau with four teeth.
+# the activations: one mountain, four small ones, and a staircase with four teeth.
 
 
 # %%
