@@ -8,14 +8,16 @@ import inspect
 import json
 import runpy
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import MinidistError, UsageError
+from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.train.config import TrainConfig, flag
 
 app = typer.Typer(
@@ -133,6 +135,53 @@ def run(script: Annotated[Path, typer.Argument(help="a Python program that calls
 
 
 @app.command()
+def memory(
+    params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
+    model: Annotated[str | None, typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b")] = None,
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
+    batch: Annotated[int, typer.Option(help="with --model: sequences of one forward pass of a rank")] = 1,
+    seq: Annotated[int | None, typer.Option(help="with --model: tokens of a sequence (default: the model's most)")] = None,
+    accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
+    recompute: Annotated[str, typer.Option(help="with --model: none, selective or full")] = "none",
+    prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
+    form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")] = None,
+    json_output: Json = False,
+) -> None:
+    """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
+    from minidist.train.sizing import model_peak, model_states, table, whole_number
+
+    if (params is None) == (model is None):
+        raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
+    if form not in ("text", "svg"):
+        raise UsageError(f"--format {form!r}; it must be text or svg")
+    if model is not None:
+        stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
+    else:
+        stages = model_states(whole_number(params or ""), dp, accounting)
+    if json_output:
+        print(json.dumps(stages))
+    elif form == "svg":
+        from minidist.report.frame import save
+        from minidist.report.zero_bars import zero_bars
+
+        title = f"{model or params} parameters on {dp} ranks, {accounting} accounting"
+        figure = zero_bars(stages, title=title, command=command_line())
+        if output:
+            say(f"written: {save(figure, output)}")
+        else:
+            with TemporaryDirectory() as folder:
+                print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
+    else:
+        say(f"{model or params} on {dp} ranks, {accounting} accounting")
+        say(table(stages))
+        if "not_counted" in stages:
+            say(stages["not_counted"])
+        elif accounting == "deepspeed":
+            say("DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use --model")
+
+
+@app.command()
 def doctor(json_output: Json = False) -> None:
     """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what."""
     from minidist.train.doctor import examine
@@ -155,6 +204,84 @@ def report(
     from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output)}")
+
+
+@app.command()
+def schedule(
+    plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
+    stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")] = None,
+    chunks: Annotated[int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")] = None,
+    times: Annotated[str, typer.Option(help="times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair")] = "F=1,I=1,W=1,comm=0",
+    profile: Annotated[str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")] = None,
+    memory_limit: Annotated[float | None, typer.Option(help="exit 1 when a rank needs more bytes (micro-batches, without a profile)")] = None,
+    receives: Annotated[str, typer.Option(help="latency, or blocking: receives stop the rank, as in some runtimes")] = "latency",
+    recompute: Annotated[bool, typer.Option("--recompute", help="run every stage's forward again before its backward")] = False,
+    lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
+    option: Annotated[list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")] = None,
+    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg or perfetto")] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
+    json_output: Json = False,
+) -> None:
+    """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
+    from minidist.pipeline import passes
+    from minidist.pipeline.plan import load_plan
+    from minidist.report.schedules import FORMATS, judge, limit_sentence, write
+
+    form = "json" if json_output else form
+    if form not in FORMATS:
+        raise UsageError(f"--format {form!r}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
+    judged = []
+    for name in plans:
+        plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
+        plan = passes.recompute(plan) if recompute else plan
+        plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
+        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "perfetto")))
+    pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
+    if output is None:
+        for piece in pieces:
+            sys.stdout.write(piece)
+    else:
+        with output.open("w", encoding="utf-8") as file:
+            file.writelines(pieces)
+        say(f"written: {output}")
+    too_much = limit_sentence(judged, memory_limit)
+    if too_much:
+        say(f"minidist: {too_much}")
+        raise typer.Exit(1)
+
+
+def options_of(texts: list[str]) -> dict[str, Any]:
+    """name=value texts; a number, true or false where it reads like one."""
+    result: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--option {text!r}; write name=value")
+        words: dict[str, Any] = {"true": True, "false": False}
+        result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdigit() else value)
+    return {name: bool(value) if name == "stashing" else value for name, value in result.items()}
+
+
+@app.command()
+def partition(
+    profile: Annotated[str, typer.Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")],
+    machines: Annotated[int, typer.Option(help="machines to use")],
+    bandwidth: Annotated[float, typer.Option(help="bytes per second of a link")],
+    objective: Annotated[str, typer.Option(help="released (compute + synchronisation) or paper (the larger of the two)")] = "released",
+    memory_limit: Annotated[float | None, typer.Option(help="bytes of a machine")] = None,
+    json_output: Json = False,
+) -> None:
+    """PipeDream's optimizer: which layers make a stage, and how many machines share it."""
+    from minidist.pipeline.partition import pipedream, read_profile
+
+    result = pipedream(read_profile(profile), machines, bandwidth, objective, memory_limit)
+    if json_output:
+        print(json.dumps(result.as_dict()))
+        return
+    print(f"slowest stage {result.slowest_stage_seconds:.6g} s")
+    for number, stage in enumerate(result.stages):
+        print(f"stage {number}: layers {stage.first} to {stage.last} on {stage.replicas} machine{'s' if stage.replicas > 1 else ''}")
 
 
 @bench_app.command("collectives")

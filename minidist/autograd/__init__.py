@@ -45,7 +45,10 @@ from minidist.autograd.modes import (
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import Parameter, ParameterUse
 from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
+from minidist.autograd.rms_norm import rms_norm
+from minidist.autograd.rotary import rotary, rotary_angles
 from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
+from minidist.autograd.swiglu import swiglu
 
 __all__ = [
     "AutogradError", "DeferredWeights", "DtypeError", "Function", "Meter", "Node", "Parameter", "ParameterUse",
@@ -54,6 +57,6 @@ __all__ = [
     "contribution_recorder", "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite",
     "getitem", "gradcheck", "is_grad_enabled", "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax",
     "mark", "matmul", "max", "maximum", "mean", "meter", "minimum", "mse_loss", "mul", "neg", "no_grad",
-    "on_ready_hook", "pow", "record", "relu", "reshape", "set_grad_enabled", "sigmoid", "softmax", "split", "sqrt",
-    "stack", "sub", "sum", "swapaxes", "tanh", "transpose", "where",
+    "on_ready_hook", "pow", "record", "relu", "reshape", "rms_norm", "rotary", "rotary_angles", "set_grad_enabled",
+    "sigmoid", "softmax", "split", "sqrt", "stack", "sub", "sum", "swapaxes", "swiglu", "tanh", "transpose", "where",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from minidist.autograd.modes import contribution_recorder, parameter_reads
 from minidist.autograd.node import Node
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
+from minidist.base.layout import Layout
 from minidist.base.memory import track
 
 
@@ -38,6 +39,7 @@ class Parameter(Tensor):
         "contributions",
         "flat",
         "init",
+        "layout",
         "name",
         "ready_hooks",
         "settled",
@@ -61,6 +63,7 @@ class Parameter(Tensor):
             None  # an earlier gradient, summed over ranks already; see FlatParameters.settle
         )
         self.ready_hooks: list[Callable[[Parameter], None]] = []
+        self.layout: Layout | None = None  # how it lies over a mesh; None: nobody has cut anything
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
 
     # --- values ---

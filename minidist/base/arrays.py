@@ -21,6 +21,7 @@ from numpy import (
     broadcast_to,
     concatenate,
     copyto,
+    cos,
     divide,
     dtype,
     empty_like,
@@ -47,6 +48,7 @@ from numpy import (
     reciprocal,
     result_type,
     sign,
+    sin,
     sqrt,
     square,
     stack,
@@ -64,11 +66,11 @@ Array = Any  # numpy.ndarray or cupy.ndarray, or an array with a shape and no da
 
 __all__ = [
     "Array", "absolute", "add", "arange", "argsort", "array", "array_equal", "as_array", "as_rows", "bincount",
-    "broadcast_shapes", "broadcast_to", "concatenate", "copyto", "divide", "dot_rows", "dtype", "empty", "empty_like",
+    "broadcast_shapes", "broadcast_to", "concatenate", "copyto", "cos", "divide", "dot_rows", "dtype", "empty", "empty_like",
     "exp", "expand_dims", "float16", "float32", "float64", "full", "generic", "inf", "int64", "is_array", "isfinite",
     "log", "log1p", "matmul", "maximum", "minimum", "moveaxis", "multiply", "ndarray", "negative", "ones",
     "ones_like", "owner", "power", "quiet_overflow", "reciprocal", "result_type", "scatter_add", "scatter_add_rows",
-    "sign", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes", "take", "take_along_axis", "tanh",
+    "sign", "sin", "sqrt", "square", "stack", "subtract", "sum_rows", "swapaxes", "take", "take_along_axis", "tanh",
     "transpose", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 

@@ -30,12 +30,16 @@ class Layout:
 
     `axes` and `dims` pair up: the tensor is cut along `dims[i]` over mesh axis `axes[i]`; on every other axis it is
     replicated. `partial_over` names axes over which the values are still summands (a gradient before its reduction).
+    `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V). `padding`: so many
+    zeros follow at the end of the cut dim before it is cut; they are on no global tensor.
     """
 
     global_shape: tuple[int, ...]
     axes: tuple[str, ...] = ()
     dims: tuple[int, ...] = ()
     partial_over: tuple[str, ...] = ()
+    blocks: int = 1
+    padding: int = 0
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.dims):

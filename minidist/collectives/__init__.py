@@ -4,7 +4,7 @@
 
 Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too)
 and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
-name.
+name, or with `algorithm="auto"` by its cost on the communicator's links (see auto.py).
 
 The return type is an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type
 checker.
@@ -18,8 +18,10 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
+from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op, may_overlap
 from minidist.collectives.registry import find
+from minidist.collectives.two_level import TwoLevel
 from minidist.comm.communicator import Comm
 
 
@@ -61,7 +63,7 @@ def all_gather(
     """
     sizes = _shard_counts(comm, counts, shard.size, "all_gather")
     out = _output(comm, out, sum(sizes), shard, "all_gather")
-    return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out)
+    return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes))
 
 
 def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> Any:
@@ -83,7 +85,8 @@ def gather(
 ) -> Any:  # fmt: skip
     """The root gets all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
     sizes = _shard_counts(comm, counts, shard.size, "gather")
-    return _call(comm, "gather", algorithm, async_op, shard, sizes, _root(comm, root, "gather"))
+    root = _root(comm, root, "gather")
+    return _call(comm, "gather", algorithm, async_op, shard, sizes, root, total=sum(sizes))
 
 
 def scatter(
@@ -102,7 +105,7 @@ def scatter(
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
         sizes = _counts(comm, counts, array.size, "scatter")
         _output(comm, out, sizes[root], array, "scatter")
-    return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root)
+    return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0)
 
 
 def all_to_all(
@@ -127,6 +130,8 @@ def all_to_all(
             f"rank {comm.rank}: all_to_all with receive_counts {receives}; it needs {comm.size} counts of at least 0, "
             f"its own equal to what it sends itself, {sends[comm.rank]}"
         )
+    if algorithm == "auto" and send_counts is not None:
+        algorithm = "pairwise"  # nobody knows the others' counts, and all must choose alike
     return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 
 
@@ -137,13 +142,20 @@ def barrier(comm: Comm) -> None:
 
 def _call(
     comm: Comm, operation: str, algorithm: str, async_op: bool, array: np.ndarray | None, *arguments: Any,
-    variant: str = "sum",
+    variant: str = "sum", total: int | None = None,
 ) -> Any:  # fmt: skip
     """Open a channel for the call and run the algorithm on it, now or in the communicator's lane.
+
+    total: elements of the whole, which "auto" chooses by: a number that all ranks know; default those of `array`. (Only the
+    root knows how much a scatter moves: 0 there, so that the latency alone decides.)
 
     variant: the reduction; part of the channel's name unless it is the sum, so that ranks that reduce differently are
     told.
     """
+    if algorithm == "auto":
+        itemsize = 1 if array is None else array.itemsize
+        elements = total if total is not None else 0 if array is None else array.size
+        algorithm = choose(comm, operation, elements * itemsize)
     function = find(operation, algorithm)
     if array is not None and not array.flags.c_contiguous:
         raise UsageError(
@@ -192,6 +204,6 @@ def _root(comm: Comm, root: int, operation: str) -> int:
 
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce",
+    "TwoLevel", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce",
     "reduce_scatter", "scatter",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from minidist.base.trace import MessageEvent
 from minidist.comm.communicator import ANY, Request, Work
 from minidist.comm.reports import Waiting, find_cycle
-from minidist.comm.site import site_of
+from minidist.comm.site import Site, site_of
 
 if TYPE_CHECKING:
     from minidist.comm.mpi import MPIWorld
@@ -83,14 +83,14 @@ class Watchdog:
                 state["peers"] = list(members) if waiting.peer == ANY else [members[waiting.peer]]
             elif not isinstance(waiting, Work):
                 state["peers"] = waiting.peers
-            site = site_of(sys._current_frames().get(self.main_thread))
+            site = self._site()
             if str(site) not in str(state["what"]):
                 state["what"] = f"{state['what']}, waited for at {site}"
             lanes = [waited.describe() for lane in tuple(world.active) if (waited := lane.waiting) is not None]
             if lanes:
                 state["what"] = f"{state['what']}; its lane waits in {'; '.join(lanes)}"
         elif world.state == "computing":
-            state["what"] = f"computing at {site_of(sys._current_frames().get(self.main_thread))}"
+            state["what"] = f"computing at {self._site()}"
         temporary = self._state_file(world.rank).with_suffix(".tmp")
         temporary.write_text(json.dumps(state))
         temporary.rename(self._state_file(world.rank))
@@ -103,6 +103,10 @@ class Watchdog:
                         json.dumps({"event": "message", **dict(zip(_FIELDS, _values(message), strict=True))}) + "\n"
                     )
             self.written += len(new)
+
+    def _site(self) -> Site:
+        """Where the main program is. While a lane has the processor, the main program's stack is its greenlet's."""
+        return site_of(self.world.main.gr_frame or sys._current_frames().get(self.main_thread))
 
     def report(self) -> None:
         """Print every rank's pending operation (once for the job) and end the job."""

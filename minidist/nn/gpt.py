@@ -95,16 +95,21 @@ class Transformer(Module):
         self.h = [Block(config, dtype, attention_fn) for _ in range(config.n_layer)]
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
 
-    def embed(self, tokens: xp.Array) -> Tensor:
-        """Tokens (batch, T) -> (batch, T, D)."""
+    def embed(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, D). positions (T,): where they stand in their text; default 0..T-1."""
         length, known = tokens.shape[1], self.wpe.weight.shape[0]
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
-        return self.drop(self.wte(tokens) + self.wpe.weight[:length])
+        if positions is not None and self.drop.p and self.training:
+            raise UsageError(
+                f"dropout {self.drop.p} with positions given: a mask is drawn for whole rows, and a part of the sequence "
+                "would get another one than on one device; train with dropout 0"
+            )
+        return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
 
-    def forward(self, tokens: xp.Array) -> Tensor:
+    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, D)."""
-        x = self.embed(tokens)
+        x = self.embed(tokens, positions)
         for block in self.h:
             x = block(x)
         return self.ln_f(x)
@@ -138,10 +143,15 @@ class GPT(Module):
         self.config = config
         self.transformer = Transformer(config, dtype, attention_fn)
         self.lm_head = TiedHead(self.transformer.wte)
+        self.loss_fn: Callable[..., Tensor] = cross_entropy  # a strategy that splits the vocabulary brings its own
+        self.logits_fn: Callable[[Tensor], Tensor] = lambda logits: logits
         if seed is not None:
             self.initialize(seed)
 
-    def forward(self, tokens: Any, targets: Any = None, divisor: float | None = None) -> Tensor:
-        """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`."""
-        logits = self.lm_head(self.transformer(xp.as_array(tokens)))
-        return logits if targets is None else cross_entropy(logits, targets, divisor)
+    def forward(
+        self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
+    ) -> Tensor:
+        """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`; positions (T,) of the tokens
+        in their text when they are a part of it (context parallel)."""
+        logits = self.lm_head(self.transformer(xp.as_array(tokens), positions))
+        return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)

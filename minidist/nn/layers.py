@@ -1,10 +1,11 @@
-"""The small layers of a transformer: embedding, layer norm, dropout."""
+"""The small layers of a transformer: embedding, layer norm, RMS norm, dropout."""
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, embedding, layer_norm
+from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.memory import track
 from minidist.base.random import Key, current_coordinates, uniform_rows
 from minidist.nn.module import Module
 
@@ -39,6 +40,20 @@ class LayerNorm(Module):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
+class RMSNorm(Module):
+    """Divides by the root mean square of the last dim, then scales: weight (features,)."""
+
+    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
+        self.eps = eps
+        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features) -> (..., features)."""
+        return rms_norm(x, self.weight, self.eps)
+
+
 class Dropout(Module):
     """In training each element is dropped with probability p, the others are divided by 1 - p.
 
@@ -56,7 +71,7 @@ class Dropout(Module):
         """x (samples, ...) -> the same shape."""
         if not self.training or self.p == 0:
             return x
-        return x * Tensor(self.keep(x.shape, x.dtype))
+        return x * Tensor(track(self.keep(x.shape, x.dtype), "activation"))
 
     def keep(self, shape: tuple[int, ...], dtype: Any) -> xp.Array:
         """The factors of the rows of the current batch: 0 or 1 / (1 - p)."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from minidist.autograd import AutogradError, Parameter, ShapeError
 from minidist.base import arrays as xp
-from minidist.base.errors import nearest
+from minidist.base.errors import UsageError, nearest
 from minidist.base.random import initial_weight
 
 
@@ -82,6 +82,11 @@ class Module:
             module.name = name
         for name, parameter in self.named_parameters(prefix):
             parameter.name = name
+            if parameter.layout is not None and parameter.layout.axes:
+                raise UsageError(
+                    f"parameter {name!r} holds a tile {parameter.shape} of {parameter.layout.global_shape}; "
+                    "initialize the whole model first, and cut it then"
+                )
             if parameter.init is not None:
                 law, scale = parameter.init
                 parameter.data[...] = xp.as_array(

@@ -1,7 +1,6 @@
 """Every collective with every algorithm as one table: how to call it, and what each rank must get, to the bit.
 
-The expected values come from a few lines of NumPy over all ranks' inputs, in the declared order of additions:
-rank order for `naive` and `ordered`; for `ring` chunk j from rank j+1 around to rank j.
+The expected values come from a few lines of NumPy over all ranks' inputs, added as `associations` declares.
 """
 
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from minidist import collectives
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives.registry import algorithms
+from tests.collectives.associations import association
 
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int32")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
@@ -99,11 +99,15 @@ class Case:
             assert before.tobytes() == array.tobytes(), "an input was changed"
         return result
 
-    def _combined(self, order, piece):
-        parts = [self.input(rank)[piece] for rank in order]
-        total = parts[0].copy()
-        for part in parts[1:]:
-            total = UFUNCS[self.op](total, part)
+    def _combined(self, tree, piece):
+        """The reduction of a piece of all ranks' inputs, added as `tree` says."""
+
+        def fold(node):
+            if not isinstance(node, tuple):
+                return self.input(node)[piece]
+            return UFUNCS[self.op](fold(node[0]), fold(node[1]))
+
+        total = fold(tree)
         return (total / self.dtype.type(self.ranks)).astype(self.dtype) if self.op == "avg" else total
 
     def expected(self, rank):
@@ -122,10 +126,9 @@ class Case:
             cut = [offsets(self.row(source)) for source in ranks]
             return np.concatenate([self.input(s)[cut[s][rank] : cut[s][rank + 1]] for s in ranks])
         if self.operation == "reduce":
-            order = [(self.root + 1 + i) % n for i in ranks] if self.algorithm == "ring" else list(ranks)
-            return self._combined(order, slice(None)) if rank == self.root else None
-        around = [[(j + 1 + i) % n for i in ranks] if self.algorithm == "ring" else list(ranks) for j in ranks]
-        chunks = [self._combined(around[j], pieces[j]) for j in ranks]
+            tree = association(self.algorithm, n, (self.root + 1) % n, self.root)
+            return self._combined(tree, slice(None)) if rank == self.root else None
+        chunks = [self._combined(association(self.algorithm, n, (j + 1) % n), pieces[j]) for j in ranks]
         return np.concatenate(chunks) if self.operation == "all_reduce" else chunks[rank]
 
     def check(self, rank, result):

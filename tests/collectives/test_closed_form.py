@@ -20,6 +20,8 @@ def volume(case, rank):
         return function(case.size, case.ranks, rank)
     if case.operation in ("gather", "scatter"):
         return function(case.sizes, rank, case.root)
+    if case.algorithm == "bruck":
+        return function([case.row(r) for r in range(case.ranks)], rank, counted=case.counts is not None)
     return function(case.row(rank) if case.operation == "all_to_all" else case.sizes, rank)
 
 
@@ -60,10 +62,12 @@ def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
 @pytest.mark.parametrize("async_op", [False, True])
 def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
     size = 16 * ranks
-    case = Case(operation, algorithm, ranks, size, counts=(16,) * ranks, root=ranks // 2, async_op=async_op)
+    counts = None if operation == "all_to_all" else (16,) * ranks
+    case = Case(operation, algorithm, ranks, size, counts=counts, root=ranks // 2, async_op=async_op)
+    nbytes = 8 * (sum(case.row(0)) if operation == "all_to_all" else size)
     world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
     world.run(case.call)
-    seconds = closed_form.TIMES[operation, algorithm](8 * size, ranks, ALPHA, BETA)
+    seconds = closed_form.TIMES[operation, algorithm](nbytes, ranks, ALPHA, BETA)
     assert world.end_time == max(seconds, 1e-6 if async_op else 0.0)
 
 

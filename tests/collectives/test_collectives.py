@@ -5,7 +5,7 @@ Proved to catch: a wrong neighbour, a wrong chunk, an addition left out or in an
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import collectives
@@ -18,7 +18,7 @@ SENDS = [0, 24, 1 << 20]  # synchronous; short ones buffered; all buffered
 
 @st.composite
 def cases(draw, operation, algorithm):
-    ranks = draw(st.integers(1, 9))
+    ranks = draw(st.integers(1, 17))
     size = draw(st.sampled_from([0, 1, ranks - 1, ranks, ranks + 1, 3 * ranks]) | st.integers(0, 30))
     dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
     op = draw(st.sampled_from([op for op in OPS if op != "avg" or dtype.kind != "i"]))
@@ -34,6 +34,7 @@ def cases(draw, operation, algorithm):
 @pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity, on every rank alike
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
 @given(data=st.data())
+@settings(max_examples=40)
 def test_every_rank_gets_its_result_to_the_bit(operation, algorithm, data):
     case = data.draw(cases(operation, algorithm))
     world = SimWorld(case.ranks, eager_bytes=data.draw(st.sampled_from(SENDS)))

@@ -121,6 +121,22 @@ def test_a_wildcard_posted_first_chooses_first():
         assert SimWorld(3, eager_bytes=eager_bytes).run(program)[0] == (1, 2)
 
 
+def test_a_wildcard_posted_first_chooses_first_among_messages_that_wait_already():
+    def program(comm):
+        if comm.rank == 0:
+            comm.recv(np.empty(0), 1, tag=9)  # the other two messages are queued now
+            a, b = np.zeros(1), np.zeros(1)
+            anybody, rank1 = comm.irecv(a, ANY), comm.irecv(b, 1)
+            comm.waitall([rank1, anybody])
+            return a[0], b[0]
+        requests = [comm.isend(np.array([float(i)]), 0) for i in (1, 2)]
+        comm.send(np.empty(0), 0, tag=9)
+        comm.waitall(requests)
+        return None
+
+    assert SimWorld(2).run(program)[0] == (1, 2)
+
+
 def test_a_specific_receive_posted_first_matches_first():
     def program(comm):
         if comm.rank == 0:

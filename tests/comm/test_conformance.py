@@ -76,6 +76,21 @@ def test_large_sends_with_receives_posted_early(comm):
 
 
 @pytest.mark.mpi(2)
+def test_payloads_are_asked_for_in_the_order_of_their_headers(comm):
+    """Even when MPI reports the second header first, as it may."""
+    got = [np.zeros(1), np.zeros(1)]
+    if comm.rank == 0:
+        for value in (1.0, 2.0):
+            comm.send(np.array([value]), 1)
+        return
+    requests = [comm.irecv(array, 0) for array in got]
+    requests[1].header_request.Wait()
+    comm.world._header_came(requests[1], 0)
+    comm.waitall(requests[::-1])
+    assert (got[0][0], got[1][0]) == (1.0, 2.0)
+
+
+@pytest.mark.mpi(2)
 def test_without_checks_there_are_no_headers(comm):
     from minidist.comm.mpi import MPIWorld
 

@@ -40,7 +40,8 @@ def run(tmp_path):
     def run(source, ranks, *flags, environment=(), launcher=True, timeout=20):
         program = tmp_path / "program.py"
         program.write_text(PREAMBLE + source + "\nlaunch(main)\n")
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        variables |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         variables |= dict(environment)
         start = [mpiexec(), *options, "-n", str(ranks)] if launcher else []

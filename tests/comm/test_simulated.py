@@ -23,7 +23,7 @@ from minidist.base.errors import (
 )
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
-from minidist.comm import ANY, LinkModel, SimWorld
+from minidist.comm import ANY, LinkModel, SimWorld, seeded
 from minidist.comm.reports import Waiting, find_cycle
 
 
@@ -239,7 +239,14 @@ def test_a_report_of_many_ranks_is_short_and_quick():
     assert time.monotonic() - began < 5
 
 
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12))
+RANK = st.integers(0, 7)
+
+
+@given(
+    st.lists(st.tuples(RANK, RANK), max_size=12)
+    | st.lists(RANK, min_size=8, max_size=8).map(lambda nexts: list(enumerate(nexts)))
+    | st.permutations(range(8)).map(lambda ranks: list(enumerate(ranks)))
+)
 def test_a_circle_is_found_where_there_is_one(edges):
     """Against the transitive closure."""
     reach = np.zeros((8, 8), bool)
@@ -719,6 +726,22 @@ def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, ea
         assert run(ShuffledWorld(ranks, seed, eager_bytes=eager_bytes, links=links)) == expected
 
 
+def ask_anybody(comm):
+    """Rank 0 receives twice from each other rank, whoever comes."""
+    got = np.zeros(1)
+    if comm.rank == 0:
+        return [comm.recv(got, ANY) for _ in range(2 * comm.size - 2)]
+    for _ in range(2):
+        comm.send(got, 0)
+    return None
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_a_seeded_order_does_not_depend_on_the_schedule_either(seed, schedule):
+    expected = SimWorld(5, chooser=seeded(seed)).run(ask_anybody)
+    assert ShuffledWorld(5, schedule, chooser=seeded(seed)).run(ask_anybody) == expected
+
+
 # --- groups ---
 
 
@@ -726,8 +749,8 @@ def test_messages_of_different_communicators_never_meet():
     """Same ranks, same tags, other contexts: a duplicate, a split into everybody, and the channels of collectives."""
 
     def program(comm):
-        comms = [comm, comm.dup(), comm.split(0), comm.dup().dup(), comm.group(range(comm.size), "all")]
-        assert len({c.name for c in comms}) == 5
+        comms = [comm, comm.dup(), comm.split(0), comm.dup(), comm.group(range(comm.size), "all")]
+        assert len({c.name for c in (*comms, comms[1].dup())}) == 6
         peer = 1 - comm.rank
         sends = [c.isend(numbers(i), peer) for i, c in enumerate(comms)]
         got = [numbers(-1) for _ in comms]

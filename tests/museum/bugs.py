@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from minidist.collectives import ring
 from minidist.collectives.registry import algorithms
 from minidist.comm import simulated
 from minidist.comm.mesh import Mesh
+from minidist.optim import Adam
 from minidist.parallel import data_parallel, gradients
 from tests.collectives import test_ordered
 from tests.comm import test_mesh, test_simulated
+from tests.optim import test_optimizers
 from tests.parallel import test_data_parallel
 
 
@@ -107,6 +110,22 @@ def ordered_is_a_ring(monkeypatch):
     monkeypatch.setitem(algorithms()["all_reduce"], "ordered", ring.all_reduce)
 
 
+def counted_once_a_parameter(monkeypatch):
+    """Adam's bias correction counts the parameters it has updated, not the steps."""
+    descend = Adam._descend
+
+    def wrong(self, *arguments):
+        descend(self, *arguments)
+        self.step_count += 1
+
+    monkeypatch.setattr(Adam, "_descend", wrong)
+
+
+def small_blocks():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        test_optimizers.test_blocks_do_not_change_bits(Adam, {"lr": 0.1}, monkeypatch)
+
+
 def small_mean():
     test_data_parallel.test_the_mean_of_equal_shards_is_the_mean_over_the_batch(2)
 
@@ -125,6 +144,10 @@ BUGS = [
     Bug(4, "gradients are summed instead of averaged", always_sum, {"mean": small_mean}),
     Bug(5, "replicas start from different seeds", no_broadcast, {
         "startup": test_data_parallel.test_replicas_from_different_seeds_become_rank_0s,
+    }),
+    Bug(6, "Adam's step counter advances once a parameter", counted_once_a_parameter, {
+        "one counter": test_optimizers.test_one_counter_for_all_parameters,
+        "blocks": small_blocks,
     }),
     Bug(17, "a bucket that never completes is forgotten", incomplete_buckets_are_forgotten, {
         "unused": lambda: test_data_parallel.test_an_unused_parameter_is_an_error_that_names_it_and_its_bucket(25.0),

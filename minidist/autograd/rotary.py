@@ -1,0 +1,32 @@
+"""Rotary position embedding as one node (Su et al., "RoFormer", 2021): a position is an angle, not a row of a table.
+
+Feature i and feature i + n/2 of a head are the coordinates of a point, which is turned by position x theta^(-2i/n).
+The product of a query and a key then depends on the difference of their positions only. Backward turns back.
+"""
+
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+
+
+def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:
+    """Angles (T, head_size / 2), float64, of tokens that stand at the global `positions` (T,) of their text."""
+    frequencies = theta ** (-xp.arange(0, head_size, 2) / head_size)
+    return xp.as_array(positions, xp.float64)[:, None] * frequencies
+
+
+def rotary(x: Tensor, angles: xp.Array) -> Tensor:
+    """x (batch, T, heads, n) with its pairs turned by `angles` (T, n/2)."""
+    half = x.shape[-1] // 2
+    if x.ndim != 4 or x.shape[-1] % 2 or angles.shape != (x.shape[1], half):
+        raise ShapeError(f"rotary: x of shape {x.shape} and angles {angles.shape}; expected (batch, T, heads, n), (T, n/2)")
+    cos, sin = (xp.as_array(f(angles), x.dtype)[None, :, None, :] for f in (xp.cos, xp.sin))
+
+    def turn(a: xp.Array, sin: xp.Array) -> xp.Array:
+        result = xp.empty(a.shape, a.dtype, a)
+        first, second = a[..., :half], a[..., half:]
+        result[..., :half] = first * cos - second * sin
+        result[..., half:] = second * cos + first * sin
+        return result
+
+    return record("rotary", turn(x.data, sin), ((x, lambda g: turn(g, -sin)),), flops=3 * x.size, saved=(cos, sin))

@@ -1,0 +1,141 @@
+"""The binomial tree: in each round every rank that has the message passes it on, so the number of holders doubles.
+
+Broadcast from rank 0 over 8 ranks; a rank's parent is its number with the lowest bit that is set cleared:
+
+    round 1    0 ────────────▶ 4                                    0
+    round 2    0 ────▶ 2       4 ────▶ 6                         ┌──┼────┐
+    round 3    0 ▶ 1   2 ▶ 3   4 ▶ 5   6 ▶ 7                     4  2    1
+                                                                6 5 3
+                                                                7
+Reduce and gather are the same tree with the arrows turned round; a subtree is a range of ranks, so gather and scatter move
+ranges. The latency grows with log2 n; each message is the whole array, so long ones are better cut (see `segmented_ring`,
+`recursive_halving`). All-reduce is a reduce and a broadcast. Another root: the ranks are counted from it.
+
+Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
+"""
+
+import numpy as np
+
+from minidist.base.layout import offsets
+from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.collectives.registry import algorithm
+from minidist.comm.communicator import Comm
+
+
+def lowest_bit(number: int, ranks: int) -> int:
+    """The lowest bit that is set in a rank's distance from the root; for the root the first power of two >= ranks."""
+    return number & -number if number else 1 << (ranks - 1).bit_length()
+
+
+def children(number: int, ranks: int) -> list[int]:
+    """A rank's children, nearest first (all as distances from the root)."""
+    bit, result = 1, []
+    while bit < lowest_bit(number, ranks) and number + bit < ranks:
+        result.append(number + bit)
+        bit *= 2
+    return result
+
+
+def subtree(number: int, ranks: int) -> range:
+    """A rank and all below it."""
+    return range(number, min(number + lowest_bit(number, ranks), ranks))
+
+
+@algorithm("broadcast", "binomial")
+def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+    """Receive from the parent, send to the children, farthest first: the root sends ceil(log2 n) times the array."""
+    n = comm.size
+    me = (comm.rank - root) % n
+    if me:
+        comm.recv(array, (root + me - lowest_bit(me, n)) % n)
+    for child in reversed(children(me, n)):
+        comm.send(array, (root + child) % n)
+    return array
+
+
+@algorithm("reduce", "binomial")
+def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+    """Add what the children send, nearest first, and send the sum to the parent: one message from each but the root."""
+    n = comm.size
+    me, total = (comm.rank - root) % n, array
+    for child in children(me, n):
+        incoming = np.empty_like(array)
+        comm.recv(incoming, (root + child) % n)
+        if total is array:
+            total = array.copy()
+        accumulate(op, total, incoming)
+    if me:
+        comm.send(total, (root + me - lowest_bit(me, n)) % n)
+        return None
+    total = total.copy() if total is array else total
+    divide_if_average(op, total, n)
+    return total
+
+
+@algorithm("all_reduce", "binomial")
+def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+    """Reduce to rank 0, then broadcast."""
+    total = reduce(comm, array, 0, op)
+    if total is not None:
+        array[...] = total
+    return broadcast(comm, array, 0)
+
+
+@algorithm("gather", "binomial")
+def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
+    """Each rank sends its whole subtree's shards to its parent in one message."""
+    n = comm.size
+    me = (comm.rank - root) % n
+    below = subtree(me, n)
+    start = offsets([sizes[(root + v) % n] for v in below])  # in the order of the tree
+    held = np.empty_like(shard, shape=(start[-1],))
+    held[: start[1]] = shard.reshape(-1)
+    for child in children(me, n):
+        range_ = subtree(child, n)
+        comm.recv(held[start[range_.start - me] : start[range_.stop - me]], (root + child) % n)
+    if me:
+        comm.send(held, (root + me - lowest_bit(me, n)) % n)
+        return None
+    return _rotated(held, start[n - root])
+
+
+@algorithm("scatter", "binomial")
+def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
+    """Each rank receives its subtree's chunks in one message and passes on its children's.
+
+    Only the root knows the sizes: a rank with children gets, before the chunks, their sizes (8 B each).
+    """
+    n = comm.size
+    me = (comm.rank - root) % n
+    below, parent = subtree(me, n), (root + me - lowest_bit(me, n)) % n
+    if len(below) == 1 and me:
+        comm.recv(out.reshape(-1), parent)
+        return out
+    counts = np.empty(len(below), dtype=np.int64)
+    if me:
+        comm.recv(counts, parent)
+        held = np.empty_like(out, shape=(int(counts.sum()),))
+        comm.recv(held, parent)
+    else:
+        assert array is not None
+        counts[...] = np.roll(sizes, -root)
+        held = _rotated(array.reshape(-1), offsets(sizes)[root])
+    start = offsets(counts.tolist())
+    sends = []
+    for child in reversed(children(me, n)):
+        range_, to = subtree(child, n), (root + child) % n
+        if len(range_) > 1:
+            sends.append(comm.isend(counts[range_.start - me : range_.stop - me], to))
+        sends.append(comm.isend(held[start[range_.start - me] : start[range_.stop - me]], to))
+    out.reshape(-1)[...] = held[: start[1]]
+    comm.waitall(sends)
+    return out
+
+
+def _rotated(array: np.ndarray, start: int) -> np.ndarray:
+    """The elements from `start` on, then those before: between the order of the tree and that of the ranks."""
+    if start in (0, array.size):
+        return array
+    result = np.empty_like(array)
+    result[: array.size - start], result[array.size - start :] = array[start:], array[:start]
+    return result

@@ -1,0 +1,76 @@
+"""Recursive doubling: in each round what a rank knows doubles, so log2 n rounds are enough. For short messages.
+
+    round 1    0 ◀─▶ 1    2 ◀─▶ 3    4 ◀─▶ 5    6 ◀─▶ 7        partner: rank xor 1
+    round 2    0 ◀─▶ 2    1 ◀─▶ 3    4 ◀─▶ 6    5 ◀─▶ 7        rank xor 2
+    round 3    0 ◀─▶ 4    1 ◀─▶ 5    2 ◀─▶ 6    3 ◀─▶ 7        rank xor 4
+
+All-reduce exchanges the whole array in each round: the fewest rounds there can be, but log2 n times the bytes, where the
+ring sends less than twice. All-gather exchanges what is known so far and is as good as the ring in bytes too. When n is no
+power of two, see `folding`: two more rounds.
+
+Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
+"""
+
+import numpy as np
+
+from minidist.base.layout import offsets
+from minidist.collectives.folding import Fold
+from minidist.collectives.operations import combine, divide_if_average
+from minidist.collectives.registry import algorithm
+from minidist.collectives.ring import same_memory
+from minidist.comm.communicator import Comm
+
+
+@algorithm("all_reduce", "recursive_doubling")
+def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+    """log2 n messages a rank, each the whole array. Lower ranks' values come first, so all ranks have the same bits."""
+    fold, rank = Fold(comm.size), comm.rank
+    if fold.gives(rank):
+        comm.send(array, rank + 1)
+        comm.recv(array, rank + 1)
+        return array
+    incoming = np.empty_like(array)
+    if fold.takes(rank):
+        comm.recv(incoming, rank - 1)
+        combine(op, incoming, array, out=array)
+    distance = 1
+    while distance < fold.power:
+        partner = fold.rank(fold.number(rank) ^ distance)
+        comm.sendrecv(array, partner, incoming, partner)
+        combine(op, *((incoming, array) if partner < rank else (array, incoming)), out=array)
+        distance *= 2
+    divide_if_average(op, array, comm.size)
+    if fold.takes(rank):
+        comm.send(array, rank - 1)
+    return array
+
+
+@algorithm("all_gather", "recursive_doubling")
+def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+    """log2 n messages a rank, each twice as long as the one before: everything but the rank's own shard in all."""
+    fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
+    mine = out[start[rank] : start[rank + 1]]
+    if not same_memory(mine, shard):
+        mine[...] = shard.reshape(-1)
+    if fold.gives(rank):
+        comm.send(mine, rank + 1)
+        comm.recv(out, rank + 1)
+        return out
+    if fold.takes(rank):
+        comm.recv(out[start[rank - 1] : start[rank]], rank - 1)
+    gather_doubling(comm, fold, out, offsets(fold.merge(sizes)))
+    if fold.takes(rank):
+        comm.send(out, rank - 1)
+    return out
+
+
+def gather_doubling(comm: Comm, fold: Fold, out: np.ndarray, start: list[int]) -> None:
+    """Folded number v holds elements [start[v], start[v+1]) of `out`; afterwards each holds them all."""
+    me, distance = fold.number(comm.rank), 1
+    while distance < fold.power:
+        first = me // distance * distance  # this rank's block of `distance` numbers, which are known
+        other = first ^ distance
+        known, unknown = (out[start[b] : start[b + distance]] for b in (first, other))
+        partner = fold.rank(me ^ distance)
+        comm.sendrecv(known, partner, unknown, partner)
+        distance *= 2

@@ -1,0 +1,189 @@
+"""Llama's architecture under Llama's parameter names, beside GPT's: what most models that people read today are.
+
+Touvron et al., "LLaMA", 2023. Four differences from GPT-2: RMS norm in the place of layer norm, rotary positions in the
+place of a table, SwiGLU in the place of GELU, no biases; and from Llama 2 on several query heads share one key-value
+head (Ainslie et al., "GQA", 2023). Weights lie as (out, in); `model.layers.0.self_attn.q_proj.weight` and the like are
+the names of the published state dicts (with the halves of a head as the pairs that rotate).
+
+A token's angle depends on its place in the whole text. A rank that holds a part of the text must pass the global
+`positions` of its tokens; 0..T-1 again on every rank would be a silent bug.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.autograd import (
+    ShapeError,
+    Tensor,
+    broadcast_to,
+    causal_attention_heads,
+    cross_entropy,
+    reshape,
+    rotary,
+    rotary_angles,
+    swiglu,
+    transpose,
+)
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.nn.gpt import TiedHead
+from minidist.nn.layers import Embedding, RMSNorm
+from minidist.nn.linear import Linear
+from minidist.nn.module import Module
+
+# q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
+GroupedAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of a Llama; the names are those of its published configurations. The defaults are Llama 2 7B's."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None  # as many as heads
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        heads, kv = self.num_attention_heads, self.kv_heads
+        if self.hidden_size % (2 * heads):
+            raise UsageError(
+                f"hidden_size {self.hidden_size} does not divide into {heads} heads of an even size; take a multiple of {2 * heads}"
+            )
+        if kv < 1 or heads % kv:
+            divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+            raise UsageError(f"{heads} heads do not share {kv} key-value heads evenly; take one of {divisors}")
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key-value heads."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+
+def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same."""
+    batch, length, heads, size = q.shape
+    shared = heads // k.shape[2]
+
+    def spread(x: Tensor) -> Tensor:
+        x = transpose(x, (0, 2, 1, 3))
+        if shared == 1:
+            return x
+        x = reshape(x, (batch, x.shape[1], 1, length, size))
+        return reshape(broadcast_to(x, (batch, x.shape[1], shared, length, size)), (batch, heads, length, size))
+
+    return transpose(causal_attention_heads(transpose(q, (0, 2, 1, 3)), spread(k), spread(v)), (0, 2, 1, 3))
+
+
+def _projection(n: int, m: int, dtype: Any) -> Linear:
+    layer = Linear(n, m, bias=False, dtype=dtype, seed=None)
+    layer.weight.init = ("normal", 0.02)
+    return layer
+
+
+class LlamaAttention(Module):
+    """Causal self-attention with rotary positions. attention_fn may be replaced (ring attention)."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention) -> None:
+        width, self.heads, self.kv_heads = config.hidden_size, config.num_attention_heads, config.kv_heads
+        self.head_size = width // self.heads
+        self.attention_fn = attention_fn
+        self.q_proj = _projection(width, width, dtype)
+        self.k_proj = _projection(width, self.kv_heads * self.head_size, dtype)
+        self.v_proj = _projection(width, self.kv_heads * self.head_size, dtype)
+        self.o_proj = _projection(width, width, dtype)
+
+    def forward(self, x: Tensor, angles: xp.Array) -> Tensor:
+        """x (batch, T, width), angles (T, head size / 2) of its tokens -> (batch, T, width)."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        batch, length, size = q.shape[0], q.shape[1], self.head_size  # x may hold a part of the sequence
+        q = rotary(reshape(q, (batch, length, self.heads, size)), angles)
+        k = rotary(reshape(k, (batch, length, self.kv_heads, size)), angles)
+        mixed = self.attention_fn(q, k, reshape(v, (batch, length, self.kv_heads, size)))
+        return self.o_proj(reshape(mixed, (batch, length, self.heads * size)))
+
+
+class LlamaMLP(Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = _projection(width, inner, dtype)
+        self.up_proj = _projection(width, inner, dtype)
+        self.down_proj = _projection(inner, width, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, width) -> (batch, T, width)."""
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class LlamaBlock(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention = grouped_query_attention) -> None:
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
+        self.self_attn = LlamaAttention(config, dtype, attention_fn)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
+        self.mlp = LlamaMLP(config, dtype)
+
+    def forward(self, x: Tensor, angles: xp.Array) -> Tensor:
+        """x (batch, T, width), angles (T, head size / 2) -> (batch, T, width)."""
+        x = x + self.self_attn(self.input_layernorm(x), angles)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaModel(Module):
+    """Embedding, blocks and the last norm."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention) -> None:
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, scale=0.02, seed=None)
+        self.layers = [LlamaBlock(config, dtype, attention_fn) for _ in range(config.num_hidden_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
+
+    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
+        config, length = self.config, tokens.shape[1]
+        positions = xp.arange(length) if positions is None else positions
+        if length and int(positions.max()) >= config.max_position_embeddings:
+            raise ShapeError(
+                f"Llama: position {int(positions.max())} (tokens of shape {tokens.shape}) "
+                f"but max_position_embeddings is {config.max_position_embeddings}"
+            )
+        angles = rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x, angles)
+        return self.norm(x)
+
+
+class Llama(Module):
+    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss."""
+
+    def __init__(
+        self, config: LlamaConfig, dtype: Any = xp.float32, seed: int | None = 0,
+        attention_fn: GroupedAttention = grouped_query_attention,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.model = LlamaModel(config, dtype, attention_fn)
+        tied = config.tie_word_embeddings
+        self.lm_head = TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
+        self.loss_fn: Callable[..., Tensor] = cross_entropy  # a strategy that splits the vocabulary brings its own
+        self.logits_fn: Callable[[Tensor], Tensor] = lambda logits: logits
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(
+        self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
+    ) -> Tensor:
+        """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`; positions (T,) of the tokens
+        in their text when they are a part of it (context parallel)."""
+        logits = self.lm_head(self.model(xp.as_array(tokens), positions))
+        return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)

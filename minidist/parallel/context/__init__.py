@@ -1,0 +1,19 @@
+"""The sequence split over ranks, attention included: a ring of keys and values, or heads dealt out (Ulysses).
+
+Weights are replicated over the context axis and every rank sees a part of the tokens, so each gradient is a summand:
+it is summed over the context axis *and* the data axis, also when there is one replica only. `gradient_axes(mesh)` is
+the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
+"""
+
+from minidist.comm import Comm, Mesh
+from minidist.parallel.context.positions import sequence_positions
+from minidist.parallel.context.ring_attention import RingAttention
+from minidist.parallel.context.ulysses import UlyssesAttention
+
+
+def gradient_axes(mesh: Mesh) -> Comm:
+    """The communicator over which a gradient is summed: the axes dp and cp of the mesh, those that it has."""
+    return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
+
+
+__all__ = ["RingAttention", "UlyssesAttention", "gradient_axes", "sequence_positions"]

@@ -1,0 +1,43 @@
+"""Which tokens of a sequence a rank holds when the sequence is split: its *global* positions.
+
+    contiguous (Ulysses)   | 0 0 | 1 1 | 2 2 | 3 3 |
+    zig-zag (ring)         | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
+
+A causal query sees the keys before it, so with contiguous parts the last rank would compute P times what the first
+does. In zig-zag rank r holds chunk r and chunk 2P-1-r of 2P: one with little to see, one with much, and all ranks
+compute the same. Whatever is indexed by position (position embeddings, rotary angles) must use these numbers: starting
+from 0 on every rank is a known bug.
+
+Source of the balance: Brandon et al., "Striped Attention", 2023; the chunk pairs are those of Llama 3 (2024, 3.3.2).
+"""
+
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, nearest
+from minidist.base.layout import chunk_sizes, offsets
+
+ORDERS = ("zigzag", "contiguous")
+
+
+def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
+    """[start, end) of the two zig-zag chunks of a rank, the earlier first."""
+    starts = offsets(chunk_sizes(length, 2 * ranks))
+    late = 2 * ranks - 1 - rank
+    return [(starts[rank], starts[rank + 1]), (starts[late], starts[late + 1])]
+
+
+def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag") -> xp.Array:
+    """The global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
+
+    Raises UsageError when there are fewer tokens than ranks.
+    """
+    if ranks > length:
+        raise UsageError(
+            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; take at most "
+            f"{length} ranks, or at least {ranks} tokens"
+        )
+    if order == "zigzag":
+        return xp.concatenate([xp.arange(start, end) for start, end in chunks_of(length, rank, ranks)])
+    if order == "contiguous":
+        starts = offsets(chunk_sizes(length, ranks))
+        return xp.arange(starts[rank], starts[rank + 1])
+    raise UsageError(f"unknown order {order!r} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")

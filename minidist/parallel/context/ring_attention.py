@@ -1,0 +1,181 @@
+"""Ring attention: the sequence split over the ranks, keys and values travelling round past the queries.
+
+    step 0    rank 0: Q0 meets K0 V0    rank 1: Q1 meets K1 V1    rank 2: Q2 meets K2 V2
+    step 1    rank 0: Q0 meets K2 V2    rank 1: Q1 meets K0 V0    rank 2: Q2 meets K1 V1      K, V move one rank on
+    step 2    rank 0: Q0 meets K1 V1    ...                       while the block before is computed
+
+No rank ever holds all keys. Softmax needs sums over all of them, so partial results are merged as they come (the
+*online* softmax): with a running maximum m, sum z and unnormalised output o of each query,
+
+    m' = max(m, m_block)    z' = z exp(m - m') + z_block exp(m_block - m')    o likewise
+
+Backward goes round again: it recomputes a block's exponentials from the saved log of the sum, and the gradients of K
+and V travel with them, one hop further than they, home. Blocks of which no query sees a key are skipped; zig-zag
+positions make what is left equal on all ranks.
+
+A rank sends 2 (P-1) N/P h numbers forward (K and V, P-1 hops) and 2 (2P-1) N/P h backward (K, V and, P hops, their
+gradients), under purposes tensor_forward and tensor_backward.
+Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+from operator import itemgetter
+from typing import Any
+
+from minidist.autograd import Tensor, reshape
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.tensor import record
+from minidist.base import arrays as xp
+from minidist.base.trace import purpose
+from minidist.comm import Comm
+from minidist.parallel.context.positions import chunks_of
+from minidist.parallel.tensor.regions import charge, contiguous
+
+Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
+
+
+class RingAttention:
+    """Causal attention over a sequence of `length` tokens of which each rank holds its zig-zag part (`sequence_positions`).
+
+    Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT; with (q, k, v) of shapes
+    (batch, T_local, heads or kv_heads, n) one for Llama. Every rank must call it for the same layers in the same order.
+    """
+
+    def __init__(self, comm: Comm, length: int) -> None:
+        self.comm, self.length = comm, length
+        self.spans = [self._spans(rank) for rank in range(comm.size)]
+        self.rows = [sum(s.stop - s.start for s, _ in spans) for spans in self.spans]
+
+    def _spans(self, rank: int) -> list[Span]:
+        (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
+        return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
+
+    def __call__(self, *tensors: Any) -> Tensor:
+        if len(tensors) == 2:
+            qkv, heads = tensors
+            batch, rows, width = qkv.shape
+            split = reshape(qkv, (batch, rows, 3, heads, width // (3 * heads)))
+            return reshape(self._attend(split[:, :, 0], split[:, :, 1], split[:, :, 2]), (batch, rows, width // 3))
+        return self._attend(*tensors)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = self.rows[self.comm.rank]
+        if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
+            raise ShapeError(
+                f"ring attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.comm.rank} of {self.comm.size} holds "
+                f"{rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
+            )
+        kv_heads = k.shape[2]
+        grouped = _grouped(q.data, kv_heads)
+        o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads))
+        kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
+
+        def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
+            q, k, v, do = (_grouped(array, kv_heads) for array in (kept_q.data, kept_k.data, kept_v.data, g))
+            dq, dk, dv = self._backward(q, k, v, do, o, log_sum)
+            return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
+
+        edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
+        flops = 2 * q.size * self.length  # half of two products with all keys
+        costs = lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3  # noqa: E731  five products, shared by three inputs
+        result = _ungrouped(o)
+        return record("ring_attention", result, edges, prepare=prepare, flops=flops, costs=costs, saved=(o, log_sum))
+
+    # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
+
+    def _forward(self, q: xp.Array, k: xp.Array, v: xp.Array) -> tuple[xp.Array, xp.Array]:
+        """(output, log of the sum of exponentials of each query)."""
+        scale = q.shape[-1] ** -0.5
+        o = xp.zeros(q.shape, q.dtype, q)
+        m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
+        z = xp.zeros(q.shape[:-1], q.dtype, q)
+        for owner, (keys_here, values_here) in self._round(xp.stack([k, v]), "tensor_forward"):
+            for rows, keys, diagonal in self._visible(owner):
+                scores = _scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal)
+                new = xp.maximum(m[..., rows], scores.max(axis=-1))
+                old = xp.exp(m[..., rows] - new)
+                scores -= new[..., None]
+                xp.exp(scores, out=scores)
+                z[..., rows] = z[..., rows] * old + scores.sum(axis=-1)
+                o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]
+                m[..., rows] = new
+        o /= z[..., None]
+        return o, m + xp.log(z)
+
+    def _backward(
+        self, q: xp.Array, k: xp.Array, v: xp.Array, g: xp.Array, o: xp.Array, log_sum: xp.Array
+    ) -> tuple[xp.Array, xp.Array, xp.Array]:
+        scale = q.shape[-1] ** -0.5
+        delta = (g * o).sum(axis=-1, keepdims=True)
+        dq = xp.zeros(q.shape, q.dtype, q)
+        travelling: xp.Array | None = None  # gradients of the K and V that are here
+        for owner, (keys_here, values_here) in self._round(xp.stack([k, v]), "tensor_backward"):
+            shape = (2, *k.shape[:-2], self.rows[owner], k.shape[-1])
+            travelling = xp.zeros(shape, k.dtype, k) if travelling is None else self._pass_on(travelling, shape)
+            for rows, keys, diagonal in self._visible(owner):
+                scaled = q[..., rows, :] * scale
+                p = _scores(scaled, keys_here[..., keys, :], diagonal)
+                p -= log_sum[..., rows, None]
+                xp.exp(p, out=p)
+                do = g[..., rows, :]
+                travelling[1][..., keys, :] += (xp.swapaxes(p, -1, -2) @ do).sum(axis=-3, keepdims=True)
+                p *= do @ xp.swapaxes(values_here[..., keys, :], -1, -2) - delta[..., rows, :]
+                dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
+                travelling[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
+        assert travelling is not None
+        dk, dv = self._pass_on(travelling, (2, *k.shape)) if self.comm.size > 1 else travelling
+        return dq, dk, dv
+
+    def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
+        """(own query rows, the owner's key rows, is it a diagonal block) of the chunk pairs in which there is work."""
+        return [
+            (rows, keys, query_chunk == key_chunk)
+            for rows, query_chunk in self.spans[self.comm.rank]
+            for keys, key_chunk in self.spans[owner]
+            if query_chunk >= key_chunk and rows.stop > rows.start and keys.stop > keys.start
+        ]
+
+    # --- messages ---
+
+    def _round(self, block: xp.Array, why: str) -> Any:
+        """(owner, its block) for every rank, this one's first; the next block travels while the caller computes."""
+        comm, (n, rank) = self.comm, (self.comm.size, self.comm.rank)
+        for step in range(n):
+            owner = (rank - step) % n
+            requests = []
+            if step < n - 1:
+                following = xp.empty((*block.shape[:-2], self.rows[(owner - 1) % n], block.shape[-1]), block.dtype, block)
+                with purpose(why):
+                    requests = [comm.irecv(following, (rank - 1) % n), comm.isend(block, (rank + 1) % n)]
+            yield owner, block
+            if requests:
+                charge(comm, why)
+                comm.waitall(requests)
+                block = following
+
+    def _pass_on(self, gradients: xp.Array, shape: tuple[int, ...]) -> xp.Array:
+        """The gradients of K and V go to the next rank, behind their K and V; those of the previous rank come."""
+        comm = self.comm
+        incoming = xp.empty(shape, gradients.dtype, gradients)
+        with purpose("tensor_backward"):
+            comm.sendrecv(gradients, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
+        return incoming
+
+
+def _scores(scaled_q: xp.Array, k: xp.Array, diagonal: bool) -> xp.Array:
+    scores = scaled_q @ xp.swapaxes(k, -1, -2)
+    if diagonal:
+        places = xp.arange(scores.shape[-1])
+        scores[..., places[:, None] < places] = -xp.inf
+    return scores
+
+
+def _grouped(x: xp.Array, kv_heads: int) -> xp.Array:
+    """(batch, T, heads, n) as (batch, kv heads, heads of each, T, n), contiguous."""
+    batch, rows, heads, size = x.shape
+    return contiguous(x.reshape(batch, rows, kv_heads, heads // kv_heads, size).transpose(0, 2, 3, 1, 4))
+
+
+def _ungrouped(x: xp.Array) -> xp.Array:
+    """The inverse of `_grouped`."""
+    batch, kv_heads, shared, rows, size = x.shape
+    return contiguous(x.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * shared, size))

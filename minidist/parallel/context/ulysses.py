@@ -1,0 +1,107 @@
+"""Ulysses: outside attention a rank has some tokens and all heads, inside it has all tokens and some heads.
+
+    tokens \\ heads   before: rank = row       after the all-to-all: rank = column
+                     | 0 0 0 0 |              | 0 1 2 3 |
+                     | 1 1 1 1 |              | 0 1 2 3 |
+                     | 2 2 2 2 |              | 0 1 2 3 |
+                     | 3 3 3 3 |              | 0 1 2 3 |
+
+Heads need nothing from each other, so between two all-to-alls attention is the one-device function. Each rank sends
+4 N h / P (P-1)/P numbers in forward (q, k, v in, the output out), whatever P; a ring sends 2 N h (P-1)/P. No more ranks
+than (key-value) heads. Tokens are contiguous (`sequence_positions(..., "contiguous")`).
+
+Source: Jacobs et al., "DeepSpeed Ulysses", 2023.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from minidist.autograd import Function, Tensor, causal_attention, concatenate, reshape
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.trace import purpose
+from minidist.collectives import all_to_all
+from minidist.comm import Comm
+from minidist.nn.llama import grouped_query_attention
+from minidist.parallel.tensor.regions import charge, contiguous
+
+
+class UlyssesAttention:
+    """Causal attention over `length` tokens, of which each rank holds a contiguous part, for heads split over `comm`.
+
+    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `RingAttention`.
+    """
+
+    def __init__(
+        self, comm: Comm, length: int, packed_fn: Callable[[Tensor, int], Tensor] = causal_attention,
+        grouped_fn: Callable[[Tensor, Tensor, Tensor], Tensor] = grouped_query_attention,
+    ) -> None:  # fmt: skip
+        self.comm, self.length, self.packed_fn, self.grouped_fn = comm, length, packed_fn, grouped_fn
+
+    def __call__(self, *tensors: Any) -> Tensor:
+        if len(tensors) == 2:
+            qkv, heads = tensors
+            batch, rows, width = qkv.shape
+            size = width // (3 * heads)
+            split = reshape(qkv, (batch, rows, 3, heads, size))
+            q, k, v = (self.to_heads(split[:, :, part]) for part in range(3))
+            own = q.shape[2]
+            packed = concatenate([reshape(x, (batch, self.length, own * size)) for x in (q, k, v)], axis=2)
+            mixed = reshape(self.packed_fn(packed, own), (batch, self.length, own, size))
+            return reshape(self.to_tokens(mixed), (batch, rows, width // 3))
+        q, k, v = (self.to_heads(x) for x in tensors)
+        return self.to_tokens(self.grouped_fn(q, k, v))
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """(batch, own tokens, heads, n) -> (batch, all tokens, own heads, n); backward does `to_tokens`."""
+        self._check(x.shape[2])
+        return x if self.comm.size == 1 else _Swap.apply(x, self.comm, self.length, True)
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """(batch, all tokens, own heads, n) -> (batch, own tokens, heads, n); backward does `to_heads`."""
+        return x if self.comm.size == 1 else _Swap.apply(x, self.comm, self.length, False)
+
+    def _check(self, heads: int) -> None:
+        if heads % self.comm.size:
+            choices = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+            raise UsageError(
+                f"Ulysses deals {heads} (key-value) heads to {self.comm.size} context-parallel ranks, which does not "
+                f"divide; take one of {choices} ranks, or ring attention"
+            )
+
+
+class _Swap(Function):
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, comm: Comm, length: int, to_heads: bool) -> xp.Array:
+        ctx.settings = comm, length, to_heads
+        return _swap(x, comm, length, to_heads, "tensor_forward")
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        comm, length, to_heads = ctx.settings
+        return _swap(grad, comm, length, not to_heads, "tensor_backward")
+
+
+def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.Array:
+    """One all-to-all. The tokens of a rank come as a slab (batch, its tokens, my heads, n), or go as one."""
+    batch, _, heads, size = x.shape
+    tokens = chunk_sizes(length, comm.size)
+    own = tokens[comm.rank]
+    starts = offsets(tokens)
+    if to_heads:
+        mine = heads // comm.size
+        pieces = [x[:, :, j * mine : (j + 1) * mine] for j in range(comm.size)]
+        shapes = [(batch, n, mine, size) for n in tokens]
+    else:
+        mine = heads
+        pieces = [x[:, starts[j] : starts[j + 1]] for j in range(comm.size)]
+        shapes = [(batch, own, mine, size)] * comm.size
+    flat = xp.concatenate([contiguous(piece).reshape(-1) for piece in pieces])
+    counts = [batch * shape[1] * mine * size for shape in shapes]
+    charge(comm, why)
+    with purpose(why):
+        received = all_to_all(comm, flat, send_counts=[piece.size for piece in pieces], receive_counts=counts)
+    ends = offsets(counts)
+    slabs = [received[ends[j] : ends[j + 1]].reshape(shapes[j]) for j in range(comm.size)]
+    return xp.concatenate(slabs, axis=1 if to_heads else 2)

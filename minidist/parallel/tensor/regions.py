@@ -1,0 +1,247 @@
+"""Where a layer is entered and left when its matrices are split: the paper's f and g, as nodes of the tape.
+
+Inside a region every rank holds a tile of the activations; outside all hold the same. What forward does at a border,
+backward does conjugated:
+
+    region                                       forward             backward
+    copy_to_tensor_parallel_region        (f)    nothing             all-reduce
+    reduce_from_tensor_parallel_region    (g)    all-reduce          nothing
+    scatter_to_tensor_parallel_region            keep own columns    all-gather
+    gather_from_tensor_parallel_region           all-gather          keep own columns
+    scatter_to_sequence_parallel_region          keep own rows       all-gather
+    gather_from_sequence_parallel_region         all-gather          reduce-scatter
+    reduce_scatter_to_sequence_parallel_region   reduce-scatter      all-gather
+
+Activations are (batch, T, features): columns are the last dim, rows of the sequence dim 1. An all-reduce is a
+reduce-scatter and an all-gather, so the sequence pair sends the same bytes as f and g; between the two each rank keeps
+1/t of the sequence, and norms and dropout work on that.
+
+Forward messages have the purpose `tensor_forward`, backward ones `tensor_backward`. Over one rank a region is nothing.
+Sources: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation Recomputation", 2022.
+"""
+
+from typing import Any
+
+from minidist.autograd import Function, Tensor, meter
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.memory import track
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.comm import Comm
+
+SEQUENCE = 1  # the dim of a sequence
+
+
+def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """f: x as it is; backward sums its gradient over `comm`. On a parameter: a replicated one, used on split data."""
+    if comm.size == 1:
+        return x
+    return _Alias(_Copy.apply(x, comm), x)
+
+
+def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """g: the sum of x over `comm`; backward hands the gradient on."""
+    return x if comm.size == 1 else _Reduce.apply(x, comm)
+
+
+def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """This rank's columns of x; backward gathers the gradient's columns."""
+    return x if comm.size == 1 else _Scatter.apply(x, comm, x.ndim - 1)
+
+
+def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """All ranks' columns; backward keeps this rank's columns of the gradient."""
+    return x if comm.size == 1 else _Gather.apply(x, comm, x.ndim - 1, False)
+
+
+def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """This rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
+    return x if comm.size == 1 else _Scatter.apply(x, comm, SEQUENCE)
+
+
+def gather_from_sequence_parallel_region(
+    x: Tensor, comm: Comm, tensor_parallel_output_grad: bool = True, regather: bool = False
+) -> Tensor:
+    """All ranks' rows; backward reduce-scatters the gradient, or keeps its own rows when every rank has the same one
+    (tensor_parallel_output_grad=False).
+
+    regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
+    purpose `regather`: without it, splitting the sequence would save nothing.
+    """
+    if comm.size == 1:
+        return x
+    whole = _Gather.apply(x, comm, SEQUENCE, tensor_parallel_output_grad)
+    return _Gathered(whole, x, comm) if regather else whole
+
+
+def reduce_scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """This rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
+    return x if comm.size == 1 else _ReduceScatter.apply(x, comm, SEQUENCE)
+
+
+# --- the nodes ---
+
+
+class _Copy(Function):
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, comm: Comm) -> xp.Array:
+        ctx.comm = comm
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        return _summed(ctx.comm, grad, "tensor_backward")
+
+
+class _Reduce(Function):
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, comm: Comm) -> xp.Array:
+        return _summed(comm, x, "tensor_forward")
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        return grad
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
+        ctx.comm, ctx.dim = comm, dim
+        return own_part(comm, x, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        return gathered(ctx.comm, grad, ctx.dim, "tensor_backward")
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int, partial: bool) -> xp.Array:
+        ctx.comm, ctx.dim, ctx.partial = comm, dim, partial
+        return gathered(comm, x, dim, "tensor_forward")
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        if ctx.partial:
+            return _scattered_sum(ctx.comm, grad, ctx.dim, "tensor_backward")
+        return own_part(ctx.comm, grad, ctx.dim)
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
+        ctx.comm, ctx.dim = comm, dim
+        return _scattered_sum(comm, x, dim, "tensor_forward")
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        return gathered(ctx.comm, grad, ctx.dim, "tensor_backward")
+
+
+class _Alias(Tensor):
+    """The same array behind another node; what is saved of it is what would be saved of `source` (of a parameter: a
+    use, with its version)."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, tensor: Tensor, source: Tensor) -> None:
+        self.data, self.node, self._source = tensor.data, tensor.node, source
+
+    def saved(self) -> Any:
+        return self._source.saved()
+
+
+class _Gathered(Tensor):
+    """A gathered tensor of which only the shard is saved."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, tensor: Tensor, shard: Tensor, comm: Comm) -> None:
+        self.data, self.node = tensor.data, tensor.node
+        self._kept = _Regather(shard.saved(), comm)
+
+    def saved(self) -> "_Regather":
+        self._kept.uses += 1
+        return self._kept
+
+
+class _Regather:
+    """Gathers at the first read in backward; the last of the nodes that saved it drops the array."""
+
+    def __init__(self, shard: Any, comm: Comm) -> None:
+        self.shard, self.comm, self.uses = shard, comm, 0
+        self.whole: xp.Array | None = None
+
+    @property
+    def data(self) -> xp.Array:
+        if self.whole is None:
+            self.whole = track(gathered(self.comm, self.shard.data, SEQUENCE, "regather"), "communication")
+        whole, self.uses = self.whole, self.uses - 1
+        if self.uses <= 0:
+            self.whole = None
+        return whole
+
+
+# --- the messages ---
+
+
+def charge(comm: Comm, name: str) -> None:
+    """Tell a virtual clock what was computed since the last time."""
+    current = meter.get()
+    if current is not None:
+        comm.compute(current.take(), name=name)
+
+
+def contiguous(x: xp.Array) -> xp.Array:
+    """x in row-major order; a copy only when it is not."""
+    if x.flags.c_contiguous:
+        return x
+    result = xp.empty(x.shape, x.dtype, x)
+    xp.copyto(result, x)
+    return result
+
+
+def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
+    result = xp.empty(x.shape, x.dtype, x)
+    xp.copyto(result, x)
+    charge(comm, why)
+    with purpose(why):
+        all_reduce(comm, result)
+    return result
+
+
+def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    """All ranks' x one after the other along `dim`; purpose `why`. Sends x.size (n-1) elements."""
+    front = contiguous(xp.moveaxis(x, dim, 0))
+    charge(comm, why)
+    with purpose(why):
+        whole = all_gather(comm, front)
+    return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
+
+
+def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    _check(comm, x, dim)
+    front = contiguous(xp.moveaxis(x, dim, 0))
+    charge(comm, why)
+    with purpose(why):
+        part = reduce_scatter(comm, front)
+    return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))
+
+
+def own_part(comm: Comm, x: xp.Array, dim: int) -> xp.Array:
+    """This rank's equal part of x along `dim`, as an array of its own."""
+    _check(comm, x, dim)
+    size = x.shape[dim] // comm.size
+    index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
+    return xp.array(contiguous(x[index]))
+
+
+def _check(comm: Comm, x: xp.Array, dim: int) -> None:
+    length, ranks = x.shape[dim], comm.size
+    if length % ranks:
+        what = "sequence length" if dim == SEQUENCE and x.ndim > 2 else "width"
+        raise UsageError(
+            f"{what} {length} does not divide over {ranks} ranks; the nearest that do are "
+            f"{length // ranks * ranks} and {(length // ranks + 1) * ranks}"
+        )

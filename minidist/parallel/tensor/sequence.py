@@ -1,0 +1,76 @@
+"""Norms, dropout and position rows on 1/t of the sequence, between the regions that need all of it.
+
+    tensor parallel     [norm on all rows] f [matrices, 1/t of the columns] g [dropout on all rows] ...
+    sequence parallel   [norm on own rows] all-gather [matrices] reduce-scatter [dropout on own rows] ...
+
+Without it every rank computes, and saves, the same norm of the same rows. A norm's weight is replicated but each rank
+sees its own rows only, so its gradient is a summand: the weight passes f on its way in, and backward sums it over the
+ranks. (Leaving that sum out is a known bug; the loss falls all the same.)
+
+Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2.
+"""
+
+from typing import Any
+
+from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
+from minidist.base import arrays as xp
+from minidist.base.random import Key, current_coordinates, uniform_rows
+from minidist.comm import Comm
+from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
+from minidist.nn.module import Module
+from minidist.parallel.tensor.linear import replica_of
+from minidist.parallel.tensor.regions import SEQUENCE, copy_to_tensor_parallel_region, own_part
+
+
+class SequenceParallelLayerNorm(Module):
+    """Layer norm of this rank's rows; the gradients of weight and bias are summed over `comm` in backward (an
+    all-reduce of `features` elements each)."""
+
+    def __init__(self, whole: LayerNorm, comm: Comm, made: dict[Parameter, Parameter]) -> None:
+        self.comm, self.name, self.eps = comm, whole.name, whole.eps
+        self.weight, self.bias = replica_of(whole.weight, made), replica_of(whole.bias, made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T/t, features) -> the same shape."""
+        weight = copy_to_tensor_parallel_region(self.weight, self.comm)
+        return layer_norm(x, weight, copy_to_tensor_parallel_region(self.bias, self.comm), self.eps)
+
+
+class SequenceParallelRMSNorm(Module):
+    """RMS norm of this rank's rows; the weight's gradient is summed over `comm` in backward."""
+
+    def __init__(self, whole: RMSNorm, comm: Comm, made: dict[Parameter, Parameter]) -> None:
+        self.comm, self.name, self.eps = comm, whole.name, whole.eps
+        self.weight = replica_of(whole.weight, made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T/t, features) -> the same shape."""
+        return rms_norm(x, copy_to_tensor_parallel_region(self.weight, self.comm), self.eps)
+
+
+class SequenceParallelEmbedding(Module):
+    """This rank's rows of a look-up by position: integers (T,) on all -> (T/t, width) on each."""
+
+    def __init__(self, whole: Embedding, comm: Comm, made: dict[Parameter, Parameter]) -> None:
+        self.comm, self.name, self.weight = comm, whole.name, replica_of(whole.weight, made)
+
+    def forward(self, indices: Any) -> Tensor:
+        """Integers (T,) -> (T/t, width)."""
+        own = own_part(self.comm, xp.as_array(indices), 0)
+        return embedding(own, copy_to_tensor_parallel_region(self.weight, self.comm))
+
+
+class SequenceParallelDropout(Dropout):
+    """The rows of the global mask that this rank holds: the numbers that one device would draw for them."""
+
+    def __init__(self, whole: Dropout, comm: Comm) -> None:
+        super().__init__(whole.p)
+        self.comm, self.name, self.training = comm, whole.name, whole.training
+
+    def keep(self, shape: tuple[int, ...], dtype: Any) -> xp.Array:
+        """The factors of x (batch, T/t, ...)."""
+        place = current_coordinates()
+        key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
+        whole = (shape[SEQUENCE] * self.comm.size, *shape[SEQUENCE + 1 :])
+        draws = own_part(self.comm, uniform_rows(key, place.sample_offset, shape[0], whole), SEQUENCE)
+        return xp.as_array((draws >= self.p) * (1 / (1 - self.p)), dtype)

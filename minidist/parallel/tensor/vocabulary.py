@@ -1,0 +1,193 @@
+"""The embedding and the loss with the vocabulary split: no rank ever holds the logits of all words.
+
+    V = 10 words, 4 ranks, padded to 12     rank 0 {0 1 2}  rank 1 {3 4 5}  rank 2 {6 7 8}  rank 3 {9 - -}
+
+Looking up: a rank gives the rows of its own words and zeros for the others; the sum over ranks is the embedding. The
+loss of a token needs three numbers of all words, so three all-reduces of (batch x T) numbers each replace the
+all-gather of (batch x T x V): the largest logit, the target's logit, the sum of the exponentials. Backward needs none.
+The padding is no word: its logits count as minus infinity, its rows stay zero.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy) and appendix (padding).
+"""
+
+from typing import Any
+
+from minidist.autograd import Parameter, ShapeError, Tensor, linear
+from minidist.autograd.tensor import record
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce
+from minidist.comm import Comm
+from minidist.nn.gpt import TiedHead
+from minidist.nn.layers import Embedding
+from minidist.nn.linear import Linear
+from minidist.nn.module import Module
+from minidist.parallel.tensor.linear import tile_of
+from minidist.parallel.tensor.regions import (
+    charge,
+    copy_to_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+
+
+def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
+    """The vocabulary rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default is 128)."""
+    unit = make_vocab_size_divisible_by * ranks
+    return -(-vocab_size // unit) * unit
+
+
+def vocab_range(vocab_size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The words [first, last) of a rank, padding left out; a late rank may have none."""
+    size = padded_vocab_size(vocab_size, ranks) // ranks
+    return min(rank * size, vocab_size), min((rank + 1) * size, vocab_size)
+
+
+class VocabParallelEmbedding(Module):
+    """Rows of words: integers (batch, T) on all ranks -> (batch, T, width) on all; weight (padded V / t, width).
+
+    Sends an all-reduce of the result in forward, nothing in backward; with sequence_parallel a reduce-scatter to this
+    rank's rows (batch, T/t, width), and an all-gather in backward.
+    """
+
+    sequence_parallel = False
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, comm: Comm, dtype: Any = xp.float32, scale: float = 1.0, seed: int = 0
+    ) -> None:
+        self._split(Embedding(num_embeddings, embedding_dim, dtype, scale, seed), comm, "tp", {})
+
+    @classmethod
+    def from_embedding(
+        cls, whole: Embedding, comm: Comm, axis: str, made: dict[Parameter, Parameter], sequence_parallel: bool
+    ) -> "VocabParallelEmbedding":
+        """This rank's words of an embedding that was built on one device."""
+        self = cls.__new__(cls)
+        self._split(whole, comm, axis, made)
+        self.sequence_parallel = sequence_parallel
+        return self
+
+    def _split(self, whole: Embedding, comm: Comm, axis: str, made: dict[Parameter, Parameter]) -> None:
+        self.comm, self.name = comm, whole.name
+        self.vocab_size = whole.weight.shape[0]
+        self.first, self.last = vocab_range(self.vocab_size, comm.rank, comm.size)
+        self.weight = word_tile(whole.weight, axis, comm, made)
+
+    def forward(self, indices: Any) -> Tensor:
+        """Integers (batch, T) -> (batch, T, width), or (batch, T/t, width) with sequence_parallel."""
+        indices = xp.as_array(indices)
+        if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
+            worst = int(indices.min() if indices.min() < 0 else indices.max())
+            raise UsageError(
+                f"rank {self.comm.rank}: word {worst} is not in the vocabulary; words are 0..{self.vocab_size - 1}"
+            )
+        rows = _own_rows(indices, self.weight, self.first, self.last)
+        if self.sequence_parallel:
+            return reduce_scatter_to_sequence_parallel_region(rows, self.comm)
+        return reduce_from_tensor_parallel_region(rows, self.comm)
+
+
+def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Tensor:
+    """weight[index - first] where first <= index < last, zeros elsewhere."""
+    own = (indices >= first) & (indices < last)
+    data = xp.zeros((*indices.shape, weight.shape[1]), weight.dtype, weight.data)
+    local = indices[own] - first
+    data[own] = xp.take(weight.data, local, axis=0)
+    shape, kind = weight.shape, weight.dtype
+
+    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        out = xp.empty(shape, kind, g) if out is None else out
+        out.fill(0)
+        xp.scatter_add_rows(out, local, g[own])
+        return out
+
+    return record("vocab_parallel_embedding", data, (), ((weight, grad),), flops=0, saved=(local, own))
+
+
+class VocabParallelHead(Module):
+    """The output projection: x (..., width) on all -> logits (..., padded V / t) of this rank's words on each.
+
+    A column-parallel layer whose weight may be the embedding's tile (tied). The last ranks' padding has logits too; who
+    reads them must leave them out (`vocab_parallel_cross_entropy` and `gather_logits` do).
+    """
+
+    def __init__(
+        self, whole: TiedHead | Linear, comm: Comm, axis: str, made: dict[Parameter, Parameter], sequence_parallel: bool
+    ) -> None:
+        if getattr(whole, "bias", None) is not None:
+            raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
+        self.comm, self.name, self.sequence_parallel = comm, whole.name, sequence_parallel
+        self.weight = word_tile(whole.weight, axis, comm, made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., padded V / t)."""
+        if self.sequence_parallel:
+            x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
+        else:
+            x = copy_to_tensor_parallel_region(x, self.comm)
+        return linear(x, self.weight)
+
+
+def word_tile(whole: Parameter, axis: str, comm: Comm, made: dict[Parameter, Parameter]) -> Parameter:
+    """This rank's words of a (V, width) weight, with the padding's rows of zeros."""
+    vocab_size = whole.shape[0]
+    return tile_of(whole, axis, 0, comm, made, padding=padded_vocab_size(vocab_size, comm.size) - vocab_size)
+
+
+def gather_logits(logits: Tensor, comm: Comm, vocab_size: int) -> Tensor:
+    """The logits of all words, without the padding, on every rank: for generating text, not for training."""
+    return gather_from_tensor_parallel_region(logits, comm)[..., :vocab_size]
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100, *, comm: Comm, vocab_size: int
+) -> Tensor:
+    """`cross_entropy` from logits (..., padded V / t) of this rank's words; the same tensor of shape () on all ranks.
+
+    targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number a row in forward
+    (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
+    """
+    targets = xp.as_array(targets)
+    if targets.shape != logits.shape[:-1]:
+        raise ShapeError(f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    first, last = vocab_range(vocab_size, comm.rank, comm.size)
+    flat = targets.reshape(-1)
+    counted = flat != ignore_index
+    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
+    if wrong.size:
+        raise UsageError(f"rank {comm.rank}: target {int(wrong[0])} is no word; words are 0..{vocab_size - 1}")
+    if divisor is None:
+        divisor = float(counted.sum()) or float("nan")
+    divisor = float(divisor)
+    scores = logits.data.reshape(flat.size, logits.shape[-1])
+    charge(comm, "tensor_forward")
+    with purpose("tensor_forward"):
+        largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
+        all_reduce(comm, largest, "max")
+        gradient = scores - largest[:, None]
+        gradient[:, last - first :] = -xp.inf  # the padding
+        own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
+        column = flat[own] - first
+        picked = xp.zeros(flat.size, scores.dtype, scores)
+        picked[own] = gradient[own, column]
+        all_reduce(comm, picked)
+        xp.exp(gradient, out=gradient)
+        totals = gradient @ xp.ones(gradient.shape[1], gradient.dtype, gradient)
+        all_reduce(comm, totals)
+    losses = (xp.log(totals) - picked) * counted
+    gradient *= (xp.reciprocal(totals) * (1 / divisor))[:, None]
+    gradient[own, column] -= 1 / divisor
+    gradient *= counted[:, None]
+    shape = logits.shape
+
+    def grad(g: xp.Array) -> xp.Array:
+        result = gradient.reshape(shape)
+        result *= g  # in place: this node runs once
+        return result
+
+    return record(
+        "vocab_parallel_cross_entropy", losses.sum() / divisor, ((logits, grad),), flops=5 * scores.size, saved=(gradient,)
+    )

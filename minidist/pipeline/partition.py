@@ -1,0 +1,188 @@
+"""Which layers make a stage: a pipeline is as fast as its slowest stage.
+
+    layers   | 5 | 9 | 4 | 2 | 2 | 8 |
+    stages   |   14  |   8       | 8 |        contiguous; PipeDream may give a stage several machines instead
+
+GPipe's cut makes the costs differ least; PipeDream's dynamic programme also replicates stages, because a layer that is slow and
+has few weights is better copied than cut. Sources: Huang et al., GPipe, NeurIPS 2019; Harlap et al., arXiv:1806.03377, section
+3.2; Narayanan et al., PipeDream, SOSP 2019.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError, nearest
+from minidist.base.layout import chunk_sizes, offsets
+
+OBJECTIVES = ("released", "paper")
+FIELDS = ("op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a profile: milliseconds of forward and backward, bytes of its output and of its parameters."""
+
+    op: str
+    fwd_ms: float
+    bwd_ms: float
+    act_bytes: float
+    param_bytes: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers first..last (both included, from 0), on `replicas` machines."""
+
+    first: int
+    last: int
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Stages in order, and the seconds per mini-batch of the slowest stage or link."""
+
+    slowest_stage_seconds: float
+    stages: list[Stage]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of `minidist partition`."""
+        return {"slowest_stage_seconds": self.slowest_stage_seconds, "stages": [vars(stage) for stage in self.stages]}
+
+
+def read_profile(source: str) -> list[Layer]:
+    """FILE, a JSON list of {"op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes"}; or FILE:NAME, a list in a file of several."""
+    path, name = Path(source), ""
+    if not path.is_file() and ":" in source:
+        front, _, name = source.rpartition(":")
+        path = Path(front)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the profile {source!r} ({error}); give a JSON file, or FILE:NAME") from None
+    if isinstance(data, dict) and isinstance(data.get("profiles"), dict):
+        data = data["profiles"]
+    if isinstance(data, dict):
+        profiles = {key: value for key, value in data.items() if isinstance(value, list)}
+        if name not in profiles:
+            hint = f"has no profile {name!r}{nearest(name, profiles)}" if name else "holds several profiles"
+            raise UsageError(f"{str(path)!r} {hint}; write FILE:NAME with one of {', '.join(profiles) or 'no names'}")
+        data = profiles[name]
+    if not isinstance(data, list) or not data:
+        raise UsageError(f"profile {source!r} must be a list of layers and not empty; a layer has {', '.join(FIELDS)}")
+    return [_layer(entry, number, source) for number, entry in enumerate(data)]
+
+
+def _layer(entry: Any, number: int, source: str) -> Layer:
+    where = f"profile {source!r}, layer {number}"
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where} is {entry!r}; it must be an object with {', '.join(FIELDS)}")
+    values = []
+    for name in FIELDS[1:]:
+        value = entry.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise UsageError(f"{where}: {name} is {value!r}; it must be a finite number of at least 0")
+        values.append(float(value))
+    return Layer(str(entry.get("op", "")), *values)
+
+
+def uniform(layers: int, parts: int) -> list[Stage]:
+    """Stages of equally many layers; the first ones get one more."""
+    _enough(layers, parts)
+    bounds = offsets(chunk_sizes(layers, parts))
+    return [Stage(a, b - 1) for a, b in pairwise(bounds)]
+
+
+def by_cost(costs: Sequence[float], parts: int) -> list[Stage]:
+    """GPipe's: contiguous stages whose summed costs (parameters, or seconds) differ least: the smallest sum of squares."""
+    _enough(len(costs), parts)
+    return _cut(costs, parts, lambda best, cost: best + cost * cost)
+
+
+def by_slowest(costs: Sequence[float], parts: int) -> list[Stage]:
+    """Contiguous stages of which the most expensive one costs least."""
+    _enough(len(costs), parts)
+    return _cut(costs, parts, max)
+
+
+def _enough(layers: int, parts: int) -> None:
+    if parts < 1:
+        raise UsageError(f"cannot cut into {parts} stages; there must be at least 1")
+    if parts > layers:
+        raise UsageError(f"cannot cut {layers} layers into {parts} stages; take at most {layers} stages")
+
+
+def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], float]) -> list[Stage]:
+    total = [0.0, *np.cumsum(np.array(costs, float)).tolist()]
+    n = len(costs)
+    best = [combine(0.0, total[j]) for j in range(n + 1)]  # with one stage
+    cuts: list[list[int]] = []
+    for part in range(2, parts + 1):
+        row, cut = [math.inf] * (n + 1), [0] * (n + 1)
+        for j in range(part, n + 1):
+            row[j], cut[j] = min((combine(best[i], total[j] - total[i]), i) for i in range(part - 1, j))
+        best = row
+        cuts.append(cut)
+    end, stages = n, []
+    for cut in reversed(cuts):
+        stages.append(Stage(cut[end], end - 1))
+        end = cut[end]
+    return [Stage(0, end - 1), *reversed(stages)]
+
+
+def pipedream(layers: Sequence[Layer], machines: int, bandwidth: float, objective: str = "released", memory_limit: float | None = None) -> Partition:
+    """PipeDream's optimizer: stages and replicas for `machines` machines with links of `bandwidth` bytes a second.
+
+    A(j, k): time of the slowest stage when layers 1..j run on k machines; its last stage i+1..j takes k' of them:
+    A(j, k) = min over i, k' of max(A(i, k-k'), 2 act(i)/bandwidth, T(i+1..j, k')).
+    T, objective "released" (the published program): (compute + sync)/k'; "paper": max(compute, sync)/k', with
+    sync = 4 (k'-1) weights/(bandwidth k'). memory_limit: bytes of a machine; a stage holds ceil(machines from it on / k') copies
+    of its weights and activations.
+    """
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective {objective!r}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}")
+    if machines < 1:
+        raise UsageError(f"--machines is {machines}; it must be at least 1")
+    if not 0 < bandwidth < math.inf:
+        raise UsageError(f"--bandwidth is {bandwidth}; it must be above 0 bytes per second")
+    n = len(layers)
+    seconds = np.concatenate([[0.0], np.cumsum([(layer.fwd_ms + layer.bwd_ms) / 1000 for layer in layers])])
+    weights = np.concatenate([[0.0], np.cumsum([layer.param_bytes for layer in layers])])
+    held = np.concatenate([[0.0], np.cumsum([layer.param_bytes + layer.act_bytes for layer in layers])])
+    link = np.array([0.0, *(2 * layer.act_bytes / bandwidth for layer in layers)])  # link[i]: after the first i layers
+    replicas = np.arange(1, machines + 1)
+
+    def stage_time(j: int) -> np.ndarray:
+        """[i, k'-1]: seconds of the stage of layers i+1..j."""
+        compute = (seconds[j] - seconds[:j])[:, None]
+        sync = 4 * (replicas - 1) * (weights[j] - weights[:j])[:, None] / (bandwidth * replicas)
+        return (compute + sync if objective == "released" else np.maximum(compute, sync)) / replicas
+
+    best = np.full((n + 1, machines + 1), np.inf)  # [j, k]
+    best[0, 0] = 0.0
+    choice = np.zeros((n + 1, machines + 1, 2), int)
+    for j in range(1, n + 1):
+        time = np.maximum(stage_time(j), link[:j, None])
+        for k in range(1, machines + 1):
+            options = np.maximum(best[:j, k - 1 :: -1][:, :k], time[:, :k])  # [i, k'-1]: A(i, k-k') beside T
+            if memory_limit is not None:
+                copies = np.ceil((machines - k + replicas[:k]) / replicas[:k])
+                options = np.where(copies * (held[j] - held[:j])[:, None] > memory_limit, np.inf, options)
+            where = int(np.argmin(options))
+            best[j, k] = options.flat[where]
+            choice[j, k] = where // k, where % k + 1
+    if not np.isfinite(best[n, machines]):
+        raise UsageError(f"no partition on {machines} machines fits in {memory_limit:g} bytes each; take more machines or more memory")
+    stages, j, k = [], n, machines
+    while j:
+        i, used = (int(x) for x in choice[j, k])
+        stages.append(Stage(i, j - 1, used))
+        j, k = i, k - used
+    return Partition(float(best[n, machines]), stages[::-1])

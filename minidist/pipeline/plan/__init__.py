@@ -1,0 +1,11 @@
+"""Pipeline schedules as data: actions, plans, and one file for each schedule."""
+
+from minidist.pipeline.plan.action import KINDS, Action, B, F, I, Item, W, pack, parts, read, show, unpack
+from minidist.pipeline.plan.load import load_plan
+from minidist.pipeline.plan.plan import Plan, from_cells, from_csv, from_text, read_csv
+from minidist.pipeline.plan.registry import Schedule, get_schedule, schedule, schedules
+
+__all__ = [
+    "KINDS", "Action", "B", "F", "I", "Item", "Plan", "Schedule", "W", "from_cells", "from_csv", "from_text", "get_schedule", "load_plan",
+    "pack", "parts", "read", "read_csv", "schedule", "schedules", "show", "unpack",
+]  # fmt: skip

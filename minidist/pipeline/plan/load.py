@@ -1,0 +1,86 @@
+"""A plan from what stands on the command line: a schedule's name, a CSV file, or a function in a Python file."""
+
+import importlib.util
+import inspect
+from operator import index
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.pipeline.plan.action import Item, show
+from minidist.pipeline.plan.plan import Plan, from_cells, read_csv
+from minidist.pipeline.plan.registry import get_schedule
+
+
+def load_plan(source: str, stages: int | None = None, microbatches: int | None = None, chunks: int | None = None, **options: Any) -> Plan:
+    """`source`: a name ("1f1b"), "my.csv" or "my.py:function".
+
+    The function takes (p, m), or (p, m, v) with v chunks, and returns a Plan or, for each rank, its actions as text or numbers. A
+    file's plan says itself how many ranks and micro-batches it has; when they are given too they must agree.
+    """
+    if source.endswith(".csv"):
+        plan = read_csv(source)
+    elif ".py:" in source:
+        needed(source, stages, microbatches)
+        plan = _call(source, stages or 1, microbatches or 1, chunks, options)
+    else:
+        schedule = get_schedule(source)  # a wrong name first
+        needed(source, stages, microbatches)
+        return schedule.plan(stages or 0, microbatches or 0, chunks, **options)
+    for name, given, has in (("--stages", stages, plan.ranks), ("--microbatches", microbatches, plan.microbatches)):
+        if given is not None and given != has:
+            raise UsageError(f"{name} is {given} and the plan {source!r} has {has}; leave {name} out or change the plan")
+    return plan
+
+
+def needed(source: str, stages: int | None, microbatches: int | None) -> None:
+    """UsageError when a size that the source needs is missing or not positive."""
+    for name, value in (("--stages", stages), ("--microbatches", microbatches)):
+        if value is None:
+            raise UsageError(f"schedule {source!r} needs {name}; give a number of at least 1")
+        if value < 1:
+            raise UsageError(f"{name} is {value}; it must be at least 1")
+
+
+def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -> Plan:
+    path, _, name = source.rpartition(":")
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path!r}; write FILE.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}; correct the file") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}; write FILE.py:FUNCTION")
+    try:
+        takes_v = "v" in inspect.signature(function).parameters
+        result = function(p, m, **({"v": v or 2} if takes_v else {}), **options)
+    except Exception as error:
+        raise UsageError(f"{source}({p}, {m}) raised {type(error).__name__}: {error}; correct the function") from error
+    if isinstance(result, Plan):
+        return result
+    try:
+        rows = [[_cell(item) for item in row] for row in result]
+    except TypeError:
+        raise UsageError(f"{source} returned {type(result).__name__}; it must return, for each rank, a list of actions") from None
+    return from_cells(rows, name, source)
+
+
+def _cell(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    try:
+        return str(item) if hasattr(item, "kind") else show(_number(item))
+    except (TypeError, ValueError, IndexError):
+        return repr(item)
+
+
+def _number(item: Any) -> Item:
+    return (index(item[0]), index(item[1])) if isinstance(item, tuple) else index(item)
+
+

@@ -1,0 +1,20 @@
+"""Looped breadth-first: all micro-batches through chunk 0, then all through chunk 1, ...; and back.
+
+    rank r   chunk 0: F0 F1 F2 F3   chunk 1: F0 F1 F2 F3   chunk 1: B3 B2 B1 B0   chunk 0: B3 B2 B1 B0
+
+Everything is alive at the turn, m v chunks a rank. In return a stage's weights are needed in one stretch, so sharded weights are
+gathered once for each pass. Source: Lamy-Poirier, Breadth-first pipeline parallelism, MLSys 2023.
+"""
+
+from minidist.pipeline.plan.action import B, F, every
+from minidist.pipeline.plan.registry import Orders, schedule
+
+
+@schedule("looped-bfs", aliases=("ScheduleLoopedBFS", "breadth-first"), chunks=None)
+def looped_bfs(p: int, m: int, v: int) -> Orders:
+    """Any m."""
+    return [
+        [f for c in range(v) for f in every(F(c * p + r, 0), m)]
+        + [b for c in reversed(range(v)) for b in every(B(c * p + r, 0), m)[::-1]]
+        for r in range(p)
+    ]

@@ -1,0 +1,24 @@
+"""PipeDream-2BW: gradients of m micro-batches make one update, and two versions of the weights are enough for ever.
+
+    micro-batch   0 .. m-1 | m .. 2m-1 | 2m .. 3m-1          no flush between the batches
+    version       0        | 0         | 1                   max(floor(k/m) - 1, 0), on every stage, in F and in B
+
+W(t+1) = W(t) - lr grad f(W(t-1)): the same delay of one everywhere. It needs m >= p, or a batch's update would come too late for
+the next but one. Source: Narayanan et al., PipeDream-2BW, ICML 2021.
+"""
+
+from minidist.base.errors import UsageError
+from minidist.pipeline.plan.one_f_one_b import stage_order
+from minidist.pipeline.plan.registry import Orders, schedule
+
+
+def _at_least_p(p: int, m: int, v: int) -> str | None:
+    return None if m >= p else f"it needs at least {p} in a batch"
+
+
+@schedule("pipedream-2bw", aliases=("2bw",), takes=_at_least_p, updates="2bw")
+def pipedream_2bw(p: int, m: int, batches: int = 1) -> Orders:
+    """m micro-batches in each of `batches` batches, numbered through."""
+    if batches < 1:
+        raise UsageError(f"batches is {batches}; it must be at least 1")
+    return [stage_order(s, m * batches, min(m * batches, p - 1 - s)) for s in range(p)]

@@ -1,0 +1,95 @@
+"""Which file makes which schedule. A new schedule is one new file in this folder:
+
+@schedule("my-schedule")
+def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
+
+`p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks a rank. Further keyword arguments are options.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import UsageError, nearest
+from minidist.pipeline.plan.action import Item
+from minidist.pipeline.plan.plan import Plan
+
+Orders = Sequence[Sequence[Item]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule by name. chunks: stages on a rank: how many it always has, or None when the caller chooses (default 2).
+
+    takes: (p, m, v) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
+    """
+
+    name: str
+    function: Callable[..., Orders]
+    aliases: tuple[str, ...] = ()
+    chunks: int | None = 1
+    takes: Callable[[int, int, int], str | None] | None = None
+    updates: str = "flush"
+    copies: int = 1  # of every stage, on different ranks
+
+    def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
+        """The plan for `stages` pipeline ranks with `chunks` stages each. UsageError when the schedule cannot be made."""
+        for name, value in (("--stages", stages), ("--microbatches", microbatches), ("--chunks", chunks)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; it must be at least 1")
+        if self.chunks is not None and chunks not in (None, self.chunks):
+            raise UsageError(
+                f"schedule {self.name!r} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} on a rank, not {chunks}; leave "
+                "--chunks out, or take interleaved or looped-bfs"
+            )
+        v = self.chunks or chunks or 2
+        known = inspect.signature(self.function).parameters
+        for option in options:
+            if option not in known:
+                allowed = [name for name in known if name not in ("p", "m", "v")]
+                raise UsageError(
+                    f"schedule {self.name!r} has no option {option!r}{nearest(option, allowed)}; it has {', '.join(allowed) or 'none'}"
+                )
+        problem = self.takes(stages, microbatches, v) if self.takes else None
+        if problem:
+            raise UsageError(f"schedule {self.name!r} on {stages} stages cannot take {microbatches} micro-batches: {problem}")
+        arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
+        orders = self.function(**arguments, **options)
+        batches = options.get("batches", 1)
+        updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
+        return Plan(self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1)
+
+
+def schedule(name: str, **attributes: Any) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:
+    """Mark a function as the schedule `name`."""
+
+    def mark(function: Callable[..., Orders]) -> Callable[..., Orders]:
+        function.schedule = Schedule(name, function, **attributes)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@cache
+def schedules() -> dict[str, Schedule]:
+    """Name -> schedule, from all files of this folder."""
+    found: dict[str, Schedule] = {}
+    for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        module = importlib.import_module(f"minidist.pipeline.plan.{info.name}")
+        for function in vars(module).values():
+            if hasattr(function, "schedule") and function.__module__ == module.__name__:
+                found[function.schedule.name] = function.schedule
+    return dict(sorted(found.items()))
+
+
+def get_schedule(name: str) -> Schedule:
+    """The schedule of that name or alias (upper and lower case alike); UsageError with the nearest names."""
+    table = {alias.lower(): entry for entry in schedules().values() for alias in (entry.name, *entry.aliases)}
+    if name.lower() not in table:
+        raise UsageError(f"unknown schedule {name!r}{nearest(name.lower(), table)}; there are {', '.join(schedules())}")
+    return table[name.lower()]

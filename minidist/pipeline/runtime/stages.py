@@ -1,0 +1,99 @@
+"""A stage is a slice of the model: a function from the tensors that arrive to the tensors that leave.
+
+    GPT    | wte wpe | h.0 | h.1 | h.2 | h.3 | ln_f head |        the embedding goes with the first stage, the head with the last
+    stages |        0      |     1     |          2      |        wte is on both ends: one parameter, two copies
+
+Parameters keep their names in the whole model, so a stage's initial weights are those of one device.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist.autograd import Parameter, Tensor, linear
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.nn import GPT, MLP, Module
+from minidist.nn.flat import FlatParameters
+
+
+class PipelineStage:
+    """Stage `number` of a model: `module(*tensors)` returns a tensor or a tuple of tensors, which the next stage receives.
+
+    A connection that skips stages travels with the others: the stages between return it as it came. A stage may have no
+    parameters. The last stage's output goes to the loss. `flat`: the stage's parameters, a unit of their own.
+    """
+
+    def __init__(self, module: Any, number: int) -> None:
+        self.module, self.number = module, number
+        parameters = list(module.parameters()) if hasattr(module, "parameters") else []
+        self.flat = FlatParameters(parameters)
+
+
+class GPTStage(Module):
+    """Some of a GPT's blocks, with the embedding in front or the head behind."""
+
+    def __init__(self, model: GPT, first: int, last: int, embeds: bool, heads: bool) -> None:
+        transformer = model.transformer
+        self.embeds, self.heads = embeds, heads
+        if embeds:
+            self.wte, self.wpe, self.drop = transformer.wte, transformer.wpe, transformer.drop
+            self._embed = transformer.embed
+        self.h = transformer.h[first:last]
+        if heads:
+            self.ln_f = transformer.ln_f
+            own = model.lm_head.weight
+            self.head = own if embeds else Parameter(xp.array(own.data), own.requires_grad, own.name, own.init)
+
+    def forward(self, x: Any) -> Tensor:
+        """Tokens (first stage) or activations (batch, T, D), to activations or logits (last stage)."""
+        if self.embeds:
+            x = self._embed(x)
+        for block in self.h:
+            x = block(x)
+        return linear(self.ln_f(x), self.head) if self.heads else x
+
+
+class LayersStage(Module):
+    """Some of an MLP's layers."""
+
+    def __init__(self, layers: Sequence[Module]) -> None:
+        self.layers = list(layers)
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def split_model(model: Module, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None) -> tuple[list[PipelineStage], list[str]]:
+    """Stages `numbers` of a GPT or an MLP cut into `stages`, and the names of parameters that several stages share.
+
+    cuts: how many blocks (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError
+    when there are more stages than blocks, or the cuts do not add up.
+    """
+    blocks: list[Module] = []
+    if isinstance(model, (GPT, MLP)):
+        blocks = list(model.transformer.h if isinstance(model, GPT) else model.layers)
+    if not blocks:
+        raise UsageError(f"cannot cut a {type(model).__name__}; make PipelineStages of its parts yourself")
+    if cuts is None and stages > len(blocks):
+        raise UsageError(
+            f"cannot cut {len(blocks)} layers into {stages} stages: a stage needs at least one; use --layers {stages}, or at most "
+            f"{len(blocks)} stages (ranks x chunks)"
+        )
+    sizes = list(cuts) if cuts is not None else chunk_sizes(len(blocks), stages)
+    if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
+        raise UsageError(f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is {len(blocks)}")
+    bounds = offsets(sizes)
+    made = []
+    for number in numbers:
+        first, last = bounds[number], bounds[number + 1]
+        if isinstance(model, GPT):
+            module: Module = GPTStage(model, first, last, number == 0, number == stages - 1)
+        else:
+            module = LayersStage(blocks[first:last])
+        made.append(PipelineStage(module, number))
+    tied = [model.lm_head.weight.name] if isinstance(model, GPT) and stages > 1 else []
+    return made, tied

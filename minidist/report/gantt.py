@@ -1,0 +1,142 @@
+"""The Gantt of a plan: a row a rank, a bar an action with the number of its micro-batch, and the bubble in the title.
+
+As text it fits a terminal; as a picture it is the one of the lessons. Several schedules stand below each other on one axis of
+time, so that the shorter one is seen to be shorter.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import SpanEvent, Trace
+from minidist.pipeline.plan import Item, parts, show, unpack
+from minidist.pipeline.timing import Timing
+from minidist.report.frame import Style, finish, new_figure, patch, tidy
+from minidist.report.palette import NAMES, PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_BARS, MOST_ROWS = 20_000, 40
+
+
+def colour_of(kind: str) -> str:
+    """The palette's name of a kind of action."""
+    return "recompute" if kind == "RECOMPUTE" else kind
+
+
+def label(item: Item, chunked: bool) -> str:
+    """F3; with several stages on a rank F3.1: micro-batch 3 on stage 1."""
+    return "+".join(
+        f"{'R' if a.kind == 'RECOMPUTE' else a.kind}{a.microbatch}{f'.{a.stage}' if chunked else ''}" for a in map(unpack, parts(item))
+    )
+
+
+def title_of(timing: Timing) -> str:
+    """Name, sizes and bubble, both conventions by name."""
+    plan = timing.plan
+    return (
+        f"{plan.name}, {plan.ranks} ranks, {plan.microbatches} micro-batches: bubble {100 * timing.bubble_of_ideal:.1f} % of ideal, "
+        f"{100 * timing.bubble_of_total:.1f} % of total"
+    )
+
+
+def numbers(values: Sequence[float]) -> str:
+    """9 6 3 0, and of many the first and the last."""
+    texts = [f"{value:g}" for value in values]
+    return " ".join(texts if len(texts) <= 16 else [*texts[:8], "..", *texts[-4:]])
+
+
+def text_gantt(timing: Timing, width: int = 100, versions: Sequence[int] | None = None, longest: float | None = None) -> str:
+    """Lines of at most `width` characters: title, a row a rank, and the figures. `longest`: the end of the axis of time."""
+    spans = timing.spans
+    if spans is None:
+        raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
+    margin = len(f"rank {len(spans) - 1} ")
+    longest = longest or timing.makespan or 1.0
+    room = max(width - margin, 10)
+    shortest = min((end - start for row in spans for _, start, end in row if end > start), default=longest)
+    chunked = timing.plan.stages > timing.plan.ranks
+    widest = max((len(label(item, chunked)) for row in spans for item, _, _ in row), default=1)
+    scale = min(room / longest, (widest + 1) / shortest)
+    if scale * shortest >= 1:
+        scale = int(scale * shortest) / shortest
+    lines = [title_of(timing)[:width]]
+    shown = range(len(spans)) if len(spans) <= MOST_ROWS else [*range(MOST_ROWS // 2), *range(len(spans) - MOST_ROWS // 2, len(spans))]
+    for at, rank in enumerate(shown):
+        if at and rank != shown[at - 1] + 1:
+            lines.append("...")
+        cells = [" "] * min(room, round(longest * scale))
+        for item, start, end in spans[rank]:
+            first, last = round(start * scale), min(len(cells), round(end * scale))
+            text = label(item, chunked)
+            if last - first < len(text):
+                text = text[0] * (last - first)
+            cells[first:last] = text.ljust(last - first, "-") if last > first else ""
+        lines.append((f"rank {rank} ".ljust(margin) + "".join(cells)).rstrip())
+    lines.append(f"idle {numbers(timing.idle)} | makespan {timing.makespan:g} | cost {timing.cost:g} | lower bound {timing.lower_bound:g}"[:width])
+    held = f"peak {numbers(timing.peak)} micro-batch activations"
+    if timing.peak_bytes:
+        held += f" = {numbers(timing.peak_bytes)} B"
+    if versions is not None:
+        held += f" | weight versions {numbers(versions)}"
+    lines.append(held[:width])
+    return "\n".join(lines) + "\n"
+
+
+def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
+    """The picture: one panel a timing (made with spans=True), all on the same axis of time."""
+    if not timings:
+        raise UsageError("there is no plan to draw; give at least one")
+    bars = sum(len(row) for timing in timings for row in timing.spans or [])
+    if any(timing.spans is None for timing in timings):
+        raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
+    if bars > MOST_BARS:
+        raise UsageError(f"a picture of {bars:,} actions would not be readable; draw at most {MOST_BARS:,}, or take --format perfetto")
+    longest = max(timing.makespan for timing in timings)
+    heights = [0.7 + 0.3 * timing.plan.ranks for timing in timings]
+    figure = new_figure(11, sum(heights) + 0.9)
+    panels = figure.subplots(len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+    used: set[str] = set()
+    for timing, axes in zip(timings, panels, strict=True):
+        _panel(timing, axes, longest, used)
+    panels[-1].set_xlabel("time")
+    kinds = [kind for kind in ("F", "B", "I", "W", "recompute", "idle") if kind in used]
+    return finish(figure, [patch(PALETTE[kind], NAMES[kind]) for kind in kinds], command)
+
+
+def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None:
+    chunked = timing.plan.stages > timing.plan.ranks
+    for rank, row in enumerate(timing.spans or []):
+        if row:
+            axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)  # type: ignore[attr-defined]
+            used.add("idle")
+        for item, start, end in row:
+            pieces = parts(item)
+            for number, action in enumerate(map(unpack, pieces)):
+                kind = colour_of(action.kind)
+                used.add(kind)
+                height = 0.86 / len(pieces)
+                y = rank - 0.43 + height * (number + 0.5)
+                style: Style = {"color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.5, "gid": show(item)}
+                axes.barh(y, end - start, left=start, height=height, **style)  # type: ignore[attr-defined]
+                text = f"{action.microbatch}" + (f".{action.stage}" if chunked else "")
+                if (end - start) / longest > 0.006 * len(text):
+                    dark = kind in ("I", "W")
+                    axes.text(  # type: ignore[attr-defined]
+                        (start + end) / 2, y, text, ha="center", va="center", fontsize=6.5, color="black" if dark else "white"
+                    )
+    axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=7)  # type: ignore[attr-defined]
+    axes.set_ylim(timing.plan.ranks - 0.5, -0.5)  # type: ignore[attr-defined]
+    axes.set_xlim(0, longest or 1)  # type: ignore[attr-defined]
+    axes.set_title(title_of(timing), fontsize=9, loc="left")  # type: ignore[attr-defined]
+    tidy(axes)
+
+
+def as_traces(timing: Timing) -> list[Trace]:
+    """The plan's times as a recorded run, one unit of time a second: for the space-time picture and for Perfetto."""
+    size = timing.plan.ranks
+    return [
+        Trace(rank, size, spans=[SpanEvent(rank, "main", show(item), start, end) for item, start, end in row])
+        for rank, row in enumerate(timing.spans or [])
+    ]

@@ -1,0 +1,108 @@
+"""What `minidist schedule` prints: a plan judged, timed, and written as text, CSV, JSON, SVG or for Perfetto."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+from minidist.base.errors import UsageError
+from minidist.pipeline.passes import lower_blocking
+from minidist.pipeline.plan import Plan, show
+from minidist.pipeline.timing import Times, Timing, over_limit, parse_times, read_profile, time_plan
+from minidist.pipeline.validate import validate
+from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
+from minidist.report.perfetto import perfetto
+
+FORMATS = ("text", "csv", "json", "svg", "perfetto")
+LARGE = 300_000  # actions; a named synchronous schedule of more is timed without being judged again
+
+
+@dataclass
+class Judged:
+    """A plan with its times and weight versions."""
+
+    plan: Plan
+    timing: Timing
+    weight_versions: list[int]
+
+
+def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: bool) -> Judged:
+    """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it."""
+    if plan.actions > LARGE and plan.updates == "flush" and not plan.is_lowered:
+        versions = [1] * plan.ranks
+    else:
+        versions = validate(plan, allow_wrong_gradients=True).weight_versions
+    costs: Times = read_profile(profile, plan.stages) if profile else parse_times(times, plan.stages)
+    timed = lower_blocking(plan) if receives == "blocking" and not plan.is_lowered else plan
+    return Judged(plan, time_plan(timed, costs, spans=spans, receives=receives), versions)
+
+
+def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iterator[str]:
+    """Pieces of the output in the format `form`."""
+    if form not in FORMATS:
+        raise UsageError(f"--format {form!r}; it must be one of {', '.join(FORMATS)}")
+    if form == "json":
+        if len(judged) == 1:
+            yield from _json(judged[0])
+        else:
+            yield '{"schedules": ['
+            for number, one in enumerate(judged):
+                yield ", " if number else ""
+                yield from _json(one)
+            yield "]}"
+        yield "\n"
+    elif form == "csv":
+        for number, one in enumerate(judged):
+            yield "\n" if number else ""
+            yield one.plan.to_csv()
+    elif form == "svg":
+        import matplotlib
+
+        stream = BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
+            gantt([one.timing for one in judged], command).savefig(stream, format="svg", metadata={"Date": None})
+        yield stream.getvalue().decode()
+    elif form == "perfetto":
+        if len(judged) > 1:
+            raise UsageError("--format perfetto takes one schedule; call it once for each")
+        yield json.dumps(perfetto(as_traces(judged[0].timing))) + "\n"
+    else:
+        longest = max(one.timing.makespan for one in judged)
+        for number, one in enumerate(judged):
+            yield "\n" if number else ""
+            yield text_gantt(one.timing, width, one.weight_versions, longest)
+        if len(judged) > 1:
+            yield "\n" + _table(judged)
+
+
+def _json(one: Judged) -> Iterator[str]:
+    """The orders are written rank by rank: there may be millions of actions."""
+    plan, timing = one.plan, one.timing
+    yield '{"orders": ['
+    for rank, order in enumerate(plan.orders):
+        yield (", " if rank else "") + ('["' + '", "'.join(map(show, order)) + '"]' if order else "[]")
+    rest = {
+        "makespan": timing.makespan, "cost": timing.cost, "idle": timing.idle, "bubble_of_ideal": timing.bubble_of_ideal,
+        "bubble_of_total": timing.bubble_of_total, "peak": timing.peak, "weight_versions": one.weight_versions, "name": plan.name,
+        "lower_bound": timing.lower_bound, **({"peak_bytes": timing.peak_bytes} if timing.peak_bytes else {}),
+    }  # fmt: skip
+    yield "], " + json.dumps(rest)[1:]
+
+
+def _table(judged: Sequence[Judged]) -> str:
+    lines = [f"{'schedule':26} {'makespan':>9} {'cost':>9} {'worst idle':>10} {'of total':>9}  peak"]
+    for one in judged:
+        t = one.timing
+        lines.append(
+            f"{one.plan.name:26} {t.makespan:9g} {t.cost:9g} {max(t.idle):10g} {100 * t.bubble_of_total:7.1f} %  {numbers(t.peak)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def limit_sentence(judged: Sequence[Judged], limit: float | None) -> str | None:
+    """What exceeds the memory limit, or None."""
+    for one in judged:
+        sentence = over_limit(one.timing, limit) if limit is not None else None
+        if sentence:
+            return f"{title_of(one.timing).split(':')[0]}: {sentence}"
+    return None

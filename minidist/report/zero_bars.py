@@ -1,0 +1,39 @@
+"""The ZeRO bars: what one rank holds at each stage, stacked by kind; the picture of the paper's figure 1."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from minidist.report.frame import finish, new_figure, patch, tidy
+from minidist.report.palette import MEMORY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "parameters": MEMORY["parameter"], "gradients": MEMORY["gradient"], "optimizer": MEMORY["optimizer"],
+    "activations": MEMORY["activation"], "logits": MEMORY["activation_gradient"], "gathered": MEMORY["unsharded"],
+    "prefetch": MEMORY["communication"], "reducing": MEMORY["workspace"],
+}  # fmt: skip
+
+
+def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") -> "Figure":
+    """`stages` as `minidist memory --json` prints them: stage -> kind -> bytes, with a total."""
+    rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}
+    figure = new_figure(8, 1.9 + 0.5 * len(rows))
+    axes = figure.add_subplot()
+    widest = max(parts["total"] for parts in rows.values())
+    for y, parts in enumerate(rows.values()):
+        left = 0.0
+        for name, colour in COLOURS.items():
+            if parts.get(name):
+                axes.barh(y, parts[name] / 1e9, left=left, height=0.6, color=colour, gid=name)
+                left += parts[name] / 1e9
+        axes.text(left + 0.01 * widest / 1e9, y, f"{parts['total'] / 1e9:,.1f} GB", va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [stage.replace("stage", "stage ") for stage in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1.15 * widest / 1e9)
+    axes.set_xlabel("GB (1e9 B) a rank")
+    tidy(axes)
+    axes.set_title(title or "bytes that one rank holds", fontsize=10, loc="left")
+    used = [name for name in COLOURS if any(parts.get(name) for parts in rows.values())]
+    return finish(figure, [patch(COLOURS[name], name) for name in used], command)

@@ -1,0 +1,112 @@
+"""algorithm="auto" is within 5 % of the best fixed choice, measured on the virtual clock with phantom buffers."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minidist import collectives
+from minidist.base.errors import MismatchError
+from minidist.collectives.auto import cheapest, choose
+from minidist.collectives.registry import algorithms
+from minidist.comm import LinkModel, SimWorld
+from tests.collectives.cases import ALL, Case
+from tests.collectives.phantoms import seconds
+
+SIZES = [1, 2**8, 2**12, 2**15, 2**18, 2**20, 2**23, 2**26]
+ETHERNET = LinkModel(alpha=5e-5, beta=8e-9)
+OPERATIONS = sorted(algorithms())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("ranks", "links"), [*((n, LinkModel()) for n in (2, 3, 5, 8, 13)), (6, ETHERNET)], ids=lambda v: str(v)[:2]
+)
+def test_within_5_percent_of_the_best(operation, ranks, links):
+    for nbytes in SIZES:
+        fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
+        assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("ranks", "nbytes"), [(64, 1), (64, 2**14), (33, 2**20), (64, 2**23)])
+def test_within_5_percent_on_many_ranks(operation, ranks, nbytes):
+    fixed = [seconds(operation, name, ranks, nbytes) for name in algorithms()[operation]]
+    assert seconds(operation, "auto", ranks, nbytes) <= 1.05 * min(fixed)
+
+
+def test_64_mib_on_64_ranks_need_no_memory():
+    assert seconds("all_reduce", "auto", 64, 2**26) == pytest.approx(2 * 63 / 64 * 2**26 * 1e-10, rel=0.01)
+
+
+def test_it_matters_and_no_algorithm_is_always_best():
+    """Where the choices cross over: at least three algorithms are needed, and the wrong one costs several times as much."""
+    chosen = {cheapest("all_reduce", nbytes, 16, 1e-6, 1e-10) for nbytes in SIZES}
+    assert len(chosen) >= 3
+    short, long = (
+        [seconds("all_reduce", name, 16, nbytes) for name in ("recursive_doubling", "rabenseifner", "ring")]
+        for nbytes in (8, 2**26)
+    )
+    assert short[2] > 5 * short[0]
+    assert long[0] > 2 * long[1]
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+def test_phantoms_take_the_time_of_real_arrays(operation, algorithm):
+    """The same code on data: the same seconds."""
+    ranks = 5
+    case = Case(operation, algorithm, ranks, 40)
+    world = SimWorld(ranks)
+    world.run(case.call)
+    nbytes = 8 * sum(case.row(0)) if operation == "all_to_all" else 8 * 40
+    assert seconds(operation, algorithm, ranks, nbytes) == pytest.approx(world.end_time, rel=1e-12)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("ranks", [1, 4, 7])
+def test_auto_is_the_algorithm_that_it_chose(operation, ranks):
+    case = Case(operation, "auto", ranks, 24)
+    world = SimWorld(ranks)
+    results = world.run(case.call)
+    names = {m.operation for trace in world.traces for m in trace.messages}
+    assert len(names) == (ranks > 1)
+    for name in names:
+        case.algorithm = name.split("/")[1]
+        assert case.algorithm in algorithms()[operation]
+        for rank, result in enumerate(results):
+            case.check(rank, result)
+
+
+def test_ragged_all_to_all_is_pairwise_because_nobody_knows_all_counts():
+    case = Case("all_to_all", "auto", 4, 24, counts=(9, 7, 5, 3))
+    world = SimWorld(4)
+    for rank, result in enumerate(world.run(case.call)):
+        case.check(rank, result)
+    assert {m.operation for m in world.traces[0].messages} == {"all_to_all/pairwise"}
+
+
+def test_the_slowest_link_of_the_communicator_counts():
+    """A group inside a fast node and one across nodes choose differently for the same array."""
+    fast, slow = (1e-7, 1e-9), (1e-3, 1e-9)
+    links = LinkModel(link=lambda a, b: fast if a // 4 == b // 4 else slow)
+
+    def program(comm):
+        inside, across = comm.split(comm.rank // 4), comm.split(comm.rank % 4)
+        return tuple(choose(group, "all_reduce", 2**16) for group in (inside, across, comm))
+
+    results = SimWorld(16, links=links).run(program)
+    assert set(results) == {tuple(cheapest("all_reduce", 2**16, *args) for args in ((4, *fast), (4, *slow), (16, *slow)))}
+    assert results[0][0] != results[0][1]
+
+
+def test_a_world_without_a_link_model_is_taken_for_the_default():
+    comm = SimpleNamespace(world=SimpleNamespace(), members=range(8), size=8)
+    assert choose(comm, "all_reduce", 2**20) == cheapest("all_reduce", 2**20, 8, 1e-6, 1e-10)
+
+
+def test_ranks_with_arrays_of_unequal_size_choose_differently_and_are_told():
+    def program(comm):
+        collectives.all_reduce(comm, np.ones(1 if comm.rank else 2**20), algorithm="auto")
+
+    with pytest.raises(MismatchError, match="all_reduce/"):
+        SimWorld(8).run(program)

@@ -1,0 +1,276 @@
+"""Context parallelism equals one device over the whole sequence, and sends what the papers say."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from minidist.autograd import ShapeError, Tensor, causal_attention
+from minidist.base.errors import UsageError
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce
+from minidist.comm import SimWorld, init_device_mesh
+from minidist.nn import GPT, Llama
+from minidist.nn.llama import grouped_query_attention
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
+from tests.parallel.split_models import assert_equal, text, train
+from tests.parallel.test_tensor import gpt, llama
+
+KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
+LENGTH, BATCH, WORDS = 11, 2, 13  # 11 tokens: ragged over 2, 3 and 4 ranks
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+# --- positions ---
+
+
+@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
+def test_positions_cover_the_sequence_once_and_zigzag_is_balanced(order):
+    for ranks in range(1, 7):
+        for length in (ranks, 2 * ranks, 2 * ranks + 1, 8 * ranks):
+            parts = [sequence_positions(length, rank, ranks, order) for rank in range(ranks)]
+            assert sorted(np.concatenate(parts)) == list(range(length))
+            assert min(len(part) for part in parts) > 0
+            if order == "zigzag" and length % (2 * ranks) == 0:  # keys that the queries of a rank see
+                assert len({int((part + 1).sum()) for part in parts}) == 1
+
+
+def test_bad_sequences():
+    with pytest.raises(UsageError, match=r"3 tokens over 4 context-parallel ranks .* at most 3 ranks, or at least 4 tokens"):
+        sequence_positions(3, 0, 4)
+    with pytest.raises(UsageError, match=r"unknown order 'zigzak' .* .did you mean 'zigzag'"):
+        sequence_positions(8, 0, 2, "zigzak")
+
+    def main(comm):
+        with pytest.raises(UsageError, match=r"6 .key-value. heads to 4 .* take one of 1, 2, 3, 6 ranks, or ring attention"):
+            UlyssesAttention(comm, 8)(Tensor(random(0, 1, 2, 18)), 6)
+        with pytest.raises(ShapeError, match="holds 2 of 8 tokens"):
+            RingAttention(comm, 8)(Tensor(random(0, 1, 3, 18)), 6)
+
+    SimWorld(4).run(main)
+
+
+# --- attention alone ---
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [5, 16, 23])
+def test_packed_attention_forward_and_backward(ranks, kind, length):
+    make, order = KINDS[kind]
+    heads, size = 60 // 5, 2  # 12 heads divide over 1..4
+    if kind == "ulysses" and heads % ranks:
+        pytest.skip("12 heads do not divide over 5 ranks")
+    qkv, g = random(0, 2, length, 3 * heads * size) * 3, random(1, 2, length, heads * size)
+    whole = Tensor(qkv, requires_grad=True)
+    expected = causal_attention(whole, heads)
+    expected.backward(g)
+
+    def main(comm):
+        mine = sequence_positions(length, comm.rank, comm.size, order)
+        x = Tensor(qkv[:, mine], requires_grad=True)
+        y = make(comm, length)(x, heads)
+        y.backward(g[:, mine])
+        return mine, y.data, x.grad
+
+    for mine, y, dx in SimWorld(ranks).run(main):
+        assert np.abs(y - expected.data[:, mine]).max() < 1e-13
+        assert np.abs(dx - whole.grad[:, mine]).max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "heads", "kv_heads"), [(2, 4, 2), (3, 6, 3), (4, 8, 4)])
+def test_grouped_attention_forward_and_backward(kind, ranks, heads, kv_heads):
+    make, order = KINDS[kind]
+    length = 13
+    arrays = [random(i, 2, length, n, 4) for i, n in enumerate((heads, kv_heads, kv_heads))]
+    g = random(9, 2, length, heads, 4)
+    whole = [Tensor(a, requires_grad=True) for a in arrays]
+    expected = grouped_query_attention(*whole)
+    expected.backward(g)
+
+    def main(comm):
+        mine = sequence_positions(length, comm.rank, comm.size, order)
+        inputs = [Tensor(a[:, mine], requires_grad=True) for a in arrays]
+        y = make(comm, length)(*inputs)
+        y.backward(g[:, mine])
+        return mine, y.data, [x.grad for x in inputs]
+
+    for mine, y, gradients in SimWorld(ranks).run(main):
+        assert np.abs(y - expected.data[:, mine]).max() < 1e-13
+        for gradient, x in zip(gradients, whole, strict=True):
+            assert np.abs(gradient - x.grad[:, mine]).max() < 1e-12
+
+
+def test_large_scores_do_not_overflow_in_the_online_softmax():
+    qkv = random(0, 1, 8, 6) * 100
+
+    def main(comm):
+        mine = sequence_positions(8, comm.rank, comm.size)
+        return mine, RingAttention(comm, 8)(Tensor(qkv[:, mine]), 1).data
+
+    with np.errstate(over="raise", invalid="raise"):
+        for mine, y in SimWorld(2).run(main):
+            assert np.abs(y - causal_attention(Tensor(qkv), 1).data[:, mine]).max() < 1e-12
+
+
+# --- whole models ---
+
+
+def context_model(comm, name, kind, length=LENGTH, words=WORDS):
+    attention = KINDS[kind][0](comm, length)
+    if name == "gpt":
+        single = gpt(comm.size, words)
+        return GPT(single.config, dtype=np.float64, seed=3, attention_fn=attention)
+    single = llama(comm.size)
+    return Llama(single.config, dtype=np.float64, seed=3, attention_fn=attention)
+
+
+def positions_of(comm, kind):
+    return sequence_positions(LENGTH, comm.rank, comm.size, KINDS[kind][1])
+
+
+def context_train(comm, name, kind, optimizer, mesh=None):
+    """Each rank has some tokens of every row; gradients are summed over the mesh's dp and cp."""
+    mesh = mesh or init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
+    cp, rows = mesh["cp"], BATCH // mesh.size("dp")
+    model = context_model(cp, name, kind)
+    parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
+    model_positions = positions_of(cp, kind)
+    first = rows * mesh.get_local_rank("dp")
+
+    def loss_of(_, step):
+        tokens, targets = (part[first : first + rows] for part in text(step, BATCH, LENGTH, WORDS))
+        mine = model_positions
+        return parallel(tokens[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
+
+    def total(flat, loss):
+        value = np.array([loss.item()])
+        with purpose("metrics"):
+            all_reduce(comm, value)
+        return value[0]
+
+    return train(model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat)
+
+
+@cache
+def one_device_gpt(heads_for, optimizer):
+    return train(gpt(heads_for, WORDS), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
+
+
+@cache
+def one_device_llama_of(heads_for, optimizer):
+    return train(llama(heads_for), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
+
+
+def assert_model(ranks, name, kind, optimizer, shape=None):
+    reference = one_device_gpt if name == "gpt" else one_device_llama_of
+    heads_for = 3 if ranks == 3 else 4
+
+    def main(comm):
+        mesh = init_device_mesh(comm, shape, ("dp", "cp")) if shape else None
+        return context_train(comm, name, kind, optimizer, mesh)
+
+    for history in SimWorld(ranks).run(main):
+        assert_equal(history, reference(heads_for, optimizer))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_model_equals_one_device_in_every_tensor_of_every_step(ranks, name, kind, optimizer):
+    assert_model(ranks, name, kind, optimizer)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_data_and_context_parallel_together(name):
+    assert_model(4, name, "ring", "adam", (2, 2))
+
+
+def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():
+    def main(comm):
+        model = GPT(gpt(2, WORDS, dropout=0.1).config, dtype=np.float64, attention_fn=RingAttention(comm, LENGTH))
+        tokens, targets = text(0, BATCH, LENGTH, WORDS)
+        mine = positions_of(comm, "ring")
+        with pytest.raises(UsageError, match=r"dropout 0\.1 with positions"):
+            model(tokens[:, mine], targets[:, mine], positions=mine)
+
+    SimWorld(2).run(main)
+
+
+# --- counts ---
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [24, 11])
+def test_the_ring_sends_keys_and_values_of_all_other_ranks(ranks, length):
+    batch, width = 2, 12
+
+    def main(comm):
+        mine = sequence_positions(length, comm.rank, comm.size)
+        x = Tensor(random(0, batch, length, 3 * width)[:, mine], requires_grad=True)
+        y = RingAttention(comm, length)(x, 3)
+        y.backward(y.data)
+
+    world = SimWorld(ranks)
+    world.run(main)
+    sizes = [len(sequence_positions(length, rank, ranks)) for rank in range(ranks)]
+    for rank, trace in enumerate(world.traces):
+        forward = sum(sizes) - sizes[(rank + 1) % ranks]  # the blocks that pass, all but the next rank's own
+        if ranks == 1:
+            assert not trace.sent()
+            continue
+        backward = forward + sum(sizes)  # and the gradients of every block, on its way home
+        assert trace.bytes_by_purpose() == {
+            "tensor_forward": 2 * forward * batch * width * 8,
+            "tensor_backward": 2 * backward * batch * width * 8,
+        }
+        if length % (2 * ranks) == 0:
+            assert forward * 2 * width == 2 * (ranks - 1) * (length // ranks) * width  # 2 (P-1) (N/P) h
+            assert len(trace.sent("tensor_forward")) == ranks - 1
+            assert len(trace.sent("tensor_backward")) == 2 * ranks - 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ulysses_sends_four_all_to_alls_each_way(ranks):
+    batch, width, length = 2, 8, 24
+
+    def main(comm):
+        mine = sequence_positions(length, comm.rank, comm.size, "contiguous")
+        x = Tensor(random(0, batch, length, 3 * width)[:, mine], requires_grad=True)
+        y = UlyssesAttention(comm, length)(x, 4)
+        y.backward(y.data)
+
+    world = SimWorld(ranks)
+    world.run(main)
+    for trace in world.traces:
+        volume = 4 * length * width // ranks * (ranks - 1) // ranks * batch * 8  # 4 N h / P (P-1)/P
+        expected = {"tensor_forward": volume, "tensor_backward": volume} if ranks > 1 else {}
+        assert trace.bytes_by_purpose() == expected
+        assert {m.operation for m in trace.sent()} <= {"all_to_all/pairwise"}
+
+
+def test_no_rank_computes_more_than_another_in_zigzag():
+    """The virtual clock says it: the work of the rounds is equal, and contiguous parts would not be."""
+
+    def pairs(comm):
+        ring = RingAttention(comm, 48)
+        return [
+            sum((rows.stop - rows.start) * (keys.stop - keys.start) / (2 if diagonal else 1) for rows, keys, diagonal in ring._visible(owner))
+            for owner in range(comm.size)
+        ]
+
+    work = SimWorld(4).run(pairs)
+    assert len({sum(w) for w in work}) == 1
+    assert len({w for ws in work for w in ws}) == 1  # each step too
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_mpi_the_same_numbers(comm, kind):
+    assert_equal(context_train(comm, "llama", kind, "sgd"), one_device_llama_of(2, "sgd"))

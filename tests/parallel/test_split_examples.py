@@ -1,0 +1,33 @@
+"""The examples of split layers, in both worlds."""
+
+import re
+
+import pytest
+
+from tests.test_mpi_examples import WORLDS, start
+
+
+def losses(output):
+    return [float(value) for value in re.findall(r"loss ([\d.]+)", output)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("flags", [(), ("--sequence-parallel",)])
+def test_tensor_parallel_gpt(world, flags):
+    code, output = start(world, 2, "tensor_parallel_gpt", *flags)
+    assert code == 0, output
+    assert len(losses(output)) == 10
+    assert losses(output)[-1] < losses(output)[0] - 1
+    assert "rank 0 holds 60,736 of 118,528 parameters" in output
+    assert ("regather" in output) == bool(flags)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("flags", "forward"), [((), 2 * 32 * 32), (("--ulysses",), (2 * 64 + 2 * 32) * 64 // 2 // 2)])
+def test_context_parallel_llama(world, flags, forward):
+    code, output = start(world, 2, "context_parallel_llama", *flags)
+    assert code == 0, output
+    assert len(losses(output)) == 10
+    assert losses(output)[-1] < losses(output)[0] - 1
+    # 10 steps, 2 layers, 4 rows, 4 bytes; K and V have half the heads
+    assert f"rank 0 sent {10 * 2 * 4 * 4 * forward:,} bytes in forward" in output, output

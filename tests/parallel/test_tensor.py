@@ -1,0 +1,518 @@
+"""Tensor parallelism equals one device, sends what the papers say, and holds what they say."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor, no_grad
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.base.random import batch_coordinates
+from minidist.comm import SimWorld, init_device_mesh
+from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
+from minidist.parallel.tensor import (
+    ColumnParallelLinear,
+    ColwiseParallel,
+    RowParallelLinear,
+    RowwiseParallel,
+    SequenceParallel,
+    SplitHeads,
+    VocabParallel,
+    VocabParallelEmbedding,
+    copy_to_tensor_parallel_region,
+    full_state_dict,
+    full_tensor,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_parallel_region,
+    gpt_plan,
+    llama_plan,
+    padded_vocab_size,
+    parallelize_module,
+    reduce_from_tensor_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+    scatter_to_tensor_parallel_region,
+    vocab_parallel_cross_entropy,
+    vocab_range,
+)
+from minidist.parallel.tensor.plan import Cutter
+from tests.parallel.split_models import assert_equal, replicated, text, train
+
+RANKS = [1, 2, 3, 4]
+BATCH, LENGTH = 2, 12
+
+
+def integers(seed, *shape, limit=3):
+    """float64 integers in [-limit, limit]."""
+    return np.random.default_rng(seed).integers(-limit, limit + 1, shape).astype(np.float64)
+
+
+# --- the regions ---
+
+REGIONS = [  # region, shape in, what forward does to the arrays of all ranks, whether the input is the same on all ranks
+    (copy_to_tensor_parallel_region, lambda xs, r: xs[r], lambda gs, r: sum(gs)),
+    (reduce_from_tensor_parallel_region, lambda xs, r: sum(xs), lambda gs, r: gs[r]),
+    (scatter_to_tensor_parallel_region, lambda xs, r: np.split(xs[r], len(xs), -1)[r], lambda gs, r: np.concatenate(gs, -1)),
+    (gather_from_tensor_parallel_region, lambda xs, r: np.concatenate(xs, -1), lambda gs, r: np.split(gs[r], len(gs), -1)[r]),
+    (scatter_to_sequence_parallel_region, lambda xs, r: np.split(xs[r], len(xs), 1)[r], lambda gs, r: np.concatenate(gs, 1)),
+    (gather_from_sequence_parallel_region, lambda xs, r: np.concatenate(xs, 1), lambda gs, r: np.split(sum(gs), len(gs), 1)[r]),
+    (reduce_scatter_to_sequence_parallel_region, lambda xs, r: np.split(sum(xs), len(xs), 1)[r], lambda gs, r: np.concatenate(gs, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("case", REGIONS, ids=lambda case: case[0].__name__)
+def test_a_region_does_what_its_name_says_and_backward_its_conjugate(case, ranks):
+    region, forward, backward = case
+
+    def main(comm):
+        x = Tensor(integers(comm.rank, 2, 12, 12), requires_grad=True)
+        y = region(x, comm)
+        g = integers(50 + comm.rank, *y.shape)
+        y.backward(g)
+        return x.data, y.data, g, x.grad
+
+    xs, ys, gs, dxs = zip(*SimWorld(ranks).run(main), strict=True)
+    for rank in range(ranks):
+        assert np.array_equal(ys[rank], forward(xs, rank))
+        assert np.array_equal(dxs[rank], backward(gs, rank))
+
+
+def test_a_gathered_result_that_all_ranks_treat_alike_keeps_its_own_rows_of_the_gradient():
+    def main(comm):
+        x = Tensor(integers(comm.rank, 1, 4, 3), requires_grad=True)
+        y = gather_from_sequence_parallel_region(x, comm, tensor_parallel_output_grad=False)
+        y.backward(integers(9, 1, 8, 3))
+        return x.grad
+
+    grads = SimWorld(2).run(main)
+    assert np.array_equal(np.concatenate(grads, 1), integers(9, 1, 8, 3))
+
+
+# --- the exact tier ---
+
+
+def integer_model(model):
+    """Integer weights in an MLP or an embedding, so that sums have no rounding whatever their order."""
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data[...] = integers(i, *parameter.shape)
+    return model
+
+
+def exact_step(model, x, g):
+    """Output, input gradient and parameters after a step of SGD with learning rate 1/4."""
+    x = Tensor(x, requires_grad=True)
+    y = model(x)
+    y.backward(g)
+    for parameter in model.parameters():
+        parameter.data[...] -= parameter.grad / 4
+    return y.data, x.grad
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_column_and_row_parallel_layers_are_exact_on_integers(ranks, sequence_parallel):
+    x, g = integers(7, 2, 12, 5), integers(8, 2, 12, 4)
+    single = integer_model(MLP([5, 12, 4], dtype=np.float64))
+    y, dx = exact_step(single, x, g)
+
+    def main(comm):
+        model = integer_model(MLP([5, 12, 4], dtype=np.float64))
+        plan = {
+            "layers.0": ColwiseParallel(sequence_parallel=sequence_parallel),
+            "layers.1": RowwiseParallel(sequence_parallel=sequence_parallel),
+        }
+        parallelize_module(model, comm, plan)
+        rows = slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size) if sequence_parallel else slice(None)
+        outputs = exact_step(model, x[:, rows], g[:, rows])
+        return outputs, full_state_dict(model, {"tp": comm}), [p.shape for p in model.parameters()]
+
+    for rank, ((ty, tdx), state, shapes) in enumerate(SimWorld(ranks).run(main)):
+        rows = slice(rank * 12 // ranks, (rank + 1) * 12 // ranks) if sequence_parallel else slice(None)
+        assert np.array_equal(ty, y[:, rows])
+        assert np.array_equal(tdx, dx[:, rows])
+        assert shapes == [(12 // ranks, 5), (12 // ranks,), (4, 12 // ranks), (4,)]
+        for name, value in single.state_dict().items():
+            assert np.array_equal(state[name], value), name
+            assert np.abs(value).max() < 2**40  # far from 2^53: nothing was rounded
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_whole_inputs_and_outputs(ranks):
+    """gather_output and input_is_parallel=False: layers that nobody else has to know of."""
+    whole = integer_model(Linear(12, 12, dtype=np.float64))
+    x, g = integers(1, 3, 12), integers(2, 3, 12)
+    y, dx = exact_step(whole, x, g)
+
+    def main(comm):
+        column = integer_model(Linear(12, 12, dtype=np.float64))
+        column = ColwiseParallel(gather_output=True).apply(column, "column", Cutter(comm, "tp", {}))
+        row = integer_model(Linear(12, 12, dtype=np.float64))
+        row = RowwiseParallel(input_is_parallel=False).apply(row, "row", Cutter(comm, "tp", {}))
+        return [(exact_step(layer, x, g), full_state_dict(layer, {"tp": comm})) for layer in (column, row)]
+
+    for result in SimWorld(ranks).run(main):
+        for (ty, tdx), state in result:
+            assert np.array_equal(ty, y)
+            assert np.array_equal(tdx, dx)
+            assert all(np.array_equal(state[name], value) for name, value in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("words", [1, 2, 3, 7, 8, 9, 12])
+def test_the_embedding_is_exact_for_every_word(ranks, words):
+    tokens = np.stack([np.arange(words), np.arange(words)[::-1]])
+    g = integers(3, 2, words, 5)
+    single = integer_model(Embedding(words, 5, np.float64))
+    single(tokens).backward(g)
+
+    def main(comm):
+        model = VocabParallel().apply(integer_model(Embedding(words, 5, np.float64)), "wte", Cutter(comm, "tp", {}))
+        y = model(tokens)
+        if y.requires_grad:
+            y.backward(g)
+        gradient = full_tensor(model.weight.grad, model.weight.layout, {"tp": comm})
+        return y.data, gradient, model.weight.data[model.last - model.first :], model.weight.grad[model.last - model.first :]
+
+    for y, gradient, padding, padding_gradient in SimWorld(ranks).run(main):
+        assert np.array_equal(y, single(tokens).data)
+        assert np.array_equal(gradient, single.weight.grad)
+        assert not padding.any()
+        assert not padding_gradient.any()
+
+
+def test_ranges_of_words_cover_the_vocabulary_once():
+    for words in range(1, 30):
+        for ranks in range(1, 9):
+            ranges = [vocab_range(words, rank, ranks) for rank in range(ranks)]
+            assert [word for first, last in ranges for word in range(first, last)] == list(range(words))
+            assert padded_vocab_size(words, ranks) % ranks == 0
+    assert padded_vocab_size(50257, 8, 128) == 51200  # Megatron-LM, appendix: ceil(V / (128 t)) 128 t
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("words", [5, 12])
+@pytest.mark.parametrize("masked", [False, True])
+def test_vocab_parallel_cross_entropy(ranks, words, masked):
+    logits = np.random.default_rng(0).standard_normal((2, 4, words)) * 30
+    targets = np.random.default_rng(1).integers(0, words, (2, 4))
+    targets[0, :2] = 0, words - 1
+    if masked:
+        targets[1, 1:] = -100
+    whole = Tensor(logits, requires_grad=True)
+    loss = cross_entropy(whole, targets)
+    loss.backward()
+    padding = padded_vocab_size(words, ranks) - words
+
+    def main(comm):
+        padded = np.concatenate([logits, np.full((2, 4, padding), 1e6)], -1)  # what stands in the padding does not count
+        mine = Tensor(np.split(padded, ranks, -1)[comm.rank].copy(), requires_grad=True)
+        result = vocab_parallel_cross_entropy(mine, targets, comm=comm, vocab_size=words)
+        result.backward()
+        return result.item(), mine.grad
+
+    results = SimWorld(ranks).run(main)
+    assert len({value for value, _ in results}) == 1
+    assert abs(results[0][0] - loss.item()) < 1e-12
+    gradient = np.concatenate([g for _, g in results], -1)
+    assert np.abs(gradient[..., :words] - whole.grad).max() < 1e-14
+    assert not gradient[..., words:].any()
+
+
+def test_the_loss_never_holds_the_full_logits_and_sends_three_numbers_a_row():
+    ranks, rows, words = 4, 32, 4096
+
+    def main(comm):
+        mine = Tensor(np.ones((rows, words // ranks)), requires_grad=True)
+        with account_memory() as account:
+            loss = vocab_parallel_cross_entropy(mine, np.zeros(rows, int), comm=comm, vocab_size=words)
+            loss.backward()
+        return account.peak
+
+    world = SimWorld(ranks)
+    peaks = world.run(main)
+    assert max(peaks) <= 1.1 * rows * words // ranks * 8  # one tile of logits: the saved gradient
+    for trace in world.traces:
+        assert trace.bytes_by_purpose() == {"tensor_forward": 3 * 2 * (ranks - 1) * rows // ranks * 8}
+
+
+# --- GPT in the float tier ---
+
+
+def gpt(ranks, words=13, dropout=0.0, layers=2):
+    heads = 6 if ranks == 3 else 4
+    config = GPTConfig(vocab_size=words, n_positions=LENGTH, n_embd=24, n_layer=layers, n_head=heads, dropout=dropout)
+    return GPT(config, dtype=np.float64, seed=3)
+
+
+def gpt_loss(words):
+    return lambda model, step: model(*text(step, BATCH, LENGTH, words), BATCH * LENGTH)
+
+
+@cache
+def one_device(heads_for, words, optimizer, dropout):
+    return train(gpt(heads_for, words, dropout), gpt_loss(words), optimizer)
+
+
+def parallel_gpt(comm, optimizer, words=13, sequence_parallel=False, dropout=0.0):
+    model = gpt(comm.size, words, dropout)
+    names = [name for name, _ in model.named_parameters()]
+    parallelize_module(model, comm, gpt_plan(words, sequence_parallel))
+    assert [name for name, _ in model.named_parameters()] == names
+    history = train(model, gpt_loss(words), optimizer, {"tp": comm})
+    return history, replicated(model)
+
+
+def assert_gpt(ranks, optimizer, words=13, sequence_parallel=False, dropout=0.0):
+    results = SimWorld(ranks).run(parallel_gpt, optimizer, words, sequence_parallel, dropout)
+    for history, replica in results:
+        assert_equal(history, one_device(3 if ranks == 3 else 4, words, optimizer, dropout))
+        assert replica == results[0][1]  # bitwise the same on all ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_gpt_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, sequence_parallel):
+    assert_gpt(ranks, optimizer, sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel):
+    assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
+
+
+def test_logits_are_gathered_without_the_padding():
+    tokens, _ = text(0, BATCH, LENGTH, 13)
+    with no_grad():
+        expected = gpt(4)(tokens).data
+
+    def main(comm, sequence_parallel):
+        model = parallelize_module(gpt(4), comm, gpt_plan(13, sequence_parallel))
+        with no_grad():
+            return model(tokens).data
+
+    for sequence_parallel in (False, True):
+        for logits in SimWorld(4).run(main, sequence_parallel):
+            assert logits.shape == (BATCH, LENGTH, 13)
+            assert np.abs(logits - expected).max() < 1e-12
+
+
+# --- Llama ---
+
+
+def llama(ranks, tied=False):
+    heads, kv = (6, 3) if ranks == 3 else (8, 4)
+    config = LlamaConfig(
+        vocab_size=13, hidden_size=48, intermediate_size=36, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=kv, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return Llama(config, dtype=np.float64, seed=3)
+
+
+@cache
+def one_device_llama(heads_for, optimizer, tied):
+    return train(llama(heads_for, tied), gpt_loss(13), optimizer)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("sequence_parallel", "tied"), [(False, False), (True, True)])
+def test_llama_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, sequence_parallel, tied):
+    def main(comm):
+        model = parallelize_module(llama(comm.size, tied), comm, llama_plan(13, sequence_parallel))
+        return train(model, gpt_loss(13), optimizer, {"tp": comm}), replicated(model)
+
+    results = SimWorld(ranks).run(main)
+    for history, replica in results:
+        assert_equal(history, one_device_llama(3 if ranks == 3 else 4, optimizer, tied))
+        assert replica == results[0][1]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
+    """Three projections behind one f, two behind another: 4 all-reduces; with the sequence split, 2 regathers."""
+    ranks, width, tokens = 2, 48, BATCH * LENGTH
+
+    def main(comm):
+        model = parallelize_module(llama(2), comm, llama_plan(13, sequence_parallel))
+        model(*text(0, BATCH, LENGTH, 13)).backward()
+
+    world = SimWorld(ranks)
+    world.run(main)
+    for trace in world.traces:
+        big = [m for m in trace.sent() if m.nbytes == tokens * width // ranks * 8]
+        count = {name: sum(m.purpose == name for m in big) for name in ("tensor_forward", "tensor_backward", "regather")}
+        # Two messages an all-reduce, one a gather or scatter. Beside two layers: the embedding's sum forward, the head's f
+        # backward; with the sequence split also the gather of each, and the head's regather.
+        steps = 2 * 2 * 2 + 2
+        assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
+
+
+def test_key_value_heads_that_do_not_divide():
+    plan = llama_plan(13)
+    refuse(4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks")
+    refuse(8, plan, lambda: llama(4), "4 key-value heads of .* do not divide over 8 .* take 8, or one of 1, 2, 4 ranks")
+
+
+# --- counts ---
+
+
+def block_traffic(ranks, sequence_parallel, heads=4, batch=2, length=16, width=24):
+    """Per rank the sent messages of a forward and a backward of one GPT block."""
+
+    def main(comm):
+        sp = sequence_parallel
+        rows = length // comm.size if sp else length
+        x = Tensor(np.ones((batch, rows, width), np.float32), requires_grad=True)
+        plan = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(9, sp).items() if "h.*." in name}
+        with account_memory() as account:
+            block = Block(GPTConfig(n_embd=width, n_head=heads), np.float32)
+            block.initialize(0)
+            block = parallelize_module(block, comm, plan)
+            y = block(x)
+            kept = account.by_purpose["activation"] - y.data.nbytes  # the output is the next block's
+        y.backward(np.ones_like(y.data))
+        return kept
+
+    world = SimWorld(ranks)
+    return world.run(main), world.traces
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_four_all_reduces_a_layer(ranks):
+    batch, length, width = 2, 16, 24
+    _, traces = block_traffic(ranks, False)
+    for trace in traces:
+        sent = trace.sent()
+        assert {m.operation for m in sent} == {"all_reduce/ring"}
+        for purpose in ("tensor_forward", "tensor_backward"):
+            assert len(trace.sent(purpose)) == 2 * 2 * (ranks - 1)  # two rings of 2 (t-1) messages
+        # 8 b s h (t-1)/t elements: Narayanan et al. 2021, section 3.2
+        assert sum(m.nbytes for m in sent) == 8 * batch * length * width * (ranks - 1) // ranks * 4
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sequence_parallel_sends_the_same_bytes_and_a_quarter_more_for_regathers(ranks):
+    batch, length, width = 2, 16, 24
+    _, traces = block_traffic(ranks, True)
+    big = batch * length * width * 4 // ranks  # bytes of a rank's rows: what one message of a gather holds
+    for trace in traces:
+        calls = {}
+        for message in trace.sent():
+            if message.nbytes == big:
+                key = message.purpose, message.operation
+                calls[key] = calls.get(key, 0) + 1
+        steps = ranks - 1
+        assert calls == {
+            ("tensor_forward", "all_gather/ring"): 2 * steps,
+            ("tensor_forward", "reduce_scatter/ring"): 2 * steps,
+            ("tensor_backward", "all_gather/ring"): 2 * steps,
+            ("tensor_backward", "reduce_scatter/ring"): 2 * steps,
+            ("regather", "all_gather/ring"): 2 * steps,
+        }
+        volume = 8 * batch * length * width * (ranks - 1) // ranks * 4
+        large = sum(m.nbytes for m in trace.sent() if m.nbytes == big)
+        assert large == volume + volume // 4  # 1.25 x
+        # The rest are the gradients of two norms (weight, bias) and two row-parallel biases.
+        assert sum(m.nbytes for m in trace.sent()) - large == 6 * 2 * (ranks - 1) * width // ranks * 4
+
+
+def test_activation_bytes_are_the_papers():
+    """Korthikanti et al. 2022, equations 2 and 4: sbh (10 + 24/t + 5as/(ht)) bytes, with the sequence split
+    sbh/t (34 + 5as/h). Theirs are 2-byte values, with two 1-byte masks outside attention (2 sbh of the 10) and 3 more
+    bytes a score for dropout inside it; ours are 4-byte values without dropout: twice 8 + 24/t + 2as/(ht).
+    """
+    batch, length, width, heads = 2, 16, 24, 4
+
+    def expected(ranks, split):
+        sbh = batch * length * width
+        norms = 4 * sbh + 2 * batch * length  # normalised rows and norm outputs; 1 / standard deviation of a row
+        scores = batch * heads * length * (length + 1)  # exponentials and 1 / their sums
+        return 4 * (norms // (ranks if split else 1) + (12 * sbh + scores) // ranks)
+
+    for ranks in (1, 2, 4):
+        for split in (False, True):
+            kept, _ = block_traffic(ranks, split)
+            assert kept == [expected(ranks, split)] * ranks, (ranks, split)
+
+
+# --- bad input ---
+
+
+def refuse(ranks, plan, model=None, match=""):
+    def main(comm):
+        with pytest.raises(UsageError, match=match):
+            parallelize_module(model() if model else gpt(2), comm, plan)
+
+    SimWorld(ranks).run(main)
+
+
+def test_bad_plans_are_one_sentence_with_the_nearest_values():
+    attention = {"transformer.h.*.attn": SplitHeads()}
+    refuse(3, attention, match=r"4 heads of transformer\.h\.0\.attn do not divide over 3 .* take 3 or 6, or one of 1, 2, 4")
+    refuse(2, {"transformer.h.*.atn": SplitHeads()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean")
+    refuse(5, {"layers.0": ColwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 out features of layers\.0 .* take 5 or 10, or one of 1, 2, 3, 6")
+    refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* take 4 or 8")
+    refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
+    refuse(2, {"transformer.wte": VocabParallel()}, match=r"'lm_head\.weight' shares a parameter .* name its module in the plan")
+    refuse(2, {"layers.0": SequenceParallel()}, lambda: MLP([4, 6, 3]), "'layers.0' is a Linear")
+
+    def flat():
+        model = MLP([4, 6, 3])
+        model.flat = FlatParameters(model.parameters())
+        return model
+
+    refuse(2, {"layers.0": ColwiseParallel()}, flat, "belongs to a FlatParameters already")
+
+
+def test_bad_sequences_and_words():
+    def main(comm):
+        model = parallelize_module(gpt(4), comm, gpt_plan(13, True))
+        with pytest.raises(UsageError, match="length 7 does not divide over 4 ranks; the nearest that do are 4 and 8"):
+            model(np.zeros((1, 7), int))
+        with pytest.raises(UsageError, match=r"word 13 is not in the vocabulary; words are 0\.\.12"):
+            model(np.full((1, 8), 13))
+        with pytest.raises(UsageError, match="initialize the whole model first"):
+            model.initialize(1)
+
+    SimWorld(4).run(main)
+
+
+def test_the_classes_build_their_own_tiles():
+    def main(comm):
+        column = ColumnParallelLinear(5, 8, comm, dtype=np.float64, seed=4)
+        row = RowParallelLinear(8, 6, comm, dtype=np.float64, seed=4)
+        words = VocabParallelEmbedding(7, 5, comm, dtype=np.float64, seed=4)
+        whole = [full_state_dict(layer, {"tp": comm}) for layer in (column, row, words)]
+        return whole, row(column(words(np.arange(7)[None]))).data
+
+    expected = [Linear(5, 8, dtype=np.float64, seed=4), Linear(8, 6, dtype=np.float64, seed=4), Embedding(7, 5, np.float64, seed=4)]
+    y = expected[1](expected[0](expected[2](np.arange(7)[None])))
+    for states, out in SimWorld(4).run(main):
+        for state, module in zip(states, expected, strict=True):
+            assert all(np.array_equal(state[name], value) for name, value in module.state_dict().items())
+        assert np.abs(out - y.data).max() < 1e-12
+
+
+# --- MPI ---
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_under_mpi_the_same_messages_and_the_same_numbers(comm, sequence_parallel):
+    with batch_coordinates():
+        mesh = init_device_mesh(comm, (2,), ("tp",))
+        history, _ = parallel_gpt(mesh["tp"], "adam", sequence_parallel=sequence_parallel)
+    assert_equal(history, one_device(4, 13, "adam", 0.0))
+    sequences = comm.trace.sequences()
+
+    def main(sim):
+        parallel_gpt(init_device_mesh(sim, (2,), ("tp",))["tp"], "adam", sequence_parallel=sequence_parallel)
+
+    if sequence_parallel is False:  # the trace is the process's: the first test's alone
+        world = SimWorld(2)
+        world.run(main)
+        assert sequences == world.traces[comm.rank].sequences()

@@ -1,0 +1,100 @@
+"""The partitioner against brute force, and its sentences."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.pipeline.partition import Layer, Stage, by_cost, by_slowest, pipedream, read_profile, uniform
+
+LAYERS = st.lists(
+    st.builds(Layer, st.just("x"), *[st.floats(0, 9)] * 2, *[st.integers(0, 50).map(float)] * 2), min_size=1, max_size=5
+)
+
+
+def cuts(n, parts):
+    for inner in itertools.combinations(range(1, n), parts - 1):
+        bounds = (0, *inner, n)
+        yield list(itertools.pairwise(bounds))
+
+
+def brute_force(layers, machines, bandwidth, objective, memory):
+    """All ways to cut and all ways to share out the machines."""
+    best, n = float("inf"), len(layers)
+    for parts in range(1, min(n, machines) + 1):
+        for blocks in cuts(n, parts):
+            for inner in itertools.combinations(range(1, machines), parts - 1):
+                shares = [b - a for a, b in itertools.pairwise((0, *inner, machines))]
+                slowest = 0.0
+                for number, ((a, b), k) in enumerate(zip(blocks, shares, strict=True)):
+                    block = layers[a:b]
+                    compute = sum(x.fwd_ms + x.bwd_ms for x in block) / 1000
+                    sync = 4 * (k - 1) * sum(x.param_bytes for x in block) / (bandwidth * k)
+                    slowest = max(slowest, (compute + sync if objective == "released" else max(compute, sync)) / k)
+                    slowest = max(slowest, 2 * layers[a - 1].act_bytes / bandwidth if a else 0)
+                    copies = -(-sum(shares[number:]) // k)
+                    if copies * sum(x.act_bytes + x.param_bytes for x in block) > memory:
+                        slowest = float("inf")
+                best = min(best, slowest)
+    return best
+
+
+@given(LAYERS, st.integers(1, 4), st.sampled_from(["released", "paper"]), st.sampled_from([1e9, 200.0]))
+def test_pipedream_finds_the_best_of_all(layers, machines, objective, memory):
+    expected = brute_force(layers, machines, 1000.0, objective, memory)
+    if expected == float("inf"):
+        with pytest.raises(UsageError, match="fits in"):
+            pipedream(layers, machines, 1000.0, objective, memory)
+        return
+    found = pipedream(layers, machines, 1000.0, objective, memory)
+    assert found.slowest_stage_seconds == pytest.approx(expected)
+    assert sum(stage.replicas for stage in found.stages) == machines
+    assert [x for s in found.stages for x in range(s.first, s.last + 1)] == list(range(len(layers)))
+
+
+def test_the_objectives_differ_where_synchronising_is_hidden():
+    layers = [Layer("conv", 10, 30, 0, 1000.0)]
+    assert pipedream(layers, 2, 1e5).slowest_stage_seconds == pytest.approx((0.04 + 0.02) / 2)
+    assert pipedream(layers, 2, 1e5, "paper").slowest_stage_seconds == pytest.approx(0.04 / 2)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(1, 7))
+def test_cuts_are_the_best_of_all(costs, parts):
+    if parts > len(costs):
+        with pytest.raises(UsageError, match="take at most"):
+            by_cost(costs, parts)
+        return
+    for function, value in ((by_cost, lambda sums: sum(s * s for s in sums)), (by_slowest, max)):
+        sums = [sum(costs[s.first : s.last + 1]) for s in function(costs, parts)]
+        assert len(sums) == parts
+        assert value(sums) == min(value([sum(costs[a:b]) for a, b in blocks]) for blocks in cuts(len(costs), parts))
+
+
+def test_uniform():
+    assert uniform(5, 2) == [Stage(0, 2), Stage(3, 4)]
+
+
+def test_profiles(tmp_path):
+    layer = {"op": "x", "fwd_ms": 1, "bwd_ms": 2, "act_bytes": 3, "param_bytes": 4}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"profiles": {"net": [layer]}}))
+    assert read_profile(f"{path}:net") == [Layer("x", 1, 2, 3, 4)]
+    path.write_text(json.dumps({"net": [layer], "other": [layer]}))
+    assert read_profile(f"{path}:net") == [Layer("x", 1, 2, 3, 4)]
+    for source, content, sentence in [
+        (f"{path}:nett", {"net": [layer]}, "has no profile 'nett' .did you mean 'net'"),
+        (str(path), {"net": [layer]}, "holds several profiles; write FILE:NAME with one of net"),
+        (str(path), [], "not empty"),
+        (str(path), [{**layer, "fwd_ms": -1}], "layer 0: fwd_ms is -1"),
+        (str(path), [7], "layer 0 is 7"),
+        (str(path) + "x", [], "cannot read"),
+    ]:
+        path.write_text(json.dumps(content))
+        with pytest.raises(UsageError, match=sentence):
+            read_profile(source)
+    for arguments, sentence in [((0, 1.0), "--machines is 0"), ((1, 0.0), "--bandwidth is 0"), ((1, 1.0, "papers"), "did you mean 'paper'")]:
+        with pytest.raises(UsageError, match=sentence):
+            pipedream([Layer("x", 1, 1, 1, 1)], *arguments)

@@ -1,0 +1,339 @@
+"""Plans against the closed forms, the papers' published figures, the field's grammar, and broken plans."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.pipeline.passes import computations, lower, lower_blocking, merge, recompute, split
+from minidist.pipeline.plan import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
+from minidist.pipeline.timing import Times, over_limit, parse_times, read_profile, time_plan, uniform
+from minidist.pipeline.validate import PlanError, validate
+
+SIZES = [(p, m) for p in range(1, 17) for m in (1, 2, 3, 5, p, 2 * p - 1, 2 * p, 3 * p, 64) if m <= 64]
+
+
+def plan(name, p, m, v=None, **options):
+    return get_schedule(name).plan(p, m, v, **options)
+
+
+def takes(name, p, m):
+    try:
+        plan(name, p, m)
+    except UsageError:
+        return False
+    return True
+
+
+def test_the_published_table():
+    """T_F = T_I = T_W = 1, p = 4: idle of the worst rank in its own window, peak, versions."""
+    table = {
+        "gpipe": (9, [8] * 4, [1] * 4), "1f1b": (9, [4, 3, 2, 1], [1] * 4), "interleaved": (9, [11, 9, 7, 5], [1] * 4),
+        "zb-h1": (3, [4] * 4, [1] * 4), "zb-h2": (0, [7] * 4, [1] * 4), "zb-v": (0, [8] * 4, [1] * 4),
+        "dualpipe": (2, [5] * 4, [1] * 4), "pipedream": (9, [4, 3, 2, 1], [4, 3, 2, 1]),
+        "pipedream-vertical-sync": (9, [4, 3, 2, 1], [4] * 4), "pipedream-2bw": (9, [4, 3, 2, 1], [2] * 4),
+    }  # fmt: skip
+    for name, (idle, peak, versions) in table.items():
+        facts, timing = validate(plan(name, 4, 8)), time_plan(plan(name, 4, 8))
+        assert (max(timing.idle), facts.peak, facts.weight_versions) == (idle, peak, versions), name
+        assert timing.peak == peak
+    assert max(time_plan(plan("dualpipe", 4, 12)).idle) == 2
+
+
+@pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (3, 2, 1), (2, 3, 2)])
+def test_closed_forms_of_time_and_memory(f, i, w):
+    for p, m in SIZES:
+        for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved", "dualpipe", "dualpipev", "looped-bfs"):
+            if not takes(name, p, m):
+                continue
+            made = plan(name, p, m)
+            timing = time_plan(made, uniform(made.stages, f, i, w))
+            worst, stages = max(timing.idle), range(p)
+            if name in ("gpipe", "1f1b"):
+                assert worst == (p - 1) * (f + i + w), (name, p, m)
+                assert timing.bubble_of_ideal == pytest.approx((p - 1) / m)
+                assert timing.bubble_of_total == pytest.approx((p - 1) / (m + p - 1))
+                assert timing.peak == ([m] * p if name == "gpipe" else [min(m, p - s) for s in stages])
+            elif name in ("zb-h1", "zb-h2") and m >= 2 * p - 1:
+                k = 1 if name == "zb-h1" else 2
+                assert worst == max(0, (p - 1) * (f + i - k * w)), (name, p, m)
+                assert timing.peak == [p if k == 1 else 2 * p - 1] * p
+            elif name == "zb-h1" and m <= p and w < i:
+                assert timing.cost == (m + p - 1) * (f + i) + w
+            elif name == "zb-v" and f == i == w and m >= 2 * p - 1:
+                assert worst == 0
+                assert timing.peak == [2 * p] * p
+            elif name == "interleaved":
+                assert worst == (p - 1) * (f + i + w)  # in chunk units: 1/v of the whole stage's
+                assert timing.peak == [min(2 * m, p + 2 * (p - 1 - r) + 1) for r in stages]
+            elif name == "looped-bfs":
+                assert timing.peak == [2 * m] * p
+            elif name in ("dualpipe", "dualpipev") and f == i == w:
+                P = made.stages
+                assert worst == (P // 2 - 1) * ((f + i + w) + (i + w) - 3 * w), (name, p, m)
+                assert timing.peak == [P + 1] * p
+            assert timing.lower_bound <= timing.makespan + 1e-9
+
+
+def test_versions_are_the_update_laws():
+    for p, m in SIZES:
+        if m >= 2 * p:
+            assert validate(plan("pipedream", p, m)).weight_versions == [p - s for s in range(p)]
+            assert validate(plan("pipedream-2bw", p, m, batches=3)).weight_versions == [2] * p
+            assert validate(plan("pipedream-vertical-sync", p, m)).weight_versions == [p] * p
+    with pytest.raises(PlanError, match="rank 0: 0B1 would see version 1 of the weights and its forward saw version 0"):
+        validate(plan("pipedream", 4, 8, stashing=False))
+    validate(plan("pipedream", 4, 8, stashing=False), allow_wrong_gradients=True)
+
+
+def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size():
+    for name in schedules():
+        for p in (1, 2, 3, 4, 5, 8):
+            for m in (*range(1, 10), 16, 20):
+                if not takes(name, p, m):
+                    continue
+                made = plan(name, p, m)
+                facts, lowered = validate(made), lower(made)
+                assert validate(lowered) == facts
+                assert computations(lowered) == made
+                quick, full = time_plan(made), time_plan(made, spans=True)
+                assert (quick.idle, quick.makespan, quick.first_start) == (full.idle, full.makespan, full.first_start)
+                assert time_plan(lowered).idle == quick.idle
+
+
+def test_orders_of_other_implementations():
+    """1F1B as torch.distributed.pipelining and Megatron-LM have it; DualPipe as in its repository's README, rank 0."""
+    assert plan("1f1b", 3, 4).to_text() == (
+        "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\nrank 1: 1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\nrank 2: 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3\n"
+    )
+    assert plan("interleaved", 2, 2).to_text() == (
+        "rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\nrank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1\n"
+    )
+    assert plan("gpipe", 1, 3, backward_order="forward").to_text() == "rank 0: 0F0 0F1 0F2 0B0 0B1 0B2\n"
+    assert get_schedule("ScheduleInterleaved1F1B") is get_schedule("interleaved")
+
+
+def test_one_rule_makes_both_zero_bubble_schedules_and_1f1b():
+    """ZB-H1 without its lag and with I and W merged is 1F1B."""
+    for p, m in SIZES:
+        unlagged = []
+        for order in split(plan("1f1b", p, m)).orders:
+            unlagged.append(list(order))
+        assert merge(plan("1f1b", p, m).with_orders(unlagged)) == plan("1f1b", p, m)
+        for made, other in zip(plan("zb-h1", p, m).orders, plan("1f1b", p, m).orders, strict=True):
+            assert [show(a).replace("I", "B") for a in made if "W" not in show(a)] == [show(a) for a in other]
+
+
+def test_grammar_round_trips():
+    for name in schedules():
+        made = lower(plan(name, 4, 8))
+        for back in (from_csv(made.to_csv()), from_text(made.to_text())):
+            assert back.orders == made.orders
+    assert read("(1F4;2B1)OVERLAP_F_B") == (F(1, 4), B(2, 1))
+    assert [show(a) for a in (F(2, 0), I(1, 3), W(1, 3), read("0SEND_F1"), read("2REDUCE_GRAD"))] == [
+        "2F0", "1I3", "1W3", "0SEND_F1", "2REDUCE_GRAD",
+    ]  # fmt: skip
+    assert from_csv("0F0,,0B0\n1F0, 1B0 ,\n\n").orders == [[F(0, 0), B(0, 0)], [F(1, 0), B(1, 0)]]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: from_csv("0F0,0B0\n1F0,,1X0\n", where="my.csv"), "my.csv, line 2, cell 3: '1X0' is not an action"),
+        (lambda: from_csv("0F,0B0\n"), "line 1, cell 1"),
+        (lambda: from_csv("\n"), "has no action"),
+        (lambda: read("(1F4;2F1)OVERLAP_F_B"), "must overlap one F with one B or I"),
+        (lambda: get_schedule("1f1bb"), "unknown schedule '1f1bb' .did you mean '1f1b'"),
+        (lambda: plan("1f1b", 4, 0), "--microbatches is 0; it must be at least 1"),
+        (lambda: plan("interleaved", 4, 8, 0), "--chunks is 0"),
+        (lambda: plan("interleaved", 4, 6), "cannot take 6 micro-batches: it needs a multiple of 4; take 4 or 8"),
+        (lambda: plan("interleaved", 4, 3), "take 4"),
+        (lambda: plan("dualpipe", 3, 6), "must be even; take 4"),
+        (lambda: plan("dualpipe", 4, 6), "even number of at least 8"),
+        (lambda: plan("dualpipev", 4, 6), "at least 8"),
+        (lambda: plan("pipedream-2bw", 4, 3), "at least 4"),
+        (lambda: plan("1f1b", 4, 4, 2), "has 1 chunk on a rank, not 2"),
+        (lambda: plan("gpipe", 4, 4, order="x"), "has no option 'order'"),
+        (lambda: plan("gpipe", 4, 4, backward_order="x"), "must be 'reversed' or 'forward'"),
+        (lambda: lower(lower(plan("1f1b", 2, 2))), "has sends and receives already"),
+        (lambda: lower(plan("1f1b", 2, 2), prefetch=0), "prefetch is 0"),
+        (lambda: recompute(plan("dualpipe", 4, 8)), "cannot recompute in the overlapped"),
+        (lambda: time_plan(plan("1f1b", 2, 2), receives="blocking"), "lower it first"),
+        (lambda: time_plan(from_csv("0B0,0F0\n1F0,1B0")), "cannot finish: 2 ranks wait for ever, rank 0"),
+        (lambda: parse_times("F=1,X=2", 4), "--times has no 'X'"),
+        (lambda: parse_times("F=-1", 4), "at least 0"),
+        (lambda: parse_times("F", 4), "is not a number"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence(call, sentence):
+    with pytest.raises(UsageError, match=re.compile(sentence)) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+BROKEN = {
+    "0F0,0B0,0F0": "0F0 stands there twice",
+    "0F0,0F1,0B0": "0B1 is missing",
+    "0F0,0I0": "0W0 is missing",
+    "0F0,0W0,0I0": "0W0 stands before 0I0",
+    "0F0,0B0,0I0,0W0": "B is I and W together",
+    "0F0\n0B0,1F0,1B0": "0B0 stands before 0F0",
+    "0F0,0B0\n1F0,1B0\n0F1,1F1,1B1,0B1": None,  # replicated by micro-batch: allowed
+    "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0": "deadlock: rank 0 at 0B0 waits for 1B0 on rank 1",
+    "0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0": "0RECV_B0 is missing",
+    "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0": "1RECV_F0 stands behind the action that needs it",
+    "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0": "0SEND_F0 stands before the action",
+    "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0,1SEND_F0": "1SEND_F0 has no partner",
+    "0F0,0B0,0REDUCE_GRAD,0F1,0B1": "after 0REDUCE_GRAD sent it",
+    "0F0,0B0,0RECOMPUTE0": "stands after the backward",
+}
+
+
+@pytest.mark.parametrize("csv", BROKEN)
+def test_the_judge_names_what_is_wrong(csv):
+    if BROKEN[csv] is None:
+        validate(from_csv(csv))
+        return
+    with pytest.raises(PlanError, match=BROKEN[csv]):
+        validate(from_csv(csv))
+
+
+def test_the_judge_finds_every_dropped_doubled_and_swapped_action():
+    """Mutations of a valid lowered plan: what is dropped, doubled or put before what it needs is found."""
+    made = lower(plan("zb-h1", 3, 3))
+    for rank, order in enumerate(made.orders):
+        for at in range(len(order)):
+            for broken in (order[:at] + order[at + 1 :], [*order[:at], order[at], *order[at:]]):
+                if show(order[at]).endswith("REDUCE_GRAD") and len(broken) < len(order):
+                    continue
+                with pytest.raises(PlanError):
+                    validate(made.with_orders([broken if r == rank else o for r, o in enumerate(made.orders)]))
+
+
+@given(st.data())
+def test_no_malformed_plan_passes_and_then_hangs(data):
+    """Shuffle a plan's ranks: either the judge rejects it, or the plan finishes and lowers to one that the judge accepts."""
+    p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    made = plan("1f1b", p, m)
+    made = made.with_orders([data.draw(st.permutations(order)) for order in made.orders])
+    try:
+        validate(made)
+    except PlanError:
+        return
+    assert time_plan(made).makespan > 0
+    validate(lower(made))
+
+
+@st.composite
+def random_plans(draw):
+    """Valid plans of no named schedule: random actions whose needs are met, on stages dealt out at random."""
+    ranks, m = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    owner = draw(st.lists(st.integers(0, ranks - 1), min_size=ranks, max_size=2 * ranks))
+    owner = [*range(ranks), *owner[ranks:]]
+    stages, split_ = len(owner), draw(st.booleans())
+    orders = [[] for _ in range(ranks)]
+    open_ = {("F", s, i) for s in range(stages) for i in range(m)}
+    done = set()
+    while open_:
+        ready = sorted(
+            (k, s, i) for k, s, i in open_
+            if (k == "F" and (s == 0 or ("F", s - 1, i) in done))
+            or (k in "IB" and (s == stages - 1 or ("I", s + 1, i) in done or ("B", s + 1, i) in done))
+            or k == "W"
+        )  # fmt: skip
+        k, s, i = draw(st.sampled_from(ready))
+        orders[owner[s]].append({"F": F, "I": I, "W": W, "B": B}[k](s, i))
+        done.add((k, s, i))
+        open_.remove((k, s, i))
+        if k == "F":
+            open_.add(("I" if split_ else "B", s, i))
+        elif k == "I":
+            open_.add(("W", s, i))
+    return Plan("random", orders, stages, m)
+
+
+@given(random_plans(), st.integers(1, 2))
+def test_random_valid_plans_are_accepted_and_lowered(made, prefetch):
+    facts = validate(made)
+    lowered = lower(made, prefetch)
+    assert validate(lowered) == facts
+    assert time_plan(lowered, spans=True).idle == time_plan(made).idle
+    validate(lower_blocking(made))
+
+
+def test_blocking_receives_cost_what_posting_them_saves():
+    made = plan("1f1b", 4, 8)
+    assert max(time_plan(lower_blocking(made), receives="blocking").idle) == 21
+    assert max(time_plan(lower(made)).idle) == 9
+
+
+def test_lowering_posts_a_bounded_number_of_receives_ahead():
+    for prefetch in (1, 2, 3):
+        for order in lower(plan("gpipe", 3, 8), prefetch).orders:
+            ahead = most = 0
+            for text in map(show, order):
+                ahead += "RECV_F" in text
+                ahead -= bool(re.fullmatch(r"[12]F\d", text))
+                most = max(most, ahead)
+            assert most <= prefetch
+
+
+def test_latency_delays_and_does_not_occupy():
+    made = plan("1f1b", 2, 1)
+    timing = time_plan(made, uniform(2, comm=0.5))
+    assert timing.makespan == 7.0
+    assert timing.busy == [3.0, 3.0]
+    spans = time_plan(made, uniform(2, comm=0.5), spans=True).spans
+    assert [(show(a), start, end) for a, start, end in spans[1]] == [("1F0", 1.5, 2.5), ("1B0", 2.5, 4.5)]
+    assert time_plan(plan("zb-v", 1, 4), uniform(2, comm=9)).makespan == 24  # both stages on one rank: nothing travels
+
+
+def test_overlapped_pairs_take_their_own_time():
+    made = plan("dualpipe", 4, 8)
+    assert max(time_plan(made, uniform(4, FB=2.5)).idle) == 2.5 + 2 - 3
+
+
+def test_unequal_stages_and_bytes():
+    made = plan("zb-h1", 2, 3)
+    times = Times([1, 2], [1, 1], [1, 1], [0], until_b=[10, 10], until_w=[4, 4], inputs=[1, 1])
+    timing = time_plan(made, times)
+    assert timing.peak_bytes == [28.0, 18.0]  # W lags one behind I on rank 1: 14 + 4
+    assert time_plan(recompute(made), times).peak_bytes == [16.0, 20.0]
+    assert "rank 0 needs 28 bytes" in over_limit(timing, 20)
+    assert over_limit(timing, 28) is None
+    assert "rank 0 needs 2 micro-batches" in over_limit(time_plan(made), 1)
+
+
+def test_profile_files(tmp_path):
+    path = tmp_path / "stages.json"
+    path.write_text('{"stages": [{"F": 1, "I": 2, "W": 3, "bytes_until_w": 5}, {"F": 1, "I": 1, "W": 1}], "edges": [0.5]}')
+    times = read_profile(path, 2)
+    assert (times.I, times.comm, times.until_w) == ([2.0, 1.0], [0.5], [5.0, 0.0])
+    for text, sentence in {
+        "[": "cannot read", "{}": "no list of stages", '{"stages": [{"F": 1, "I": 1}, {}]}': "stage 0, W: None is not a number",
+        '{"stages": [{"F": 1, "I": 1, "W": 1, "G": 1}, {}]}': "unknown 'G'",
+        '{"stages": [{"F": 1, "I": 1, "W": 1}, {"F": 1, "I": 1, "W": 1}], "edges": []}': "needs 1 edges",
+    }.items():  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(UsageError, match=sentence):
+            read_profile(path, 2)
+
+
+def test_evaluation_keeps_nothing():
+    assert validate(plan("forward-only", 3, 4)).peak == time_plan(plan("forward-only", 3, 4)).peak == [1, 1, 1]
+
+
+def test_the_timing_tool_is_linear():
+    """No quadratic step: eight times the actions of 64 ranks take less than thirty times as long (8x in theory)."""
+    import time
+
+    def seconds(m):
+        made = plan("1f1b", 64, m)
+        begin = time.process_time()
+        time_plan(made)
+        return time.process_time() - begin
+
+    seconds(64)
+    assert seconds(1024) < 30 * max(seconds(128), 0.01)

@@ -1,0 +1,361 @@
+"""The runtime against one device, bit for bit: every synchronous schedule, ragged micro-batches, tied embeddings, both worlds."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.autograd import Meter, Tensor
+from minidist.base.errors import MismatchError, UsageError
+from minidist.base.random import batch_coordinates
+from minidist.comm import SimWorld
+from minidist.comm.clock import LinkModel
+from minidist.nn import MLP, Linear
+from minidist.optim import clip_grad_norm_
+from minidist.pipeline.passes import lower, recompute
+from minidist.pipeline.plan import Plan, from_csv, load_plan, unpack
+from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
+from minidist.pipeline.timing import time_plan, uniform
+from minidist.pipeline.validate import PlanError
+from tests.pipeline.cases import (
+    assert_equal,
+    fold,
+    gpt,
+    gpt_batches,
+    gpt_loss,
+    mlp,
+    mlp_batches,
+    mlp_loss,
+    pipeline_main,
+    plan_of,
+    reference,
+    stage_names,
+)
+from tests.pipeline.test_plans import random_plans, takes
+
+SYNCHRONOUS = ["naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
+
+
+def equal_mlp(plan, optimizer="sgd", **options):
+    make, m = partial(mlp, plan.stages), plan.microbatches
+    names, tied = stage_names(make, plan)
+    expected = reference(make(), mlp_loss, lambda s: mlp_batches(m, s), plan, names, optimizer, 1, tied)
+    assert_equal(SimWorld(plan.ranks).run(pipeline_main, make, mlp_loss, lambda s: mlp_batches(m, s), plan, optimizer, 1, **options), expected)
+    return expected
+
+
+def equal_gpt(plan, optimizer="adam", steps=2, dropout=0.0, layers=None, cuts=None, **options):
+    make, m = partial(gpt, layers or plan.stages, dropout), plan.microbatches
+    names, tied = stage_names(make, plan, cuts)
+    batches = partial(gpt_batches, m)
+    expected = reference(make(), gpt_loss(96.0), batches, plan, names, optimizer, steps, tied)
+    assert_equal(SimWorld(plan.ranks).run(pipeline_main, make, gpt_loss(96.0), batches, plan, optimizer, steps, cuts, **options), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_mlp_in_the_exact_tier(name, optimizer):
+    """Integer values: the gradient is also that of the plain sum in any order, which shows each contribution exactly once."""
+    ran = 0
+    for p, m in itertools.product((1, 2, 3, 4, 5, 8), range(1, 10)):
+        if takes(name, p, m) and (optimizer == "sgd" or (p + m) % 3 == 1):
+            plan = plan_of(name, p, m)
+            ((_, gradients, _, _),) = equal_mlp(plan, optimizer)
+            model = mlp(plan.stages)
+            for x, y in zip(*mlp_batches(m), strict=True):
+                mlp_loss(model(Tensor(x)), y).backward()
+            assert all(np.array_equal(gradients[q.name], q.grad) for q in model.parameters())
+            assert max(np.abs(g).max() for g in gradients.values()) < 2**53
+            ran += 1
+    assert ran >= 1  # of the sizes, those that the schedule takes
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_gpt_with_tied_embeddings_in_the_ordered_tier(name):
+    for p, m in [(1, 3), (2, 1), (2, 4), (3, 3), (3, 6), (4, 8), (5, 5)]:
+        if takes(name, p, m):
+            equal_gpt(plan_of(name, p, m), "adam" if m % 2 else "sgd", dropout=0.1 if p == 2 else 0.0)
+
+
+def test_eight_ranks():
+    for name in ("1f1b", "zb-h2", "zb-v"):
+        equal_gpt(plan_of(name, 8, 9), steps=1)
+
+
+@settings(max_examples=12)
+@given(random_plans(), st.integers(1, 2))
+def test_random_valid_plans_are_equal_too(plan, prefetch):
+    equal_mlp(plan, prefetch=prefetch)
+
+
+@settings(max_examples=8)
+@given(st.data())
+def test_drawn_configurations(data):
+    p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    name = data.draw(st.sampled_from([n for n in SYNCHRONOUS if takes(n, p, m)]))
+    plan = plan_of(name, p, m)
+    layers = data.draw(st.integers(plan.stages, plan.stages + 2))
+    equal_gpt(plan, data.draw(st.sampled_from(["sgd", "adam"])), 1, data.draw(st.sampled_from([0.0, 0.2])), layers)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved"])
+def test_recomputation_draws_the_same_dropout(name):
+    equal_gpt(recompute(plan_of(name, 2, 4)), dropout=0.3)
+
+
+def test_a_stage_without_blocks_and_one_without_parameters():
+    equal_gpt(plan_of("1f1b", 4, 5), layers=2, cuts=[0, 1, 0, 1])  # embedding alone; and a stage that only passes on
+    equal_gpt(plan_of("zb-h1", 3, 3), layers=2, cuts=[1, 0, 1])
+
+
+def test_a_users_own_schedules(tmp_path):
+    (tmp_path / "mine.py").write_text("def f(p, m):\n    return [[f'{s}{k}{i}' for k in 'FB' for i in range(m)] for s in range(p)]\n")
+    (tmp_path / "mine.csv").write_text(plan_of("zb-v", 2, 3).to_csv())
+    equal_mlp(load_plan(f"{tmp_path}/mine.py:f", 3, 4))
+    equal_mlp(load_plan(f"{tmp_path}/mine.csv"))
+
+
+def test_forward_only_gives_the_losses_everywhere_and_keeps_nothing():
+    def main(comm):
+        plan = plan_of("forward-only", 3, 4, chunks=1)
+        stages, _ = split_model(mlp(3), 3, [comm.rank])
+        pipe = Pipeline(comm, plan, stages, mlp_loss)
+        losses = pipe.step(*mlp_batches(4))
+        assert not pipe.alive
+        assert all(p.grad is None for p in stages[0].flat.parameters)
+        return losses
+
+    model = mlp(3)
+    expected = [mlp_loss(model(Tensor(x)), y).item() for x, y in zip(*mlp_batches(4), strict=True)]
+    assert SimWorld(3).run(main) == [expected] * 3
+
+
+class Skip:
+    """Three stages; stage 0's output travels past stage 1 to stage 2, which also gets an integer tensor."""
+
+    def __init__(self, number):
+        self.number = number
+        self.layer = Linear(4, 4, seed=None)
+        self.layer.initialize(7, f"layers.{number}")
+
+    def parameters(self):
+        return self.layer.parameters()
+
+    def __call__(self, x, skipped=None, labels=None):
+        y = self.layer(x)
+        if self.number == 0:
+            return y, y * 2.0, Tensor(np.arange(3))
+        return (y, skipped, labels) if self.number == 1 else y * skipped * float(labels.data.sum())
+
+
+def test_a_connection_that_skips_a_stage():
+    def main(comm, name):
+        plan = plan_of(name, 3, 4)
+        stage = PipelineStage(Skip(comm.rank), comm.rank)
+        pipe = Pipeline(comm, plan, [stage], mlp_loss)
+        inputs = [np.random.default_rng(i).standard_normal((2, 4)).astype(np.float32) for i in range(4)]
+        pipe.step(inputs, [np.ones((2, 4), np.float32)] * 4)
+        return stage.flat.grad.copy()
+
+    stages = [Skip(n) for n in range(3)]
+    parts = [[] for _ in stages]
+    for i in range(4):
+        for stage in stages:
+            stage.layer.zero_grad()
+        out = (Tensor(np.random.default_rng(i).standard_normal((2, 4)).astype(np.float32)),)
+        for stage in stages:
+            out = stage(*out)
+            out = out if isinstance(out, tuple) else (out,)
+        mlp_loss(out[0], np.ones((2, 4), np.float32)).backward()
+        for stage, part in zip(stages, parts, strict=True):
+            part.append(np.concatenate([p.grad.reshape(-1) for p in stage.parameters()]))
+    for name in ("1f1b", "zb-h1"):
+        for got, part in zip(SimWorld(3).run(main, name), parts, strict=True):
+            assert np.array_equal(got, fold(part))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "dualpipe"])
+def test_with_a_data_axis(name):
+    """2 replicas of a pipeline: tied copies are added over the stages first, then everything over the replicas."""
+    m, p = 4, 2
+    plan = plan_of(name, p, m)
+    make = partial(gpt, plan.stages)
+    names, tied = stage_names(make, plan)
+
+    def batches(replica, step):
+        inputs, targets = gpt_batches(2 * m, step, ragged=False)
+        return inputs[replica * m : (replica + 1) * m], targets[replica * m : (replica + 1) * m]
+
+    def main(comm):
+        data = comm.split(comm.rank % p, comm.rank)
+        pipe = comm.split(comm.rank // p, comm.rank)
+        return pipeline_main(pipe, make, gpt_loss(96.0), partial(batches, comm.rank // p), plan, data=data, reduction="ordered")
+
+    halves = [reference(make(), gpt_loss(96.0), partial(batches, r), plan, names, tied=tied)[0][1] for r in range(2)]
+    expected = {name_: halves[0][name_] + halves[1][name_] for name_ in halves[0]}
+    for history in SimWorld(2 * p).run(main):
+        for name_, gradient in history[0][1]:
+            assert np.array_equal(gradient, expected[name_]), name_
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
+def test_the_clip_norm_is_that_of_the_whole_model(name):
+    plan = plan_of(name, 2, 4)
+    make = partial(gpt, plan.stages)
+    names, tied = stage_names(make, plan)
+
+    def main(comm):
+        stages, tied = split_model(make(), plan.stages, plan.stages_of(comm.rank))
+        pipe = Pipeline(comm, plan, stages, gpt_loss(96.0), tied=tied, coordinates=lambda i: batch_coordinates(0, 2 * i, 9))
+        pipe.step(*gpt_batches(4))
+        norm = pipe.clip_grad_norm_(0.01)
+        return norm, [(p.name, np.array(p.grad)) for s in stages for p in s.flat.parameters]
+
+    clipped = {}
+
+    def after(flat):
+        clipped["norm"] = clip_grad_norm_(flat, 0.01)
+        clipped.update({p.name: np.array(p.grad) for p in flat.parameters})
+
+    reference(make(), gpt_loss(96.0), partial(gpt_batches, 4), plan, names, tied=tied, after=after)
+    results = SimWorld(2).run(main)
+    assert len({norm for norm, _ in results}) == 1
+    for norm, gradients in results:
+        assert norm == pytest.approx(clipped["norm"], rel=1e-14)
+        for name_, gradient in gradients:
+            np.testing.assert_allclose(gradient, clipped[name_], rtol=1e-13, atol=1e-18)
+
+
+# --- time, order and volume -------------------------------------------------------------------------------------------
+
+
+def timed(comm, plan, times):
+    stages, _ = split_model(mlp(plan.stages), plan.stages, plan.stages_of(comm.rank))
+    pipe = Pipeline(comm, plan, stages, mlp_loss, times=times)
+    begin = comm.time()
+    pipe.step(*mlp_batches(plan.microbatches))
+    return [(s.name, s.start - begin, s.end - begin) for s in comm.trace.spans if s.name[:1].isdigit()]
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, "forward-only"])
+@pytest.mark.parametrize("cost", [(1, 1, 1), (2, 1.5, 0.5)])
+def test_the_measured_bubble_is_the_timing_tools(name, cost):
+    for p, m in [(2, 4), (4, 8)]:
+        plan = plan_of(name, p, m)
+        times = uniform(plan.stages, *cost)
+        expected = time_plan(plan, times, spans=True)
+        measured = SimWorld(p, links=LinkModel(0.0, 0.0)).run(timed, plan, times)
+        for rank, spans in enumerate(measured):
+            order = [str(unpack(a)) for item in plan.orders[rank] for a in (item if isinstance(item, tuple) else (item,))]
+            assert [span[0] for span in spans] == order
+            assert spans[0][1] == pytest.approx(expected.first_start[rank])
+            assert spans[-1][2] == pytest.approx(expected.last_end[rank])
+            assert sum(end - start for _, start, end in spans) == pytest.approx(expected.busy[rank])
+
+
+def test_a_meter_advances_the_clock_by_what_was_computed():
+    def main(comm):
+        with Meter():
+            stages, _ = split_model(mlp(2), 2, [comm.rank])
+            Pipeline(comm, plan_of("zb-h1", 2, 3), stages, mlp_loss).step(*mlp_batches(3))
+        return {s.name: s.end - s.start for s in comm.trace.spans}
+
+    first, last = SimWorld(2).run(main)
+    assert {f"0{kind}{i}" for kind in "FW" for i in range(3)} <= set(first)  # nothing before stage 0 needs a gradient
+    assert {f"1{kind}{i}" for kind in "FIW" for i in range(3)} <= set(last)
+    assert last["1F0"] > last["1F2"] > 0  # the last micro-batch is smaller
+
+
+def test_volume():
+    """Each border carries m activations and m gradients; the losses are all-reduced, 8 B a micro-batch."""
+    world = SimWorld(3)
+
+    def main(comm):
+        stages, _ = split_model(mlp(3), 3, [comm.rank])
+        Pipeline(comm, plan_of("1f1b", 3, 5), stages, mlp_loss).step(*mlp_batches(5))
+        return comm.trace.bytes_by_purpose()
+
+    rows = 2 * 4 + 1  # micro-batches of 2 and a last one of 1
+    for rank, sent in enumerate(world.run(main)):
+        assert sent.get("pipeline_activation", 0) == (rank < 2) * rows * 4 * 8
+        assert sent.get("pipeline_gradient", 0) == (rank > 0) * rows * 4 * 8
+
+
+def record(comm):
+    plan = plan_of("zb-v", 2, 4)
+    history = pipeline_main(comm, partial(gpt, 4), gpt_loss(96.0), partial(gpt_batches, 4), plan)
+    return [value.tobytes() for _, value in history[0][1]], comm.trace.sequences()
+
+
+@pytest.mark.mpi(2)
+def test_mpi_has_the_same_bits_and_the_same_messages(comm):
+    expected = SimWorld(2).run(record)[comm.rank]
+    bits, sequences = record(comm)
+    assert bits == expected[0]
+    assert sequences == expected[1]
+
+
+# --- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def attempt(comm, **changes):
+    plan = changes.get("plan", plan_of("1f1b", 2, 3))
+    numbers = changes.get("numbers", [comm.rank])
+    stages, _ = split_model(mlp(2), 2, numbers)
+    pipe = Pipeline(comm, plan, stages, changes.get("loss", mlp_loss), **changes.get("options", {}))
+    pipe.step(*mlp_batches(changes.get("m", 3)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"plan": from_csv("0B0,0F0\n1F0,1B0")}, PlanError, "0B0 stands before 0F0"),
+        ({"plan": from_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")}, PlanError, "deadlock"),
+        ({"plan": plan_of("1f1b", 3, 3)}, UsageError, "is for 3 ranks and there are 2"),
+        ({"plan": plan_of("pipedream", 2, 3)}, UsageError, "updates its weights on the way"),
+        ({"numbers": [0]}, UsageError, "was built with .0.; build the stages"),
+        ({"m": 4}, UsageError, "is for 3 micro-batches and got 4"),
+        ({"loss": None}, UsageError, "needs a loss"),
+        ({"options": {"tied": ["layers.0.wight"]}}, UsageError, "'layers.0.wight' is on no stage .did you mean 'layers.0.weight'"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence_and_never_a_hang(changes, error, sentence):
+    with pytest.raises(error, match=sentence):
+        SimWorld(2).run(lambda comm: attempt(comm, **changes))
+
+
+def test_ranks_with_different_plans_are_told():
+    plans = [plan_of("1f1b", 2, 3), plan_of("gpipe", 2, 3)]
+    with pytest.raises(MismatchError, match="its plan differs from rank 0's"):
+        SimWorld(2).run(lambda comm: attempt(comm, plan=plans[comm.rank]))
+
+
+def test_unequal_copies_of_a_tied_parameter_are_told():
+    def main(comm):
+        model = gpt(2)
+        if comm.rank:
+            model.transformer.wte.weight.data[0, 0] += 1
+        stages, tied = split_model(model, 2, [comm.rank])
+        Pipeline(comm, plan_of("1f1b", 2, 2), stages, gpt_loss(1.0), tied=tied)
+
+    with pytest.raises(MismatchError, match=r"copies of parameter 'transformer.wte.weight' differ between stage 0 on rank 0 and stage 1 on rank 1"):
+        SimWorld(2).run(main)
+
+
+def test_cutting_models():
+    with pytest.raises(UsageError, match=r"cannot cut 2 layers into 3 stages: .* use --layers 3"):
+        split_model(MLP([2, 2, 2]), 3, [0])
+    with pytest.raises(UsageError, match=r"cuts .1, 2. do not make 2 stages of 2 layers"):
+        split_model(MLP([2, 2, 2]), 2, [0], [1, 2])
+    with pytest.raises(UsageError, match="cannot cut a Linear"):
+        split_model(Linear(2, 2), 1, [0])
+
+
+def test_lowered_and_hand_written_plans_run():
+    lowered = lower(plan_of("1f1b", 2, 3), 2)
+    again = from_csv(lowered.to_csv())
+    assert isinstance(again, Plan)
+    equal_mlp(again)

@@ -1,0 +1,160 @@
+"""`minidist schedule` and `minidist partition`: what other programs read, and one sentence for wrong input."""
+
+import json
+import sys
+import xml.etree.ElementTree as xml
+
+import pytest
+
+from minidist import cli
+from minidist.pipeline.plan import from_csv, get_schedule
+from minidist.pipeline.timing import time_plan
+from minidist.report.gantt import gantt, text_gantt
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "90")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["minidist"])
+        code = 0
+        try:
+            cli.main([*map(str, arguments)])
+        except SystemExit as ended:
+            code = ended.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_json_has_the_promised_keys(call):
+    code, out, _ = call("schedule", "1f1b", "--stages", 4, "--microbatches", 8, "--format", "json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["orders"][3][:4] == ["3F0", "3B0", "3F1", "3B1"]
+    assert (result["makespan"], result["cost"], result["idle"]) == (33, 33, [9, 6, 3, 0])
+    assert (result["bubble_of_ideal"], result["bubble_of_total"]) == (3 / 8, 3 / 11)
+    assert (result["peak"], result["weight_versions"]) == ([4, 3, 2, 1], [1, 1, 1, 1])
+    assert call("schedule", "1f1b", "--stages", 4, "--microbatches", 8, "--json")[1] == out
+
+
+def test_several_side_by_side(call):
+    _, out, _ = call("schedule", "1f1b", "zb-h1", "--stages", 2, "--microbatches", 2, "--format", "json")
+    assert [entry["name"] for entry in json.loads(out)["schedules"]] == ["1f1b", "zb-h1"]
+    _, out, _ = call("schedule", "1f1b", "zb-h2", "--stages", 4, "--microbatches", 8)
+    assert "worst idle" in out
+    assert max(map(len, out.splitlines())) <= 90
+
+
+def test_text_fits_and_shows_every_rank(call):
+    for stages, microbatches in ((4, 8), (3, 100), (100, 3)):
+        _, out, _ = call("schedule", "1f1b", "--stages", stages, "--microbatches", microbatches)
+        assert max(map(len, out.splitlines())) <= 90
+        assert f"rank {stages - 1}" in out
+        assert len(out.splitlines()) < 50
+    timing = time_plan(get_schedule("gpipe").plan(2, 2), spans=True)
+    assert text_gantt(timing, 80) == (
+        "gpipe, 2 ranks, 2 micro-batches: bubble 50.0 % of ideal, 33.3 % of total\n"
+        "rank 0 F0-F1-         B1----B0----\n"
+        "rank 1    F0-F1-B1----B0----\n"
+        "idle 3 0 | makespan 9 | cost 9 | lower bound 7\npeak 2 2 micro-batch activations\n"
+    )
+
+
+def test_csv_comes_back_as_the_same_plan(call, tmp_path):
+    _, out, _ = call("schedule", "zb-v", "--stages", 2, "--microbatches", 4, "--format", "csv", "--lowered")
+    assert "RECV_F" in out
+    (tmp_path / "my.csv").write_text(out)
+    code, again, _ = call("schedule", "my.csv", "--format", "csv")
+    assert (code, again) == (0, out)
+    assert from_csv(out).stages == 4
+
+
+def test_a_users_function(call, tmp_path):
+    (tmp_path / "mine.py").write_text("def plan(p, m):\n    return [[f'{s}{k}{i}' for i in range(m) for k in 'FB'] for s in range(p)]\n")
+    mine = json.loads(call("schedule", "mine.py:plan", "--stages", 3, "--microbatches", 2, "--format", "json")[1])
+    naive = json.loads(call("schedule", "naive", "--stages", 3, "--microbatches", 2, "--format", "json")[1])
+    assert mine["orders"] == naive["orders"]
+    assert mine["idle"] == naive["idle"]
+
+
+def test_svg_has_numbers_bubble_and_legend(call, tmp_path):
+    code, _, err = call("schedule", "zb-h1", "dualpipe", "--stages", 4, "--microbatches", 8, "--format", "svg", "-o", "a.svg")
+    assert (code, "written: a.svg" in err) == (0, True)
+    text = (tmp_path / "a.svg").read_text()
+    xml.fromstring(text)
+    for expected in ("bubble 12.5 % of ideal, 11.1 % of total", "I input gradient", "W weight gradient", "B full backward", ">7<", "minidist schedule"):
+        assert expected in text, expected
+    figure = gantt([time_plan(get_schedule("gpipe").plan(2, 2), spans=True)])
+    bars = {bar.get_gid(): (bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches if bar.get_gid()}
+    assert bars["0B0"] == (7, 2)
+    assert bars["1F1"] == (2, 1)
+
+
+def test_perfetto(call):
+    events = json.loads(call("schedule", "1f1b", "--stages", 2, "--microbatches", 2, "--format", "perfetto")[1])["traceEvents"]
+    assert sum(event.get("ph") == "X" for event in events) == 8
+
+
+def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
+    def read(*arguments):
+        return json.loads(call("schedule", *arguments, "--stages", 4, "--microbatches", 8, "--format", "json")[1])
+
+    assert read("gpipe", "--option", "backward_order=forward")["orders"][0][8] == "0B0"
+    assert read("1f1b", "--times", "F=2,I=1,W=1,comm=0.5")["makespan"] > read("1f1b", "--times", "F=2,I=1,W=1")["makespan"]
+    assert read("1f1b", "--recompute")["cost"] == 41  # not 11 * 4: the first recomputations run where the bubble was
+    assert read("1f1b", "--receives", "blocking")["idle"][0] == 21
+    assert read("pipedream", "--option", "stashing=0")["weight_versions"] == [1, 1, 1, 1]
+    code, _, err = call("schedule", "gpipe", "--stages", 4, "--microbatches", 8, "--memory-limit", 4)
+    assert code == 1
+    assert "rank 0 needs 8 micro-batches of activations, more than the limit of 4" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("1f1", "--stages", 2, "--microbatches", 2), "unknown schedule '1f1' (did you mean '1f1b'?)"),
+        (("1f1b", "--stages", 2), "needs --microbatches"),
+        (("1f1b", "--stages", 2, "--microbatches", 0), "--microbatches is 0"),
+        (("interleaved", "--stages", 2, "--microbatches", 2, "--chunks", 0), "--chunks is 0"),
+        (("interleaved", "--stages", 4, "--microbatches", 6), "take 4 or 8"),
+        (("bad.csv",), "bad.csv, line 2, cell 2: '1Q0' is not an action"),
+        (("none.csv",), "cannot read the plan 'none.csv'"),
+        (("wrong.csv",), "0B0 stands before 0F0"),
+        (("dead.csv",), "deadlock"),
+        (("wrong.csv", "--stages", 3), "--stages is 3 and the plan 'wrong.csv' has 1"),
+        (("none.py:f", "--stages", 1, "--microbatches", 1), "there is no file 'none.py'"),
+        (("bad.py:g", "--stages", 1, "--microbatches", 1), "has no function 'g'"),
+        (("bad.py:f", "--stages", 1, "--microbatches", 1), "raised ZeroDivisionError"),
+        (("bad.py:h", "--stages", 1, "--microbatches", 1), "returned int"),
+        (("bad.py:k", "--stages", 1, "--microbatches", 1), "line 1, cell 1: '1.5' is not an action"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--format", "pdf"), "--format 'pdf'"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F"), "is not a number"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "x"), "write name=value"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--receives", "eager"), "must be 'latency' or 'blocking'"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence(call, tmp_path, arguments, sentence):
+    (tmp_path / "bad.csv").write_text("0F0,0B0\n1F0,1Q0\n")
+    (tmp_path / "wrong.csv").write_text("0B0,0F0\n")
+    (tmp_path / "dead.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    (tmp_path / "bad.py").write_text("f = lambda p, m: 1 / 0\nh = lambda p, m: 3\nk = lambda p, m: [[1.5]]\n")
+    code, out, err = call("schedule", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_partition_command(call, tmp_path):
+    layer = {"op": "x", "fwd_ms": 10, "bwd_ms": 30, "act_bytes": 0, "param_bytes": 0}
+    (tmp_path / "p.json").write_text(json.dumps([layer] * 4))
+    code, out, _ = call("partition", "p.json", "--machines", 2, "--bandwidth", 1e9, "--objective", "paper", "--json")
+    assert code == 0
+    assert json.loads(out)["slowest_stage_seconds"] == pytest.approx(0.08)
+    assert all(set(stage) == {"first", "last", "replicas"} for stage in json.loads(out)["stages"])
+    code, out, err = call("partition", "p.json", "--machines", 0, "--bandwidth", 1e9)
+    assert (code, out) == (2, "")
+    assert "--machines is 0" in err

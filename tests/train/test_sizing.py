@@ -1,0 +1,112 @@
+"""Bytes on paper: the papers' numbers, the published parameter counts, the command line."""
+
+import json
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.train.sizing import MODELS, model_peak, model_states, whole_number
+
+
+def gigabytes(stages):
+    return {stage: parts["total"] / 1e9 for stage, parts in stages.items()}
+
+
+def test_the_zero_paper_s_figure_1():
+    """7.5 B parameters on 64 devices: 120, 31.4, 16.6 and 1.9 GB."""
+    assert gigabytes(model_states(7_500_000_000, 64)) == {"stage0": 120, "stage1": 31.40625, "stage2": 16.640625, "stage3": 1.875}
+
+
+def test_other_accountings():
+    assert gigabytes(model_states(10**9, 1, "fp32-accumulation")) == dict.fromkeys(["stage0", "stage1", "stage2", "stage3"], 20)
+    estimate = model_states(11_000_000_000, 32, "deepspeed", largest_layer=32_000_000)
+    assert estimate["stage2"]["total"] == 4 * 11_000_000_000 + 16 * 11_000_000_000 // 32
+    assert estimate["stage3"]["total"] == 4 * 32_000_000 + 18 * 11_000_000_000 // 32
+    assert "stage0" not in estimate
+
+
+def test_shards_are_whole_elements():
+    assert model_states(10, 4)["stage3"] == {"parameters": 6, "gradients": 6, "optimizer": 36, "total": 48}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("gpt2", 124_439_808), ("gpt2-xl", 1_557_611_200), ("llama-7b", 6_738_415_616), ("llama-65b", 65_285_660_672)],
+)
+def test_models_have_the_published_numbers_of_parameters(name, parameters):
+    assert MODELS[name].parameters == parameters
+
+
+def test_our_gpt_has_the_same_blocks():
+    from minidist.nn import GPT, GPTConfig
+    from minidist.train.sizing import Architecture
+
+    model = GPT(GPTConfig(vocab_size=11, n_positions=7, n_embd=8, n_layer=3, n_head=2))
+    assert sum(p.size for p in model.parameters()) == Architecture(3, 8, 2, 11, 7, 32).parameters
+
+
+def test_activations_are_korthikanti_s():
+    xl = MODELS["gpt2-xl"]
+    s, b, h, a = 1024, 2, 1600, 25
+    assert xl.block_activations(b, s, "none") == 34 * s * b * h + 5 * a * s * s * b
+    assert xl.block_activations(b, s, "selective") == 34 * s * b * h
+    assert xl.block_activations(b, s, "full") == 2 * s * b * h
+
+
+def test_the_peak_is_the_sum_and_prefetch_costs_blocks():
+    none, two = (model_peak("gpt2-xl", 8, 1, 1024, prefetch=d)["stage3"] for d in (0, 2))
+    assert two["total"] - none["total"] == two["prefetch"] == 2 * 2 * MODELS["gpt2-xl"].block
+    for stage in ("stage0", "stage3"):
+        parts = model_peak("gpt2-xl", 8)[stage]
+        assert parts["total"] == sum(value for key, value in parts.items() if key != "total")
+
+
+def test_the_command_prints_one_json_object(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["memory", "--params", "7.5e9", "--dp", "64", "--json"])
+    assert done.value.code == 0
+    stages = json.loads(capsys.readouterr().out)
+    assert list(stages) == ["stage0", "stage1", "stage2", "stage3"]
+    assert stages["stage1"] == {"parameters": 15 * 10**9, "gradients": 15 * 10**9, "optimizer": 1_406_250_000, "total": 31_406_250_000}
+
+
+def test_the_command_draws_the_bars(tmp_path):
+    with pytest.raises(SystemExit):
+        main(["memory", "--model", "gpt2-xl", "--dp", "8", "--format", "svg", "-o", str(tmp_path / "bars.svg")])
+    text = (tmp_path / "bars.svg").read_text()
+    assert text.count('id="optimizer"') == 4
+    assert text.count('id="prefetch"') == 1
+
+
+def test_without_a_file_the_picture_goes_to_standard_output(capsys):
+    with pytest.raises(SystemExit):
+        main(["memory", "--params", "1e9", "--dp", "8", "--format", "svg"])
+    assert capsys.readouterr().out.rstrip().endswith("</svg>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give either --params"),
+        (["--params", "1e9", "--model", "gpt2"], "give either --params"),
+        (["--params", "0.5"], "not a number of parameters"),
+        (["--params", "1e9", "--dp", "0"], "at least 1"),
+        (["--params", "1e9", "--accounting", "zeros"], "did you mean 'zero'"),
+        (["--model", "gpt2-xxl"], "there is no model 'gpt2-xxl'"),
+        (["--model", "gpt2", "--seq", "2000"], "1 to 1024"),
+        (["--model", "gpt2", "--recompute", "some"], "none, selective or full"),
+        (["--params", "1e9", "--format", "gif"], "text or svg"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["memory", *arguments])
+    assert done.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_whole_number():
+    assert whole_number("7.5e9") == 7_500_000_000
+    with pytest.raises(UsageError):
+        whole_number("inf")
