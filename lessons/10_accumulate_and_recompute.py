@@ -285,4 +285,4 @@ for name in ("10.pick_segments", "10.recompute"):
 # | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |
 #
-# Next: 11 ZeRO 1 and 2.
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb).

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from minidist.collectives import all_reduce, broadcast, reduce
+from minidist.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
 
@@ -364,6 +364,56 @@ def forward_on_a_copy(segment, x, rng):
     return y, lambda g: segment.gradient(x, g, copy.deepcopy(rng))
 
 
+def flattened(arrays, comm, pad=True):
+    padding = np.zeros(-sum(a.size for a in arrays) % comm.size * pad)
+    return np.concatenate([*(a.reshape(-1) for a in arrays), padding])
+
+
+def unflatten(whole, arrays):
+    start = 0
+    for a in arrays:
+        a[...] = whole[start : start + a.size].reshape(a.shape)
+        start += a.size
+
+
+def without_a_gather(comm, weights, gradients, update):
+    w = flattened(weights, comm)
+    size = w.size // comm.size
+    update(w[comm.rank * size : (comm.rank + 1) * size], reduce_scatter(comm, flattened(gradients, comm)))
+    unflatten(w, weights)
+
+
+def forgets_the_rest(comm, weights, gradients, update):
+    w, g = flattened(weights, comm, pad=False), flattened(gradients, comm, pad=False)
+    size = w.size // comm.size
+    mine = w[comm.rank * size : (comm.rank + 1) * size]
+    update(mine, reduce_scatter(comm, g[: size * comm.size]))
+    w[: size * comm.size] = all_gather(comm, mine.copy())
+    unflatten(w, weights)
+
+
+def everybody_updates_everything(comm, weights, gradients, update):
+    w = flattened(weights, comm, pad=False)
+    update(w, all_reduce(comm, flattened(gradients, comm, pad=False)))
+    unflatten(w, weights)
+
+
+def sums_everything_first(comm, weights, gradients, update):
+    w, g = flattened(weights, comm), all_reduce(comm, flattened(gradients, comm))
+    size = w.size // comm.size
+    own = slice(comm.rank * size, (comm.rank + 1) * size)
+    update(w[own], g[own])
+    unflatten(all_gather(comm, w[own].copy()), weights)
+
+
+def result_not_written_back(comm, weights, gradients, update):
+    w = flattened(weights, comm)
+    size = w.size // comm.size
+    mine = w[comm.rank * size : (comm.rank + 1) * size]
+    update(mine, reduce_scatter(comm, flattened(gradients, comm)))
+    all_gather(comm, mine.copy())
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -413,6 +463,11 @@ WRONG = [
     ("10.recompute", uses_the_copy_up, "a fresh one"),
     ("10.recompute", turns_the_generator_back, "leave it alone"),
     ("10.recompute", forward_on_a_copy, "must advance"),
+    ("11.zero_step", without_a_gather, "gather the shards"),
+    ("11.zero_step", forgets_the_rest, "forgets the rest"),
+    ("11.zero_step", everybody_updates_everything, "more than 1/n of the update"),
+    ("11.zero_step", sums_everything_first, "a reduce-scatter is enough"),
+    ("11.zero_step", result_not_written_back, "as they were"),
 ]
 
 
