@@ -238,4 +238,4 @@ check("11.zero_step", solution("11.zero_step"))
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# Next: 12 ZeRO 3 / FSDP.
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb).

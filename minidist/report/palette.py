@@ -36,7 +36,7 @@ MEMORY = {
     "activation": "#66CCEE",
     "activation_gradient": "#44AA99",
     "communication": "#AA3377",
-    "unsharded": "#88CCEE",
+    "unsharded": "#332288",
     "stash": "#EE8866",
     "workspace": "#999933",
     "input": "#DDCC77",

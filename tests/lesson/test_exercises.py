@@ -414,6 +414,45 @@ def result_not_written_back(comm, weights, gradients, update):
     all_gather(comm, mine.copy())
 
 
+def no_prefetch(comm, layers, x, gather, compute):
+    for layer in range(layers):
+        x = compute(layer, gather(layer).wait(), x)
+    return x
+
+
+def gathers_everything_first(comm, layers, x, gather, compute):
+    coming = [gather(layer) for layer in range(layers)]
+    for layer in range(layers):
+        x = compute(layer, coming[layer].wait(), x)
+    return x
+
+
+def waits_too_early(comm, layers, x, gather, compute):
+    weights = gather(0).wait() if layers else None
+    for layer in range(layers):
+        following = gather(layer + 1).wait() if layer + 1 < layers else None
+        x = compute(layer, weights, x)
+        weights = following
+    return x
+
+
+def one_too_many(comm, layers, x, gather, compute):
+    coming = gather(0) if layers else None
+    for layer in range(layers):
+        weights, coming = coming.wait(), gather(layer + 1)
+        x = compute(layer, weights, x)
+    return x
+
+
+def keeps_what_was_used(comm, layers, x, gather, compute):
+    coming, used = gather(0) if layers else None, []
+    for layer in range(layers):
+        used.append(coming.wait())
+        coming = gather(layer + 1) if layer + 1 < layers else None
+        x = compute(layer, used[layer], x)
+    return x
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -468,6 +507,11 @@ WRONG = [
     ("11.zero_step", everybody_updates_everything, "more than 1/n of the update"),
     ("11.zero_step", sums_everything_first, "a reduce-scatter is enough"),
     ("11.zero_step", result_not_written_back, "as they were"),
+    ("12.prefetch", no_prefetch, "*before* you compute"),
+    ("12.prefetch", waits_too_early, "*before* you compute"),
+    ("12.prefetch", gathers_everything_first, "more than two whole layers"),
+    ("12.prefetch", keeps_what_was_used, "more than two whole layers"),
+    ("12.prefetch", one_too_many, "none to gather ahead"),
 ]
 
 
