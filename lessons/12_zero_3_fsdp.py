@@ -268,4 +268,4 @@ check("12.prefetch", solution("12.prefetch"))
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard) | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
 #
-# Next: 13 Offload, or 16 Naive pipeline and GPipe.
+# Next: 13 Offload, or [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).

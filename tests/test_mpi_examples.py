@@ -141,3 +141,12 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
     assert drawn.returncode == 0, drawn.stderr
     (picture,) = tmp_path.glob("*.svg")
     assert picture.read_text().count(f'id="{gid}"') == artists
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_pipeline(world, schedule):
+    code, output = start(world, 3, "pipeline", "--schedule", schedule, "--microbatches", "5")
+    assert code == 0, output
+    assert sorted(line.split(":")[0] for line in output.splitlines()) == ["rank 0", "rank 1", "rank 2"]
+    assert len({line.split("loss ")[1].split(",")[0] for line in output.splitlines()}) == 1

@@ -453,6 +453,49 @@ def keeps_what_was_used(comm, layers, x, gather, compute):
     return x
 
 
+def one_after_the_other(p, m):
+    return [[name for i in range(m) for name in (f"F{i}", f"B{i}")] for _ in range(p)]
+
+
+def no_backward(p, m):
+    return [[f"F{i}" for i in range(m)] for _ in range(p)]
+
+
+def backward_first_on_odd_stages(p, m):
+    forwards, backwards = [f"F{i}" for i in range(m)], [f"B{i}" for i in range(m)]
+    return [backwards + forwards if stage % 2 else forwards + backwards for stage in range(p)]
+
+
+def one_list_for_all(p, m):
+    return [f"F{i}" for i in range(m)] + [f"B{i}" for i in range(m)]
+
+
+def all_forwards_first(p, m):
+    return solution("16.gpipe")(p, m)
+
+
+def one_forward_too_many(p, m):
+    return [one_stage(m, min(m, p - stage)) for stage in range(p)]
+
+
+def one_stage(m, ahead):
+    order = [f"F{i}" for i in range(ahead)]
+    for i in range(m):
+        order += [f"F{ahead + i}"] * (ahead + i < m) + [f"B{i}"]
+    return order
+
+
+def nothing_ahead(p, m):
+    return [one_stage(m, 0) for _ in range(p)]
+
+
+def forgets_small_m(p, m):
+    return [
+        [f"F{i}" for i in range(p - 1 - s)] + [n for i in range(m) for n in (f"F{p - 1 - s + i}", f"B{i}")][: 2 * m]
+        for s in range(p)
+    ]
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -512,6 +555,14 @@ WRONG = [
     ("12.prefetch", gathers_everything_first, "more than two whole layers"),
     ("12.prefetch", keeps_what_was_used, "more than two whole layers"),
     ("12.prefetch", one_too_many, "none to gather ahead"),
+    ("16.gpipe", one_after_the_other, "start its next forward"),
+    ("16.gpipe", no_backward, "m times F and m times B"),
+    ("16.gpipe", backward_first_on_odd_stages, "something that comes later"),
+    ("16.gpipe", one_list_for_all, "one list of names for each stage"),
+    ("17.one_f_one_b", all_forwards_first, "too far ahead"),
+    ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
+    ("17.one_f_one_b", nothing_ahead, "too little in flight"),
+    ("17.one_f_one_b", forgets_small_m, "m is less than p"),
 ]
 
 
