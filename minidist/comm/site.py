@@ -71,4 +71,8 @@ def site_of(frame: FrameType | None) -> Site:
 
 def user_site(depth: int = 1) -> Site:
     """The user's place, seen from `depth` frames above the caller's callee."""
-    return site_of(sys._getframe(depth))
+    frame = sys._getframe(depth)
+    filename = frame.f_code.co_filename
+    if _place.get(filename) == _USER:  # the user called us directly: the hot path of every message
+        return Site(filename, frame.f_lineno)
+    return site_of(frame)

@@ -53,7 +53,8 @@ class Case:
     @property
     def sizes(self):
         """Chunks of the whole."""
-        return list(self.counts) if self.counts is not None else chunk_sizes(self.size, self.ranks)
+        given = self.counts is not None and self.operation != "all_reduce"  # which cuts as it likes
+        return list(self.counts) if given else chunk_sizes(self.size, self.ranks)
 
     def row(self, rank):
         """all_to_all: elements from `rank` to each rank; a rotation of the chunk sizes, so that all rows differ."""
