@@ -34,7 +34,8 @@ def step(comm, schedule, microbatches):
     loss_of(single(Tensor(rows)), targets).backward()
     expected = {parameter.name: parameter.grad for parameter in single.parameters()}
     off = max(np.abs(p.grad - expected[p.name]).max() for stage in stages for p in stage.flat.parameters)
-    print(f"rank {comm.rank}: loss {sum(losses):.6f}, max |g_parallel - g_single| = {off:.0e}", flush=True)
+    line = f"rank {comm.rank}: loss {sum(losses):.6f}, max |g_parallel - g_single| = {off:.0e}\n"
+    print(line, end="", flush=True)  # in one piece, or the ranks' lines mix
     assert off < 1e-12
 
 
