@@ -25,7 +25,7 @@ def test_every_schedule_equals_one_device(name, optimizer):
 
 @pytest.mark.parametrize(("ranks", "values"), [
     (4, {"pp": 4, "schedule": "zb-h1", "microbatches": 8}), (6, {"pp": 3, "schedule": "1f1b", "microbatches": 2}),
-    (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}), (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": True}),
+    (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}), (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": "full"}),
 ])  # fmt: skip
 def test_with_replicas_clipping_and_recomputation(ranks, values):
     result = verdict(ranks, **SMALL, layers=4, clip=0.1, **values)
