@@ -1,6 +1,6 @@
 """Which all-reduce is best where: virtual microseconds of every algorithm, and what "auto" takes. Phantom buffers: no memory.
 
-    python benchmarks/virtual_collectives.py --ranks 16 --alpha 1e-6 --beta 1e-10
+python benchmarks/virtual_collectives.py --ranks 16 --alpha 1e-6 --beta 1e-10
 """
 
 import argparse
@@ -25,7 +25,9 @@ def main() -> None:
     for exponent in range(0, 27, 2):
         times = []
         for name in names:
-            world = SimWorld(flags.ranks, checks=False, record=False, timeout=0, links=LinkModel(flags.alpha, flags.beta))
+            world = SimWorld(
+                flags.ranks, checks=False, record=False, timeout=0, links=LinkModel(flags.alpha, flags.beta)
+            )
             world.run(lambda comm, name=name, n=2**exponent: all_reduce(comm, Phantom(n, np.uint8), algorithm=name))
             times.append(world.end_time)
         taken = cheapest("all_reduce", 2**exponent, flags.ranks, flags.alpha, flags.beta)
