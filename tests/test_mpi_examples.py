@@ -116,6 +116,44 @@ def test_fully_shard(world):
     assert "= 0.50 Psi a step" in output
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_gpipe(world):
+    code, output = start(world, 2, "gpipe")
+    assert code == 0, output
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 5
+    assert "rank 0 sent 655,360 B of activations, 0 B" in output  # 5 steps x 4 micro-batches x 4 x 32 x 64 x 4 B
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_one_f_one_b(world):
+    code, output = start(world, 3, "one_f_one_b")
+    assert code == 0, output
+    assert output.count("bit for bit: True") == 3
+    assert sorted(re.findall(r"rank (\d): at most (\d)", output)) == [("0", "3"), ("1", "2"), ("2", "1")]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_zero_bubble(world):
+    code, output = start(world, 2, "zero_bubble")
+    assert code == 0, output
+    assert output.count("bit for bit: True") == 2
+    if world == "simulated":
+        assert "rank 0  1f1b   idle 3.0, on paper 3.0" in output
+        assert "rank 0  zb-h1  idle 1.0, on paper 1.0" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_pipedream(world):
+    code, output = start(world, 3, "pipedream")
+    assert code == 0, output
+    kept = sorted(re.findall(r"rank (\d): mini-batch 99 used version (\d+); at most (\d) versions", output))
+    assert kept == [("0", "97", "3"), ("1", "98", "2"), ("2", "99", "1")]
+    first, *_, last = re.findall(r"loss ([\d.]+)", output)
+    assert float(last) < float(first)
+
+
 @pytest.mark.parametrize(
     ("script", "gid", "artists"),
     [

@@ -36,6 +36,10 @@ class TrainConfig(BaseModel):
     global_batch: int | None = Field(None, ge=1, description="samples of one step on all ranks together")
     micro_batch: int | None = Field(None, ge=1, description="samples of one forward pass of one rank")
     accumulation: int | None = Field(None, ge=1, description="forward passes of one rank in one step")
+    pp: int = Field(1, ge=1, description="pipeline ranks")
+    schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
+    microbatches: int | None = Field(None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation")
+    chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
@@ -91,18 +95,24 @@ class Batches(BaseModel):
 
 def data_parallel_degree(config: TrainConfig, ranks: int) -> int:
     """The data-parallel degree on `ranks` ranks; UsageError when the product of the degrees is not `ranks`."""
-    if config.dp is not None and config.dp != ranks:
+    if ranks % config.pp or (config.dp is not None and config.dp * config.pp != ranks):
+        asked = f"--dp {config.dp}" if config.pp == 1 else f"--pp {config.pp}" + (f" --dp {config.dp}" if config.dp else "")
+        need = config.pp * (config.dp or 1)
         raise UsageError(
-            f"--dp {config.dp} does not fit {ranks} ranks: the product of the degrees must be the number of ranks; "
-            f"use --dp {ranks}, or start {config.dp} ranks"
+            f"{asked} does not fit {ranks} ranks: the product of the degrees must be the number of ranks; "
+            + (f"use --dp {ranks}, or start {config.dp} ranks" if config.pp == 1 else f"start {need} ranks")
         )
-    return ranks
+    return ranks // config.pp
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     """Fill in what the batch triple leaves out; UsageError with the equation and its numbers when it does not hold."""
     dp = data_parallel_degree(config, ranks)
-    total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation
+    if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
+        raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
+    total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
+    if accumulation is None and config.pp > 1 and (total is None or micro is None):
+        accumulation = 2 * config.pp
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp

@@ -40,8 +40,11 @@ class Job:
         """Loss of micro-batch `number` of a step: its share of the global mean (the divisor is the global count)."""
         first = number * self.batches.micro_batch
         inputs, targets = self.sampler.batch(step, first, self.batches.micro_batch)
+        return self.loss_of((model or self.model)(as_input(inputs, self.dtype)), targets)
+
+    def loss_of(self, outputs: Tensor, targets: Any) -> Tensor:
+        """A micro-batch's share of the global mean, from the model's outputs."""
         divisor = float(self.batches.global_batch * (self.config.context if self.config.model == "gpt" else 1))
-        outputs = (model or self.model)(as_input(inputs, self.dtype))
         return cross_entropy(outputs, targets, divisor)
 
 
@@ -56,7 +59,8 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     pack = partial(HostCopy, pool=pool) if pool is not None and config.offload == "activations" else None
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
-    model = recompute(_model(config, dataset), config.recompute, pack)
+    # A pipeline runs a whole stage's forward again, as its plan says; nothing inside the stage does.
+    model = recompute(_model(config, dataset), "none" if config.pp > 1 else config.recompute, pack)
     return Job(config, batches, model, DTYPES[config.precision], _schedule(config), sampler, pool)
 
 

@@ -13,6 +13,7 @@ from minidist.comm.mpi import launched_size
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import check
+from minidist.train.pipelines import check_pipeline, pipeline_volumes
 from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
 from minidist.train.trainer import TrainResult, train
@@ -72,12 +73,13 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or (config.dp or 1 if ranks is None else ranks)
+    result = size or ((config.dp or 1) * config.pp if ranks is None else ranks)
     if not 1 <= result <= MOST_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
-    resolve_batches(config, result)  # what is wrong is known before anything starts
+    batches = resolve_batches(config, result)  # what is wrong is known before anything starts
     check(config, 1 if size else result)
     check_saving(config)
+    check_pipeline(config, batches)
     return result
 
 
@@ -110,7 +112,10 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
-    closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    if config.pp > 1:
+        closed = pipeline_volumes(ran, batches, [result.bucket_sizes for result in results])
+    else:
+        closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }

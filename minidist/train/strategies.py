@@ -26,7 +26,9 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.pipeline.runtime import cut_model
 from minidist.train.job import Job, make_optimizer, optimizer_class
+from minidist.train.plans import make_plan
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
 
@@ -45,6 +47,12 @@ def unit_parameters(model: Module) -> list[list[Parameter]]:
         units.append([p for p in module.parameters() if p not in seen])
         seen.update(units[-1])
     return [unit for unit in (units[-1], *units[:-1]) if unit]
+
+
+def stage_parameters(job: Job) -> list[list[Parameter]]:
+    """The parameters of each stage of a pipeline, in stage order; a tied one belongs to the first stage that has it."""
+    modules, tied = cut_model(job.model, make_plan(job.config, job.batches.accumulation).stages)
+    return [[p for p in module.parameters() if number == 0 or p.name not in tied] for number, module in enumerate(modules)]
 
 
 class OneDevice:
@@ -69,10 +77,18 @@ class OneDevice:
 
     def clip(self, max_norm: float) -> float:
         """Clip by the global norm, its blocks in the order of the units that are sharded (see optim/clip.py)."""
-        units = unit_parameters(self.job.model) if self.job.config.zero == 3 else [self.flat.parameters]
+        units = self.clip_units()
         norm = norm_from_blocks(np.concatenate([block_square_sums(np.concatenate([_gradient(p).reshape(-1) for p in unit])) for unit in units]))
         scale_gradients_(self.flat, clip_coefficient(norm, max_norm))
         return norm
+
+    def clip_units(self) -> list[list[Parameter]]:
+        """Parameters whose gradients lie one after the other where the strategy takes the norm."""
+        if self.job.config.zero == 3:
+            return unit_parameters(self.job.model)
+        if self.job.config.pp > 1:
+            return stage_parameters(self.job)
+        return [self.flat.parameters]
 
     def step(self) -> None:
         """The optimizer's step, and whatever makes every rank's parameters new."""

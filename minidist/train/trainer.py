@@ -25,6 +25,7 @@ from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
+from minidist.train.pipelines import PipelineParallel
 from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import OneDevice, make_strategy
 
@@ -67,7 +68,7 @@ class TrainResult:
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
-    """Train with data parallelism over all ranks of `comm`, with `config.zero` sharded.
+    """Train on all ranks of `comm`: pipelines of `config.pp` ranks, data parallelism over the rest, with `config.zero` sharded.
 
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start rank 0 sends the weights (purpose startup).
@@ -76,13 +77,15 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     # An overflow is not a warning a step but one error, from `finish_step`.
     with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
         job = build(config, batches, comm)
-        strategy = make_strategy(job, comm)
+        strategy = PipelineParallel(job, comm) if config.pp > 1 else make_strategy(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for step in range(done, config.steps):
             began = comm.time()
             strategy.zero_grad()
-            mine = _accumulate(comm, strategy, job, step, meter)
-            losses.append(global_loss(comm, mine))
+            if isinstance(strategy, PipelineParallel):
+                losses.append(global_loss(strategy.data, strategy.run(step)))
+            else:
+                losses.append(global_loss(comm, _accumulate(comm, strategy, job, step, meter)))
             finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
