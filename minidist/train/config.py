@@ -5,7 +5,7 @@ The three batch sizes hang together: global batch = micro batch x accumulation x
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minidist.base.errors import UsageError, nearest
 
@@ -21,7 +21,7 @@ class TrainConfig(BaseModel):
     heads: int = Field(4, ge=1, description="attention heads")
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
-    data: str = Field("pydoc", description="pydoc, glyphs, markov, text:FILE, tokens:FILE, idx:DIR or npz:FILE")
+    data: str = Field("", description="pydoc (default of gpt), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
 
     steps: int = Field(20, ge=1, description="optimizer steps")
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
@@ -49,6 +49,13 @@ class TrainConfig(BaseModel):
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_data(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("data"):
+            values = {**values, "data": "glyphs" if values.get("model") == "mlp" else "pydoc"}
+        return values
 
     @classmethod
     def make(cls, **values: Any) -> "TrainConfig":

@@ -4,6 +4,7 @@ Nothing here depends on the number of ranks: weights depend on the seed and on n
 the step. That is why one device and many can be compared at all.
 """
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,9 +60,19 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     return Job(config, batches, model, DTYPES[config.precision], _schedule(config), sampler, pool)
 
 
-def check(config: TrainConfig) -> None:
-    """Raise UsageError when data, model and optimizer do not fit together: said once, before any rank starts."""
+def check(config: TrainConfig, processes_here: int = 1) -> None:
+    """Raise UsageError when data, model and optimizer do not fit together: said once, before any rank starts.
+
+    processes_here: ranks that share this process's memory; a model that cannot fit is refused with its size.
+    """
     dataset = load_dataset(config.data)
+    needed = _parameters(config) * 4 * 4 * processes_here  # weights, gradients and Adam's two, 4 bytes each
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    if memory is not None and needed > memory:
+        raise UsageError(
+            f"{_parameters(config):,} parameters on {processes_here:,} ranks in this process need about {needed / 1e9:,.0f} GB "
+            f"and this machine has {memory / 1e9:,.0f} GB; use fewer --layers, a smaller --width or fewer ranks"
+        )
     if config.model == "gpt" and not dataset.is_tokens:
         raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
     if config.model == "mlp" and dataset.is_tokens:
@@ -85,6 +96,12 @@ def check(config: TrainConfig) -> None:
         )
     dataset.samples(config.context)
     _schedule(config)
+
+
+def _parameters(config: TrainConfig) -> int:
+    """About how many parameters a model has."""
+    width, inner = config.width, 12 if config.model == "gpt" else 1
+    return config.layers * inner * width * width + (256 + config.context) * width
 
 
 def _model(config: TrainConfig, dataset: Any) -> Module:

@@ -8,7 +8,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
-from minidist.comm.launch import Outcome, execute, under_mpiexec
+from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi import launched_size
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches
@@ -17,6 +17,8 @@ from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
 from minidist.train.trainer import TrainResult, train
 from minidist.train.volumes import closed_form_bytes
+
+MOST_RANKS = 100_000  # of a training job; each has a model of its own
 
 
 @dataclass
@@ -45,9 +47,13 @@ class Summary:
     def table(self) -> str:
         """Bytes by purpose beside the closed form, and the peaks."""
         lines = [
-            f"{self.ranks} ranks ({self.world}), {len(self.losses)} steps in {self.seconds:.1f} s, loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}",
-            f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}",
+            f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
+            f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         ]
+        if self.bytes_by_purpose:
+            lines.append(f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}")
+        else:
+            lines.append("nothing was sent: there is one rank")
         for name, volume in self.bytes_by_purpose.items():
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
@@ -57,14 +63,20 @@ class Summary:
         return "\n".join(lines)
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     """From mpiexec, from --ranks, or the product of the degrees."""
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or ranks or config.dp or 1
+    result = size or (config.dp or 1 if ranks is None else ranks)
+    if not 1 <= result <= MOST_RANKS:
+        raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     resolve_batches(config, result)  # what is wrong is known before anything starts
-    check(config)
+    check(config, 1 if size else result)
     check_saving(config)
     return result
 
@@ -74,6 +86,7 @@ def run_training(
 ) -> Summary | None:
     """Train; the summary, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
     def main(comm: Any) -> TrainResult:

@@ -20,7 +20,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
+from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.train.config import TrainConfig, resolve_batches
@@ -79,11 +79,13 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         strategy = make_strategy(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for step in range(done, config.steps):
+            began = comm.time()
             strategy.zero_grad()
             mine = _accumulate(comm, strategy, job, step, meter)
             losses.append(global_loss(comm, mine))
             finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
+            comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
