@@ -17,7 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
+from minidist import __version__
 from minidist.base.errors import MinidistError, UsageError, nearest
+from minidist.comm.launch import tune
 from minidist.train.config import TrainConfig, flag
 
 app = typer.Typer(
@@ -104,6 +106,14 @@ def compare(
     raise typer.Exit(0 if verdict.equal else 1)
 
 
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False) -> None:
+    """Distributed training that you can read, run on a laptop, and check."""
+    if version:
+        print(__version__)
+        raise typer.Exit(0)
+
+
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(help="optimizer steps")] = 600,
@@ -118,7 +128,8 @@ def demo(
 
     report = run_demo(steps, ranks, folder, timeout, say)
     report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
-    say(f"picture: {report['picture']}")
+    say(f"picture of the last step: {report['picture']}")
+    say("next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones used here")
     if json_output:
         print(json.dumps(report))
     raise typer.Exit(0 if report["passed"] else 1)
@@ -199,11 +210,12 @@ def report(
     trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
     picture: Annotated[str, typer.Option(help="space-time, bytes-matrix, bytes-by-purpose, loss, memory, lanes or perfetto")] = "space-time",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="an .svg, .pdf or .png file (.json for perfetto)")] = None,
+    steps: Annotated[str | None, typer.Option(help="a:b, only these training steps")] = None,
 ) -> None:
     """Draw a picture of a recorded run."""
     from minidist.report.from_file import draw_report
 
-    say(f"written: {draw_report(trace, picture, output)}")
+    say(f"written: {draw_report(trace, picture, output, steps)}")
 
 
 @app.command()
@@ -345,8 +357,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The program `minidist`."""
     if arguments is not None:
         sys.argv[1:] = list(arguments)
+    tune()  # before anything computes: bits depend on the number of BLAS threads
     try:
         app(prog_name="minidist")
+    except MemoryError as error:
+        say(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller")
+        sys.exit(2)
     except MinidistError as error:
         for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
             say(line)

@@ -116,6 +116,44 @@ def test_fully_shard(world):
     assert "= 0.50 Psi a step" in output
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_gpipe(world):
+    code, output = start(world, 2, "gpipe")
+    assert code == 0, output
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 5
+    assert "rank 0 sent 655,360 B of activations, 0 B" in output  # 5 steps x 4 micro-batches x 4 x 32 x 64 x 4 B
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_one_f_one_b(world):
+    code, output = start(world, 3, "one_f_one_b")
+    assert code == 0, output
+    assert output.count("bit for bit: True") == 3
+    assert sorted(re.findall(r"rank (\d): at most (\d)", output)) == [("0", "3"), ("1", "2"), ("2", "1")]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_zero_bubble(world):
+    code, output = start(world, 2, "zero_bubble")
+    assert code == 0, output
+    assert output.count("bit for bit: True") == 2
+    if world == "simulated":
+        assert "rank 0  1f1b   idle 3.0, on paper 3.0" in output
+        assert "rank 0  zb-h1  idle 1.0, on paper 1.0" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_pipedream(world):
+    code, output = start(world, 3, "pipedream")
+    assert code == 0, output
+    kept = sorted(re.findall(r"rank (\d): mini-batch 99 used version (\d+); at most (\d) versions", output))
+    assert kept == [("0", "97", "3"), ("1", "98", "2"), ("2", "99", "1")]
+    first, *_, last = re.findall(r"loss ([\d.]+)", output)
+    assert float(last) < float(first)
+
+
 @pytest.mark.parametrize(
     ("script", "gid", "artists"),
     [
@@ -144,6 +182,53 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
+def test_parameter_server(world, consistency):
+    code, output = start(world, 4, "parameter_server", "--consistency", consistency)
+    assert code == 0, output
+    assert "replay of the recorded order on one device: the same bits" in output
+    reached, best, first = (float(x) for x in re.findall(r"\d\.\d{4}", output.splitlines()[0]))
+    assert best < reached < best + 0.3 * (first - best)
+    updates = 150 if consistency == "bsp" else 450
+    assert f"; {updates} updates on server 0" in output
+    pushed, dense = (int(x.replace(",", "")) for x in re.findall(r"([\d,]+)(?: bytes|$)", output.splitlines()[-1]))
+    assert pushed < 0.5 * dense
+
+
+def test_a_parameter_server_without_a_worker():
+    code, output = start("simulated", 2, "parameter_server", "--servers", "2")
+    assert code == 2
+    assert "2 servers among 2 ranks" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_checkpoint_reshard(world):
+    code, output = start(world, 2, "checkpoint_reshard")
+    assert code == 0, output
+    assert "resumed by 1 with ZeRO 1 after step 3" in output
+    assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_recompute(world):
+    code, output = start(world, 2, "recompute")
+    assert code == 0, output
+    rows = [line.split() for line in output.splitlines()]
+    assert len({row[2] for row in rows}) == 1  # the same loss
+    peaks = [int(row[4].replace(",", "")) for row in rows]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < 0.7 * peaks[0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_offload(world):
+    code, output = start(world, 2, "offload")
+    assert code == 0, output
+    rows = [line.split() for line in output.splitlines()]
+    assert len({row[2] for row in rows}) == 1  # the same loss
+    nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
+    assert nothing["host"] == nothing["crossed"] == "0"
+    assert "0" not in (optimizer["host"], activations["crossed"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_pipeline(world, schedule):
     code, output = start(world, 3, "pipeline", "--schedule", schedule, "--microbatches", "5")

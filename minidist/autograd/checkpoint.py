@@ -21,8 +21,11 @@ from minidist.base.memory import memory_account
 from minidist.base.random import replay_calls, snapshot_calls
 
 
-def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
+def checkpoint(fn: Callable[..., Tensor], *args: Any, pack: Callable[[xp.Array], Any] | None = None) -> Tensor:
     """fn(*args), saving only the tensors among the arguments. fn must return one tensor and be repeatable.
+
+    pack: makes of a tensor argument's array what is kept instead: an object whose `.data` is read once, in backward, and
+    gives the array again (from the host, say).
 
     Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become
     ready (`on_ready`) as they would without recomputation, counting every segment that uses them.
@@ -42,7 +45,8 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     used = tuple(p for p in dict.fromkeys(reads) if p.requires_grad)
     sources = [a for a in args if isinstance(a, Tensor)]
     # A tensor argument is kept as what backward may read, anything else as it is.
-    kept = [(a.saved(), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
+    save = (lambda a: a.saved()) if pack is None else (lambda a: pack(a.data))
+    kept = [(save(a), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
 
     def replay(g: xp.Array) -> list[xp.Array]:
         current_meter, account = meter.get(), memory_account.get()

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError
+
 PURPOSES = (
     "gradient_reduce", "parameter_gather", "tensor_forward", "tensor_backward", "regather", "pipeline_activation",
     "pipeline_gradient", "tied", "dispatch", "loss_divisor", "overflow", "clip_norm", "metrics", "checkpoint",
@@ -128,10 +130,13 @@ def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Pa
 
 def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
     """Read what `write_traces` wrote: the traces in rank order, and the header."""
-    with Path(path).open(encoding="utf-8") as file:
-        header = json.loads(file.readline())
-        if header.get("format") != "minidist-trace-1":
-            raise ValueError(f"{path} is not a minidist trace: its first line has no format 'minidist-trace-1'")
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+        if '"minidist-trace-1"' not in first:
+            raise UsageError(
+                f"{path} is not a minidist trace: its first line has no format 'minidist-trace-1'; --trace writes one"
+            )
+        header = json.loads(first)
         traces = [Trace(rank, header["ranks"]) for rank in range(header["ranks"])]
         for line in file:
             record = json.loads(line)
@@ -144,3 +149,47 @@ def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
             elif event == "memory":
                 trace.memory.append((record["time"], record["live"]))
     return traces, header
+
+
+def read_unfinished(folder: str | Path) -> tuple[list[Trace], dict[str, Any]]:
+    """The traces that the ranks of a job that hung or died under MPI left in `folder`, as the watchdog's report names it."""
+    paths = sorted(Path(folder).glob("rank*.trace.jsonl"), key=lambda path: int(path.name[4:].split(".")[0]))
+    if not paths:
+        raise UsageError(f"there are no rank*.trace.jsonl in {folder}; a report of the watchdog names the folder")
+    ranks = 1 + max(int(path.name[4:].split(".")[0]) for path in paths)
+    traces = [Trace(rank, ranks) for rank in range(ranks)]
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.endswith("}"):  # a killed rank may have left half a line
+                record = json.loads(line)
+                del record["event"]
+                traces[record["rank"]].messages.append(MessageEvent(**record))
+    return traces, {"format": "minidist-trace-1", "ranks": ranks, "world": "mpi"}
+
+
+def steps_of(traces: Iterable[Trace]) -> int:
+    """How many training steps the traces recorded."""
+    return max((sum(span.category == "step" for span in trace.spans) for trace in traces), default=0)
+
+
+def only_steps(traces: list[Trace], first: int, stop: int) -> list[Trace]:
+    """What happened in the steps first, first + 1, ..., stop - 1 (each a span of category "step"), times as recorded."""
+    wanted = {f"step {number}" for number in range(first, stop)}
+    spans = [span for trace in traces for span in trace.spans if span.category == "step" and span.name in wanted]
+    if not spans:
+        raise UsageError(f"the trace has no steps {first}:{stop}; it has 0:{steps_of(traces)}")
+    begin, end = min(span.start for span in spans), max(span.end for span in spans)
+
+    def inside(start: float) -> bool:
+        return begin <= start <= end
+
+    return [
+        Trace(
+            trace.rank,
+            trace.size,
+            [message for message in trace.messages if inside(message.posted)],
+            [span for span in trace.spans if inside(span.start) and span.end <= end],
+            [sample for sample in trace.memory if inside(sample[0])],
+        )
+        for trace in traces
+    ]

@@ -7,15 +7,17 @@ Process settings (BLAS threads, memory allocator) are made here, never at import
 """
 
 import argparse
+import difflib
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.base.errors import MinidistError, UsageError
+from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
 from minidist.comm.mpi import MPIWorld, launched_size
@@ -30,9 +32,17 @@ def launch(
     Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
     else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong input, else 1.
     """
-    flags, _ = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    flags, rest = parser().parse_known_args(words)
+    if flags.help:
+        print((sys.modules["__main__"].__doc__ or "").strip() + "\n")
+        parser().print_help()
+        return []
     try:
-        return run(main, *arguments, ranks=flags.ranks or ranks, timeout=flags.timeout, trace=flags.trace,
+        for word in rest:
+            if is_mistyped(word):
+                raise UsageError(f"unknown flag {word}{nearest(word.split('=')[0], FLAGS)}")
+        return run(main, *arguments, ranks=ranks if flags.ranks is None else flags.ranks, timeout=flags.timeout, trace=flags.trace,
                    eager_bytes=flags.eager_bytes, synchronous=flags.synchronous, **options)  # fmt: skip
     except MinidistError as error:
         print(f"minidist: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
@@ -42,12 +52,32 @@ def launch(
 def parser() -> argparse.ArgumentParser:
     """The flags that every program started by `launch` understands."""
     result = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    result.add_argument("--help", "-h", action="store_true", help="show this and leave")
     result.add_argument("--ranks", type=int, help="virtual ranks; not under mpiexec")
     result.add_argument("--timeout", type=float, default=60.0, help="seconds until a silent rank is reported")
     result.add_argument("--trace", help="write the trace to this file")
     result.add_argument("--eager-bytes", type=int, default=0, help="simulated: sends up to this size are buffered")
     result.add_argument("--synchronous", action="store_true", help="MPI: every send waits for its receive")
     return result
+
+
+FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous")
+
+
+def is_mistyped(word: str) -> bool:
+    """Is a flag that nobody here knows nearly one of ours? Others are the program's own."""
+    name = word.split("=")[0]
+    return name.startswith("--") and bool(difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.85))
+
+
+def writable(path: str | Path) -> None:
+    """Raise UsageError now, and not after the run, when a trace cannot be written to `path`. Makes its folder."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(path).open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(f"the trace cannot be written to {path}: {error.strerror}; choose another --trace") from None
 
 
 def under_mpiexec() -> bool:
@@ -81,12 +111,20 @@ def execute(
     eager_bytes: int = 0, synchronous: bool = False, **options: Any,
 ) -> Outcome:  # fmt: skip
     """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
-    tune_process(None if blas_threads_are_set() else 1)
+    tune()
+    if timeout < 0:
+        raise UsageError(f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report)")
+    if eager_bytes < 0:
+        raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+    if trace:
+        writable(trace)
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
     if size is None:
-        world = SimWorld(ranks or 1, timeout=timeout, eager_bytes=eager_bytes, **options)
+        world = SimWorld(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
         try:
             results = world.run(main, *arguments)
         except Exception:
@@ -140,6 +178,11 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
     world.MPI.COMM_WORLD.Abort(code)
     os._exit(code)  # some libraries return from Abort
+
+
+def tune() -> None:
+    """Process settings: one BLAS thread a rank, unless the user chose a number, and memory that stays warm."""
+    tune_process(None if blas_threads_are_set() else 1)
 
 
 def blas_threads_are_set() -> bool:

@@ -102,6 +102,7 @@ class MPIWorld:
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
         self.completed = 0  # messages; the watchdog looks at it
         self.crowded = self.size > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
+        self.mark = 0.0  # since when the main program has been computing
         self.started = time.perf_counter()
         self.comm = Comm(self, "world", range(self.size), self.rank)
         self.watchdog = Watchdog(self, timeout) if timeout else None
@@ -243,6 +244,8 @@ class MPIWorld:
             self.received[event.peer] += 1
             if event.staged:
                 put(request.buffer, request.array)
+        if self.running is None:
+            self.mark = self.time()
         self.completed += 1
         self.unwaited.pop(id(request), None)
         event.end = self.time()
@@ -367,7 +370,11 @@ class MPIWorld:
         return time.perf_counter() - self.started
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
-        pass  # real time passes by itself
+        """Real time passes by itself; what passed since the last wait, or the last call, is recorded."""
+        if self.record and self.running is None:
+            now = self.time()
+            self.trace.spans.append(SpanEvent(self.rank, "main", name, self.mark, now))
+            self.mark = now
 
     def span(self, name: str, start: float, end: float, category: str = "compute") -> None:
         lane = self.running.name if self.running else "main"

@@ -139,5 +139,5 @@ class Watchdog:
         cycle = find_cycle(waiting)
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
-        lines.append(f"  traces so far: {self.folder}/rank*.trace.jsonl")
+        lines.append(f"  traces so far: {self.folder}/rank*.trace.jsonl; minidist report {self.folder} draws them")
         return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Layers and models on the autograd engine. Knows no rank."""
 
 from minidist.autograd import Parameter, cross_entropy, mse_loss
+from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import GPT, Block, GPTConfig
 from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
@@ -11,5 +12,5 @@ from minidist.nn.module import Module, Sequential
 
 __all__ = [
     "GPT", "MLP", "Block", "Conv1D", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
-    "Llama", "LlamaBlock", "LlamaConfig", "Module", "Parameter", "RMSNorm", "Sequential", "cross_entropy", "mse_loss",
+    "Llama", "LlamaBlock", "LlamaConfig", "MixtureOfExperts", "Module", "Parameter", "RMSNorm", "Sequential", "cross_entropy", "mse_loss",
 ]  # fmt: skip

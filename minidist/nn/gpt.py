@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, linear
+from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, is_grad_enabled, linear
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.layers import Dropout, Embedding, LayerNorm
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
@@ -24,6 +25,8 @@ class GPTConfig:
     """Sizes of a GPT. The defaults are GPT-2's smallest, with no dropout.
 
     dropout applies to the sum of the embeddings and to the outputs of attention and MLP, not inside attention.
+    n_experts above 0: a mixture of so many experts takes the place of each MLP (see `experts`); aux_loss_weight times the
+    mean of the groups' auxiliary losses, summed over layers, is added to the loss.
     """
 
     vocab_size: int = 50257
@@ -33,6 +36,10 @@ class GPTConfig:
     n_head: int = 12
     dropout: float = 0.0
     layer_norm_epsilon: float = 1e-5
+    n_experts: int = 0
+    expert_top_k: int = 1
+    capacity_factor: float = 1.25
+    aux_loss_weight: float = 0.01
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
@@ -77,7 +84,12 @@ class Block(Module):
         self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
         self.attn = Attention(config, dtype, attention_fn)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
-        self.mlp = FeedForward(config, dtype)
+        self.mlp: FeedForward | MixtureOfExperts = FeedForward(config, dtype)
+        if config.n_experts:
+            width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
+            self.mlp = MixtureOfExperts(
+                width, 4 * width, config.n_experts, config.expert_top_k, config.capacity_factor, dtype, out_scale=scale, seed=None
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
@@ -153,5 +165,22 @@ class GPT(Module):
     ) -> Tensor:
         """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`; positions (T,) of the tokens
         in their text when they are a part of it (context parallel)."""
-        logits = self.lm_head(self.transformer(xp.as_array(tokens), positions))
-        return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)
+        tokens = xp.as_array(tokens)
+        logits = self.lm_head(self.transformer(tokens, positions))
+        if targets is None:
+            return self.logits_fn(logits)
+        loss = self.loss_fn(logits, targets, divisor)
+        return self._with_auxiliary_losses(loss, tokens.size / divisor if divisor else 1.0) if self.config.n_experts else loss
+
+    def _with_auxiliary_losses(self, loss: Tensor, share: float) -> Tensor:
+        """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
+        for block in self.transformer.h:
+            mixture: Any = block.mlp
+            auxiliary = mixture.auxiliary_loss
+            if is_grad_enabled() and auxiliary.node is None:
+                raise UsageError(
+                    f"{mixture.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
+                    "would not be balanced; leave blocks with experts out of recomputation"
+                )
+            loss = loss + auxiliary * (self.config.aux_loss_weight * share)
+        return loss

@@ -94,6 +94,22 @@ class Shard:
         """Drop the gradient's array."""
         self._grad, self.filled = None, False
 
+    def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
+        """(parameter, place in the shard, start, stop in the flattened parameter) of what lies here, frozen ones too."""
+        result = []
+        for parameter in self.flat.parameters:
+            whole = self.flat.slice_of(parameter)
+            place = self.place(whole)
+            if place.stop > place.start:
+                start = place.start + self.start - whole.start
+                result.append((parameter, place, start, start + place.stop - place.start))
+        return result
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """(parameter, start, stop in the flattened parameter) of what an optimizer on `slices()` has state for."""
+        ranges = [(parameter, start, stop) for parameter, _, start, stop in self.ranges() if parameter.requires_grad]
+        return ranges or [(p, 0, 0) for p in self.flat.parameters if p.requires_grad][:1]
+
     def slices(self) -> list[FlatSlice]:
         """This rank's trainable elements, one slice a parameter, for an optimizer.
 

@@ -137,6 +137,11 @@ def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], f
     return [Stage(0, end - 1), *reversed(stages)]
 
 
+def noam(stages: Sequence[Stage]) -> int:
+    """PipeDream's number of mini-batches on their way: machines / machines of the first stage, rounded up."""
+    return math.ceil(sum(stage.replicas for stage in stages) / stages[0].replicas)
+
+
 def pipedream(layers: Sequence[Layer], machines: int, bandwidth: float, objective: str = "released", memory_limit: float | None = None) -> Partition:
     """PipeDream's optimizer: stages and replicas for `machines` machines with links of `bandwidth` bytes a second.
 

@@ -3,26 +3,54 @@
 from pathlib import Path
 
 from minidist.base.errors import UsageError, nearest
-from minidist.base.trace import read_traces
+from minidist.base.trace import Trace, only_steps, read_traces, read_unfinished, steps_of
 from minidist.report.draw import KINDS, draw
 from minidist.report.frame import save
 from minidist.report.perfetto import write_perfetto
 
+READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
-def draw_report(path: Path, picture: str, output: Path | None = None) -> Path:
-    """Draw `picture` (a name of KINDS, or "perfetto") of the trace file `path`; returns where it is."""
-    if not path.is_file():
+
+def draw_report(path: Path, picture: str, output: Path | None = None, steps: str | None = None) -> Path:
+    """Draw `picture` (a name of KINDS, or "perfetto") of a trace; returns where it is.
+
+    path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but of
+    a space-time diagram with too many messages the last step only.
+    """
+    if path.is_dir():
+        traces, header = read_unfinished(path)
+    elif path.is_file():
+        traces, header = read_traces(path)
+    else:
         raise UsageError(f"there is no trace {str(path)!r}; `minidist train --trace {path}` writes one")
-    traces, header = read_traces(path)
+    if picture not in (*KINDS, "perfetto"):
+        names = (*KINDS, "perfetto")
+        raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
+    if steps is None and picture == "space-time":
+        steps = _readable_steps(traces)
+    if steps is not None:
+        traces = only_steps(traces, *_range(steps))
     if picture == "perfetto":
         output = output or path.with_suffix(".perfetto.json")
         write_perfetto(output, traces)
         return output
-    if picture not in KINDS:
-        names = (*KINDS, "perfetto")
-        raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
     output = output or path.with_name(f"{path.stem}-{picture}.svg")
     made_by = f"{header['command']}; " if header.get("command") else ""
-    command = f"{made_by}minidist report {path} --picture {picture}"
+    part = f" --steps {steps}" if steps else ""
+    command = f"{made_by}minidist report {path} --picture {picture}{part}"
     save(draw(picture, traces, {**header, "command": command}), output)
     return output
+
+
+def _readable_steps(traces: list[Trace]) -> str | None:
+    """The last step, when all steps together are too many messages to see any."""
+    count = steps_of(traces)
+    messages = sum(len(trace.sent()) for trace in traces)
+    return f"{count - 1}:{count}" if messages > READABLE and count > 1 else None
+
+
+def _range(steps: str) -> tuple[int, int]:
+    first, colon, stop = steps.partition(":")
+    if not first.isdigit() or (colon and not stop.isdigit()):
+        raise UsageError(f"--steps {steps!r}; write a:b for the steps a, a + 1, ..., b - 1, or one number")
+    return int(first), int(stop) if colon else int(first) + 1

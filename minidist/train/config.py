@@ -5,7 +5,7 @@ The three batch sizes hang together: global batch = micro batch x accumulation x
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minidist.base.errors import UsageError, nearest
 
@@ -21,7 +21,7 @@ class TrainConfig(BaseModel):
     heads: int = Field(4, ge=1, description="attention heads")
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
-    data: str = Field("pydoc", description="pydoc, glyphs, markov, text:FILE, tokens:FILE, idx:DIR or npz:FILE")
+    data: str = Field("", description="pydoc (default of gpt), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
 
     steps: int = Field(20, ge=1, description="optimizer steps")
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
@@ -36,6 +36,10 @@ class TrainConfig(BaseModel):
     global_batch: int | None = Field(None, ge=1, description="samples of one step on all ranks together")
     micro_batch: int | None = Field(None, ge=1, description="samples of one forward pass of one rank")
     accumulation: int | None = Field(None, ge=1, description="forward passes of one rank in one step")
+    pp: int = Field(1, ge=1, description="pipeline ranks")
+    schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
+    microbatches: int | None = Field(None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation")
+    chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
@@ -43,7 +47,19 @@ class TrainConfig(BaseModel):
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
     precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 or fp64")
+    recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
+    offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
+    save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
+    every: int | None = Field(None, ge=1, description="steps between two checkpoints")
+    resume: bool = Field(False, description="go on from the latest checkpoint in --save")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_data(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("data"):
+            values = {**values, "data": "glyphs" if values.get("model") == "mlp" else "pydoc"}
+        return values
 
     @classmethod
     def make(cls, **values: Any) -> "TrainConfig":
@@ -79,18 +95,24 @@ class Batches(BaseModel):
 
 def data_parallel_degree(config: TrainConfig, ranks: int) -> int:
     """The data-parallel degree on `ranks` ranks; UsageError when the product of the degrees is not `ranks`."""
-    if config.dp is not None and config.dp != ranks:
+    if ranks % config.pp or (config.dp is not None and config.dp * config.pp != ranks):
+        asked = f"--dp {config.dp}" if config.pp == 1 else f"--pp {config.pp}" + (f" --dp {config.dp}" if config.dp else "")
+        need = config.pp * (config.dp or 1)
         raise UsageError(
-            f"--dp {config.dp} does not fit {ranks} ranks: the product of the degrees must be the number of ranks; "
-            f"use --dp {ranks}, or start {config.dp} ranks"
+            f"{asked} does not fit {ranks} ranks: the product of the degrees must be the number of ranks; "
+            + (f"use --dp {ranks}, or start {config.dp} ranks" if config.pp == 1 else f"start {need} ranks")
         )
-    return ranks
+    return ranks // config.pp
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     """Fill in what the batch triple leaves out; UsageError with the equation and its numbers when it does not hold."""
     dp = data_parallel_degree(config, ranks)
-    total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation
+    if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
+        raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
+    total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
+    if accumulation is None and config.pp > 1 and (total is None or micro is None):
+        accumulation = 2 * config.pp
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp

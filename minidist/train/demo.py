@@ -22,6 +22,7 @@ from minidist.train.reference import reference
 from minidist.train.session import run_training
 from minidist.train.trainer import StepState, digest
 
+ENOUGH = 300  # steps to learn more than pairs of letters
 LAST = 20  # one step's loss is noisy; the mean of the last ones is not
 
 
@@ -51,6 +52,7 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
     text = pydoc_text().tokens
     entropy = bigram_entropy(text)
     say(f"a byte-level GPT on {len(text):,} bytes of English (the text of Python's help), {steps} steps on {ranks} ranks")
+    say(f"1/3 {ranks} simulated ranks in this process, and beside it 2/3 one device in a second one")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         alone = other.submit(one_device, config, ranks)
         simulated = run_training(config, ranks, timeout, folder / "simulated.jsonl", command=f"minidist demo --steps {steps}")
@@ -62,7 +64,7 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
         "losses": simulated.losses,
         "bigram_entropy": entropy,
         "mean_of_last_losses": mean_loss,
-        "below_bigram_entropy": mean_loss < entropy,
+        **({"below_bigram_entropy": mean_loss < entropy} if steps >= ENOUGH else {}),
         "equals_one_device": losses == simulated.losses and fingerprint == simulated.digest,
         "volumes_equal_closed_form": simulated.volumes_hold(),
         **_under_mpiexec(config, ranks, simulated, folder, timeout, say),
@@ -85,6 +87,7 @@ def _under_mpiexec(
         return {}
     flags = [f"{flag(name)}={value}" for name, value in config.model_dump(exclude_defaults=True).items() if value is not True]
     path = folder / "mpi.jsonl"
+    say(f"3/3 the same job on {ranks} processes: mpiexec -n {ranks} minidist train ...")
     answer = run_under_mpiexec(ranks, ["-m", "minidist", "train", *flags, "--json", "--trace", str(path), "--timeout", str(timeout)])
     mpi = json.loads(answer.stdout)
     real, _ = read_traces(path)
@@ -107,8 +110,9 @@ def verdict(report: dict[str, Any], steps: int) -> list[str]:
         f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last {LAST} steps); "
         f"the bigram entropy of the text is {report['bigram_entropy']:.4f}"
     ]
+    if "below_bigram_entropy" in report:
+        lines.append(f"  {mark('below_bigram_entropy')}  the model knows more than pairs of letters")
     lines += [
-        f"  {mark('below_bigram_entropy')}  the model knows more than pairs of letters",
         f"  {mark('equals_one_device')}  equals one device: all {steps} losses, weights and optimizer state, bit for bit",
         f"  {mark('volumes_equal_closed_form')}  bytes sent equal the closed form, for every purpose",
     ]

@@ -14,6 +14,7 @@ from minidist.base.layout import GradientOrder
 from minidist.base.random import batch_coordinates
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import Job, build
+from minidist.train.pipelines import PipelineOrder
 from minidist.train.strategies import OneDevice
 from minidist.train.trainer import Observer, StepState, finish_step
 
@@ -32,6 +33,7 @@ def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
 
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing."""
+    config = config.model_copy(update={"recompute": "none", "offload": "none"})  # nothing that a strategy must equal is its own measure
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []
@@ -41,7 +43,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
             value, caught = _one_micro_batch(job, step, number)
             loss += value
             contributions.append(caught)
-        _add(device, contributions, order)
+        _add(device, contributions, order if config.pp == 1 else None)
         losses.append(loss)
         finish_step(job, device, step, loss)
         for observer in observers:
@@ -61,12 +63,33 @@ def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contribut
     return loss.item(), caught
 
 
-def _add(device: OneDevice, contributions: list[Contributions], order: GradientOrder) -> None:
+def _add(device: OneDevice, contributions: list[Contributions], order: GradientOrder | None) -> None:
+    """`order`: None for a pipeline, whose plan declares an order for each stage."""
     device.flat.zero_grad()
+    pipeline = PipelineOrder(device.job) if order is None else None
     for parameter in device.flat.parameters:
-        total = add_in_order([c.get(parameter, []) for c in contributions], order)
+        sites = [c.get(parameter, []) for c in contributions]
+        if order is not None:
+            total = add_in_order(sites, order)
+        else:
+            assert pipeline is not None
+            total = _add_stages(sites, pipeline, parameter.name)
         if total is not None:
             parameter.grad = total
+
+
+def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name: str) -> Array | None:
+    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas."""
+    local = len(contributions) // order.replicas
+
+    def of_stage(stage: int, sites: slice, replica: int) -> Array | None:
+        return _fold(
+            _fold(site for i in numbers for site in contributions[replica * local + i][sites]) for numbers in order.additions[stage]
+        )
+
+    return _fold(
+        _fold(of_stage(stage, sites, replica) for stage, sites in order.sites(name)) for replica in range(order.replicas)
+    )
 
 
 def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> Array | None:

@@ -8,14 +8,18 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
-from minidist.comm.launch import Outcome, execute, under_mpiexec
+from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi import launched_size
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import check
+from minidist.train.pipelines import check_pipeline, pipeline_volumes
 from minidist.train.progress import Progress
+from minidist.train.resume import check_saving
 from minidist.train.trainer import TrainResult, train
 from minidist.train.volumes import closed_form_bytes
+
+MOST_RANKS = 100_000  # of a training job; each has a model of its own
 
 
 @dataclass
@@ -30,10 +34,12 @@ class Summary:
     trace: str
     seconds: float
     digest: str
+    host: dict[str, int] | None = None  # of rank 0, when something is offloaded
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        return {name: getattr(self, name) for name in ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest")}
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()))
+        return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
         """Does every purpose's measured volume equal its closed form?"""
@@ -42,14 +48,24 @@ class Summary:
     def table(self) -> str:
         """Bytes by purpose beside the closed form, and the peaks."""
         lines = [
-            f"{self.ranks} ranks ({self.world}), {len(self.losses)} steps in {self.seconds:.1f} s, loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}",
-            f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}",
+            f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
+            f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         ]
+        if self.bytes_by_purpose:
+            lines.append(f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}")
+        else:
+            lines.append("nothing was sent: there is one rank")
         for name, volume in self.bytes_by_purpose.items():
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+        if self.host:
+            lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
@@ -57,9 +73,13 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or ranks or config.dp or 1
-    resolve_batches(config, result)  # what is wrong is known before anything starts
-    check(config)
+    result = size or ((config.dp or 1) * config.pp if ranks is None else ranks)
+    if not 1 <= result <= MOST_RANKS:
+        raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
+    batches = resolve_batches(config, result)  # what is wrong is known before anything starts
+    check(config, 1 if size else result)
+    check_saving(config)
+    check_pipeline(config, batches)
     return result
 
 
@@ -68,6 +88,7 @@ def run_training(
 ) -> Summary | None:
     """Train; the summary, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
     def main(comm: Any) -> TrainResult:
@@ -90,14 +111,18 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
-    closed = closed_form_bytes(config, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    ran = config.model_copy(update={"steps": config.steps - first.first_step})
+    if config.pp > 1:
+        closed = pipeline_volumes(ran, batches, [result.bucket_sizes for result in results])
+    else:
+        closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest,
+        first.digest, first.host,
     )  # fmt: skip
 
 
@@ -107,6 +132,8 @@ def run_comparison(
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
     tier_of(config)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec each process computes its own.
     expected = None if under_mpiexec() else expected_snapshots(config, size)
     outcome = execute(

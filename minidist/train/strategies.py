@@ -26,7 +26,9 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.pipeline.runtime import cut_model
 from minidist.train.job import Job, make_optimizer, optimizer_class
+from minidist.train.plans import make_plan
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
 
@@ -47,6 +49,12 @@ def unit_parameters(model: Module) -> list[list[Parameter]]:
     return [unit for unit in (units[-1], *units[:-1]) if unit]
 
 
+def stage_parameters(job: Job) -> list[list[Parameter]]:
+    """The parameters of each stage of a pipeline, in stage order; a tied one belongs to the first stage that has it."""
+    modules, tied = cut_model(job.model, make_plan(job.config, job.batches.accumulation).stages)
+    return [[p for p in module.parameters() if number == 0 or p.name not in tied] for number, module in enumerate(modules)]
+
+
 class OneDevice:
     """The whole model and optimizer on this rank, and no message; the base of the others."""
 
@@ -57,7 +65,7 @@ class OneDevice:
         self.job = job
         self.flat = FlatParameters(job.model.parameters())
         self.model = job.model
-        self.optimizer = make_optimizer(job.config, self.flat)
+        self.optimizer = make_optimizer(job, self.flat)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """The gradients of a pass in the block stay on this rank."""
@@ -69,10 +77,18 @@ class OneDevice:
 
     def clip(self, max_norm: float) -> float:
         """Clip by the global norm, its blocks in the order of the units that are sharded (see optim/clip.py)."""
-        units = unit_parameters(self.job.model) if self.job.config.zero == 3 else [self.flat.parameters]
+        units = self.clip_units()
         norm = norm_from_blocks(np.concatenate([block_square_sums(np.concatenate([_gradient(p).reshape(-1) for p in unit])) for unit in units]))
         scale_gradients_(self.flat, clip_coefficient(norm, max_norm))
         return norm
+
+    def clip_units(self) -> list[list[Parameter]]:
+        """Parameters whose gradients lie one after the other where the strategy takes the norm."""
+        if self.job.config.zero == 3:
+            return unit_parameters(self.job.model)
+        if self.job.config.pp > 1:
+            return stage_parameters(self.job)
+        return [self.flat.parameters]
 
     def step(self) -> None:
         """The optimizer's step, and whatever makes every rank's parameters new."""
@@ -86,6 +102,22 @@ class OneDevice:
             "weights": {p.name: np.array(p.data) for p in self.flat.parameters},
             "optimizer": {f"{name}.{key}": np.array(array) for name, arrays in state.items() for key, array in arrays.items()},
         }
+
+    # For checkpoints: which elements of which parameters this rank keeps, as (parameter, ..., start, stop).
+    replicated_weights = True  # does every rank keep the same ones?
+    replicated_state = True
+
+    def weights(self) -> list[tuple[Parameter, Array, int, int]]:
+        """The values, as 1-D views."""
+        return [(p, p.data.reshape(-1), 0, p.size) for p in self.flat.parameters]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """Where the optimizer has state."""
+        return [(p, 0, p.size) for p in self.flat.parameters if p.requires_grad]
+
+    def updated(self) -> None:
+        """The values were changed from outside."""
+        self.flat.updated()
 
     def local_arrays(self) -> dict[str, Array]:
         """The values that this rank holds, by name."""
@@ -131,9 +163,11 @@ class DataParallel(OneDevice):
 class ShardedOptimizer(OneDevice):
     """ZeRO 1 and 2."""
 
+    replicated_state = False
+
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
-        kind, settings = optimizer_class(config)
+        kind, settings = optimizer_class(job)
         self.job, self.model = job, job.model
         self.zero = ZeroOptimizer(
             job.model, kind, comm=comm, stage=config.zero, reduction="sum", algorithm=config.reduction,
@@ -156,6 +190,9 @@ class ShardedOptimizer(OneDevice):
     def tensors(self) -> Tensors:
         return self.zero.tensors()
 
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return self.zero.shard.state_ranges()
+
     def bucket_sizes(self) -> list[int]:
         return [bucket.slice.stop - bucket.slice.start for bucket in self.zero.reducer.buckets]
 
@@ -163,13 +200,15 @@ class ShardedOptimizer(OneDevice):
 class FullyShard(OneDevice):
     """ZeRO 3: every block is a unit, and what is left of the model is one."""
 
+    replicated_weights = replicated_state = False
+
     def __init__(self, job: Job, comm: Comm) -> None:
         config = job.config
         self.job, self.model, self.comm = job, job.model, comm
         for module in shard_modules(job.model):
             fully_shard(module, mesh=comm, prefetch=config.prefetch, reduction="sum", algorithm=config.reduction)
         self.shards = shards_of(job.model)
-        self.optimizer = make_optimizer(config, sharded_parameters(job.model))
+        self.optimizer = make_optimizer(job, sharded_parameters(job.model))
 
     def zero_grad(self) -> None:
         for shard in self.shards:
@@ -180,6 +219,16 @@ class FullyShard(OneDevice):
 
     def tensors(self) -> Tensors:
         return gather_tensors(self.shards, self.optimizer)
+
+    def weights(self) -> list[tuple[Parameter, Array, int, int]]:
+        return [(p, shard.data[place], start, stop) for shard in self.shards for p, place, start, stop in shard.ranges()]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return [held for shard in self.shards for held in shard.state_ranges()]
+
+    def updated(self) -> None:
+        for shard in self.shards:
+            shard.updated()
 
     def local_arrays(self) -> dict[str, Array]:
         return {f"{i}": shard.data for i, shard in enumerate(self.shards)}

@@ -20,11 +20,13 @@ from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
+from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
+from minidist.train.pipelines import PipelineParallel
+from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import OneDevice, make_strategy
 
 
@@ -61,10 +63,12 @@ class TrainResult:
     bucket_sizes: list[int]
     unit_sizes: list[int]
     digest: str
+    first_step: int = 0  # after a resume, the number of steps that were done before
+    host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
-    """Train with data parallelism over all ranks of `comm`, with `config.zero` sharded.
+    """Train on all ranks of `comm`: pipelines of `config.pp` ranks, data parallelism over the rest, with `config.zero` sharded.
 
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start rank 0 sends the weights (purpose startup).
@@ -72,21 +76,28 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
-        job = build(config, batches)
-        strategy = make_strategy(job, comm)
-        losses: list[float] = []
-        for step in range(config.steps):
+        job = build(config, batches, comm)
+        strategy = PipelineParallel(job, comm) if config.pp > 1 else make_strategy(job, comm)
+        done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        for step in range(done, config.steps):
+            began = comm.time()
             strategy.zero_grad()
-            mine = _accumulate(comm, strategy, job, step, meter)
-            losses.append(global_loss(comm, mine))
+            if isinstance(strategy, PipelineParallel):
+                losses.append(global_loss(strategy.data, strategy.run(step)))
+            else:
+                losses.append(global_loss(comm, _accumulate(comm, strategy, job, step, meter)))
             finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
+            comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
+            if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
+                save_job(comm, config.save, job, strategy, step + 1, losses)
         units = strategy.unit_sizes()
         return TrainResult(
             comm.rank, losses, account.peak, dict(account.at_peak), sum(units), np.dtype(job.dtype).itemsize,
-            strategy.bucket_sizes(), units, digest(strategy),
+            strategy.bucket_sizes(), units, digest(strategy), done,
+            None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ The expected values come from a few lines of NumPy over all ranks' inputs, added
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "p
 ALL = sorted((operation, name) for operation, names in algorithms().items() for name in names)
 
 
+@lru_cache(1000)
 def primes(count):
     """The first primes: sums and differences of distinct ones do not cancel by accident."""
     sieve = np.ones(20 * count + 100, bool)
@@ -31,6 +33,12 @@ def primes(count):
 
 
 def contribution(rank, size, dtype):
+    """A copy of `values_of`, to be overwritten."""
+    return values_of(rank, size, dtype).copy()
+
+
+@lru_cache(10_000)
+def values_of(rank, size, dtype):
     """Rank's input: primes of its own with alternating signs; fractions for float dtypes, so that rounding shows."""
     values = primes((rank + 1) * size + 1)[rank * size : (rank + 1) * size] * (-1) ** np.arange(size)
     return values.astype(dtype) if dtype.kind == "i" else (values / 7).astype(dtype)
@@ -64,11 +72,11 @@ class Case:
         elements = {
             "gather": self.sizes[rank], "all_gather": self.sizes[rank], "all_to_all": sum(self.row(rank)),
         }.get(self.operation, self.size)  # fmt: skip
-        return contribution(rank, elements, self.dtype)
+        return values_of(rank, elements, self.dtype)
 
     def call(self, comm):
         """What rank `comm.rank` gets; checks on the way that an input that is no output stays as it was."""
-        array, rank = self.input(comm.rank), comm.rank
+        array, rank = self.input(comm.rank).copy(), comm.rank
         before = array.copy()
         options = {"algorithm": self.algorithm, "async_op": self.async_op}
         function = getattr(collectives, self.operation)

@@ -29,14 +29,14 @@ def test_within_5_percent_of_the_best(operation, ranks, links):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(("ranks", "nbytes"), [(64, 1), (64, 2**14), (33, 2**20), (64, 2**23)])
+@pytest.mark.parametrize(("ranks", "nbytes"), [(64, 1), (64, 2**14), (33, 2**20), (64, 2**21)])
 def test_within_5_percent_on_many_ranks(operation, ranks, nbytes):
     fixed = [seconds(operation, name, ranks, nbytes) for name in algorithms()[operation]]
     assert seconds(operation, "auto", ranks, nbytes) <= 1.05 * min(fixed)
 
 
-def test_64_mib_on_64_ranks_need_no_memory():
-    assert seconds("all_reduce", "auto", 64, 2**26) == pytest.approx(2 * 63 / 64 * 2**26 * 1e-10, rel=0.01)
+def test_a_gibibyte_needs_no_memory():
+    assert seconds("all_reduce", "rabenseifner", 64, 2**30) == pytest.approx(2 * 63 / 64 * 2**30 * 1e-10, rel=0.01)
 
 
 def test_it_matters_and_no_algorithm_is_always_best():
@@ -95,7 +95,9 @@ def test_the_slowest_link_of_the_communicator_counts():
         return tuple(choose(group, "all_reduce", 2**16) for group in (inside, across, comm))
 
     results = SimWorld(16, links=links).run(program)
-    assert set(results) == {tuple(cheapest("all_reduce", 2**16, *args) for args in ((4, *fast), (4, *slow), (16, *slow)))}
+    assert set(results) == {
+        tuple(cheapest("all_reduce", 2**16, *args) for args in ((4, *fast), (4, *slow), (16, *slow)))
+    }
     assert results[0][0] != results[0][1]
 
 

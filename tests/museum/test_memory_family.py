@@ -1,13 +1,24 @@
 """Bugs of the memory family, planted: the tests of equality, bytes and memory must turn red for each."""
 
+from contextlib import nullcontext
+from importlib import import_module
+
 import pytest
 
 from minidist.autograd.parameter import ParameterUse
+from minidist.base.errors import MinidistError
+from minidist.comm import SimWorld
 from minidist.optim import AdamW, clip_grad_norm_
 from minidist.parallel import shards, zero
 from minidist.parallel.fully_shard import Unit
+from minidist.train import resume
+from tests.checkpoint import test_directory, test_resume
+from tests.nn import test_recompute
 from tests.parallel import test_fully_shard, test_zero
 from tests.parallel.models import assert_same, one_device
+from tests.train import test_sharded
+
+checkpoint_module = import_module("minidist.autograd.checkpoint")  # the package has a function of that name
 
 
 def reference(ranks, clip=0.3):
@@ -77,3 +88,33 @@ def test_the_micro_batches_of_a_unit_added_before_they_are_summed_over_ranks():
     result = test_fully_shard.SimWorld(3).run(test_fully_shard.train)[0]
     with pytest.raises(AssertionError):
         assert_same(result, reference(3, clip=None))
+
+
+def test_bug_16_rank_0_alone_saves(tmp_path):
+    """Whoever leaves the others out of a save is told at once who waits for whom."""
+
+    def save_alone(comm):
+        if comm.rank == 0:
+            test_directory.write(comm, tmp_path, 1)
+
+    with pytest.raises(MinidistError, match="barrier"):
+        SimWorld(2).run(save_alone)
+
+
+def test_bug_16_the_state_of_another_rank(tmp_path, monkeypatch):
+    """Every rank restores the optimizer state of rank 0's elements."""
+    right = resume._state
+    monkeypatch.setattr(resume, "_state", lambda checkpoint, p, start, stop: right(checkpoint, p, 0, stop - start))
+    with pytest.raises(AssertionError):
+        test_resume.test_the_next_steps_have_the_bits_of_the_uninterrupted_run(2, 4, tmp_path)
+
+
+def test_bug_14_recomputation_draws_a_new_dropout_mask(monkeypatch):
+    """The replay counts its draws on from where the forward stopped."""
+    monkeypatch.setattr(checkpoint_module, "replay_calls", lambda calls: nullcontext())
+    for check in (
+        lambda: test_recompute.test_gradients_have_the_same_bits_with_dropout("full"),
+        lambda: test_sharded.test_recomputation_is_equal_bit_for_bit("full", 3),
+    ):
+        with pytest.raises(AssertionError):
+            check()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.parallel.tensor import linear, sequence, shards, vocabulary
+from minidist.parallel.tensor import linear, replicas, sequence, shards, vocabulary
 from tests.parallel import test_tensor as right
 
 
@@ -67,3 +67,15 @@ def test_bug_12_row_parallel_bias_gradients_are_not_reduced_either(monkeypatch):
     )
     with pytest.raises(AssertionError, match=r"gradients transformer\.h\.0\.attn\.c_proj\.bias"):
         right.assert_gpt(2, "sgd", sequence_parallel=True)
+
+
+def test_bug_11_the_norm_of_a_ranks_own_tiles(monkeypatch):
+    monkeypatch.setattr(replicas, "all_reduce", lambda comm, array: array)
+    with pytest.raises(AssertionError):
+        right.test_the_clip_norm_counts_every_global_element_once(2, False)
+
+
+def test_bug_11_replicated_parameters_counted_once_a_rank(monkeypatch):
+    monkeypatch.setattr(replicas, "_is_cut", lambda parameter: True)
+    with pytest.raises(AssertionError):
+        right.test_the_clip_norm_counts_every_global_element_once(2, False)

@@ -14,6 +14,7 @@ from minidist.nn import GPT, Llama
 from minidist.nn.llama import grouped_query_attention
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
+from minidist.parallel.tensor import gpt_plan, llama_plan, parallelize_module
 from tests.parallel.split_models import assert_equal, text, train
 from tests.parallel.test_tensor import gpt, llama
 
@@ -192,6 +193,40 @@ def test_data_and_context_parallel_together(name):
     assert_model(4, name, "ring", "adam", (2, 2))
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_context_and_tensor_parallel_together(name, sequence_parallel):
+    """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""
+    length = 12
+
+    def loss_of(model, step):
+        return model(*text(step, BATCH, length, WORDS), BATCH * length)
+
+    def main(comm):
+        mesh = init_device_mesh(comm, (2, 2), ("cp", "tp"))
+        model = context_model(mesh["cp"], name, "ring", length)
+        plan = (gpt_plan if name == "gpt" else llama_plan)(WORDS, sequence_parallel)
+        model = parallelize_module(model, mesh["tp"], plan)
+        parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
+        mine = sequence_positions(length, mesh["cp"].rank, 2)
+
+        def part_of(_, step):
+            tokens, targets = text(step, BATCH, length, WORDS)
+            return parallel(tokens[:, mine], targets[:, mine], BATCH * length, positions=mine)
+
+        def total(_, loss):
+            value = np.array([loss.item()])
+            with purpose("metrics"):
+                all_reduce(mesh["cp"], value)
+            return value[0]
+
+        return train(model, part_of, "adam", mesh, synchronize=total, flat=parallel.flat)
+
+    expected = train((gpt if name == "gpt" else llama)(4), loss_of, "adam")
+    for history in SimWorld(4).run(main):
+        assert_equal(history, expected)
+
+
 def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():
     def main(comm):
         model = GPT(gpt(2, WORDS, dropout=0.1).config, dtype=np.float64, attention_fn=RingAttention(comm, LENGTH))
@@ -272,5 +307,8 @@ def test_no_rank_computes_more_than_another_in_zigzag():
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_mpi_the_same_numbers(comm, kind):
+def test_under_mpi_the_same_messages_and_the_same_numbers(comm, kind):
     assert_equal(context_train(comm, "llama", kind, "sgd"), one_device_llama_of(2, "sgd"))
+    world = SimWorld(2)
+    world.run(context_train, "llama", kind, "sgd")
+    assert comm.trace.sequences() == world.traces[comm.rank].sequences()

@@ -31,3 +31,14 @@ def test_context_parallel_llama(world, flags, forward):
     assert losses(output)[-1] < losses(output)[0] - 1
     # 10 steps, 2 layers, 4 rows, 4 bytes; K and V have half the heads
     assert f"rank 0 sent {10 * 2 * 4 * 4 * forward:,} bytes in forward" in output, output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("flags", "top_k"), [((), 1), (("--top-2",), 2)])
+def test_expert_parallel_gpt(world, flags, top_k):
+    code, output = start(world, 2, "expert_parallel_gpt", *flags)
+    assert code == 0, output
+    assert len(losses(output)) == 10
+    assert losses(output)[-1] < losses(output)[0] - 1
+    # 10 steps, 2 layers, 4 all-to-alls of half of top_k 1.25 x 128 tokens, 64 wide, 4 bytes
+    assert f"sent {10 * 2 * 4 * top_k * 160 * 64 * 4 // 2:,} bytes of tokens" in output, output

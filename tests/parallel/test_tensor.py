@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, no_grad
-from minidist.base.errors import UsageError
+from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld, init_device_mesh
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
+from minidist.nn.recompute import recompute
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
+    LossParallel,
     RowParallelLinear,
     RowwiseParallel,
     SequenceParallel,
     SplitHeads,
     VocabParallel,
     VocabParallelEmbedding,
+    check_replicas,
+    clip_grad_norm_,
     copy_to_tensor_parallel_region,
     full_state_dict,
     full_tensor,
@@ -284,6 +287,18 @@ def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel
     assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
 
 
+@pytest.mark.parametrize("what", ["full", "selective"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what, sequence_parallel):
+    def main(comm):
+        model = parallelize_module(gpt(comm.size, dropout=0.25), comm, gpt_plan(13, sequence_parallel))
+        recompute(model, what)
+        return train(model, gpt_loss(13), "sgd", {"tp": comm})
+
+    for history in SimWorld(2).run(main):
+        assert_equal(history, one_device(4, 13, "sgd", 0.25))
+
+
 def test_logits_are_gathered_without_the_padding():
     tokens, _ = text(0, BATCH, LENGTH, 13)
     with no_grad():
@@ -355,6 +370,43 @@ def test_key_value_heads_that_do_not_divide():
     plan = llama_plan(13)
     refuse(4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks")
     refuse(8, plan, lambda: llama(4), "4 key-value heads of .* do not divide over 8 .* take 8, or one of 1, 2, 4 ranks")
+
+
+# --- the gradient norm, and replicas ---
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_clip_norm_counts_every_global_element_once(ranks, sequence_parallel):
+    single = gpt(ranks)
+    gpt_loss(13)(single, 0).backward()
+    flat = np.concatenate([p.grad.reshape(-1) for p in single.parameters()])
+    norm = float(np.sqrt(flat @ flat))
+    factor = 0.25 * norm / (norm + 1e-6)
+
+    def main(comm):
+        model = parallelize_module(gpt(comm.size), comm, gpt_plan(13, sequence_parallel))
+        gpt_loss(13)(model, 0).backward()
+        before = clip_grad_norm_(model, 0.25 * norm, comm)
+        return before, {name: full_tensor(p.grad, p.layout, {"tp": comm}) for name, p in model.named_parameters()}
+
+    for before, gradients in SimWorld(ranks).run(main):
+        assert abs(before - norm) < 1e-12 * norm
+        for name, parameter in single.named_parameters():
+            assert np.abs(gradients[name] - parameter.grad * factor).max() < 1e-12 * norm, name
+
+
+def test_a_replica_that_differs_is_named():
+    def main(comm, rank):
+        model = parallelize_module(gpt(4), comm, gpt_plan(13))
+        if comm.rank == rank:
+            model.transformer.h[1].ln_2.weight.data[3] += 1e-12
+        check_replicas(model, comm)
+
+    SimWorld(4).run(main, None)
+    for rank in range(4):
+        with pytest.raises(MismatchError, match=r"'transformer\.h\.1\.ln_2\.weight' .* not the same on rank"):
+            SimWorld(4).run(main, rank)
 
 
 # --- counts ---
@@ -439,6 +491,20 @@ def test_activation_bytes_are_the_papers():
             assert kept == [expected(ranks, split)] * ranks, (ranks, split)
 
 
+def test_regathered_arrays_are_gone_when_their_readers_are():
+    """The peak of communication memory in backward is one gathered input, whatever the depth."""
+
+    def main(comm, layers):
+        with account_memory() as account:
+            model = parallelize_module(gpt(4, layers=layers), comm, gpt_plan(13, True))
+            model(*text(0, BATCH, LENGTH, 13)).backward()
+        return account.peak_by_purpose["communication"], account.by_purpose["communication"]
+
+    one = BATCH * LENGTH * 24 * 8
+    for layers in (1, 3):
+        assert SimWorld(2).run(main, layers) == [(one, 0)] * 2
+
+
 # --- bad input ---
 
 
@@ -458,6 +524,8 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
     refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* take 4 or 8")
     refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
     refuse(2, {"transformer.wte": VocabParallel()}, match=r"'lm_head\.weight' shares a parameter .* name its module in the plan")
+    refuse(2, gpt_plan(16), match="a vocabulary of 16 words, the model has 13; give the plan 13")
+    refuse(2, {"": LossParallel(3)}, lambda: MLP([4, 6, 3]), "LossParallel is for a model with lm_head")
     refuse(2, {"layers.0": SequenceParallel()}, lambda: MLP([4, 6, 3]), "'layers.0' is a Linear")
 
     def flat():
@@ -503,16 +571,11 @@ def test_the_classes_build_their_own_tiles():
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_under_mpi_the_same_messages_and_the_same_numbers(comm, sequence_parallel):
-    with batch_coordinates():
+    def main(comm):
         mesh = init_device_mesh(comm, (2,), ("tp",))
-        history, _ = parallel_gpt(mesh["tp"], "adam", sequence_parallel=sequence_parallel)
-    assert_equal(history, one_device(4, 13, "adam", 0.0))
-    sequences = comm.trace.sequences()
+        return parallel_gpt(mesh["tp"], "adam", sequence_parallel=sequence_parallel)[0]
 
-    def main(sim):
-        parallel_gpt(init_device_mesh(sim, (2,), ("tp",))["tp"], "adam", sequence_parallel=sequence_parallel)
-
-    if sequence_parallel is False:  # the trace is the process's: the first test's alone
-        world = SimWorld(2)
-        world.run(main)
-        assert sequences == world.traces[comm.rank].sequences()
+    assert_equal(main(comm), one_device(4, 13, "adam", 0.0))
+    world = SimWorld(2)
+    world.run(main)
+    assert comm.trace.sequences() == world.traces[comm.rank].sequences()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.pipeline.partition import Layer, Stage, by_cost, by_slowest, pipedream, read_profile, uniform
+from minidist.pipeline.partition import Layer, Stage, by_cost, by_slowest, noam, pipedream, read_profile, uniform
 
 LAYERS = st.lists(
     st.builds(Layer, st.just("x"), *[st.floats(0, 9)] * 2, *[st.integers(0, 50).map(float)] * 2), min_size=1, max_size=5
@@ -71,6 +71,11 @@ def test_cuts_are_the_best_of_all(costs, parts):
         sums = [sum(costs[s.first : s.last + 1]) for s in function(costs, parts)]
         assert len(sums) == parts
         assert value(sums) == min(value([sum(costs[a:b]) for a, b in blocks]) for blocks in cuts(len(costs), parts))
+
+
+def test_noam():
+    assert noam([Stage(0, 0, 2), Stage(1, 1, 1)]) == 2
+    assert noam([Stage(0, 0), Stage(1, 1), Stage(2, 2)]) == 3
 
 
 def test_uniform():

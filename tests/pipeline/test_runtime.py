@@ -320,7 +320,7 @@ def attempt(comm, **changes):
         ({"numbers": [0]}, UsageError, "was built with .0.; build the stages"),
         ({"m": 4}, UsageError, "is for 3 micro-batches and got 4"),
         ({"loss": None}, UsageError, "needs a loss"),
-        ({"options": {"tied": ["layers.0.wight"]}}, UsageError, "'layers.0.wight' is on no stage .did you mean 'layers.0.weight'"),
+        ({"options": {"tied": ["layers.0.wight"]}}, UsageError, "'layers.0.wight' is on no stage .did you mean 'layers.[01].weight'"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence_and_never_a_hang(changes, error, sentence):

@@ -46,6 +46,14 @@ def test_every_byte_is_in_the_closed_form(zero, ranks):
     assert measured == closed
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recomputation_is_equal_bit_for_bit(recompute, zero):
+    """The reference keeps all activations."""
+    result = verdict(2, **GPT, **SMALL, zero=zero, reduction="ordered", dropout=0.1, recompute=recompute)
+    assert result.equal, result.first_difference
+
+
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("zero", STAGES)
 def test_mpi_trains_to_the_simulated_bits(comm, zero):

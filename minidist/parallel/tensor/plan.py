@@ -117,6 +117,12 @@ class LossParallel(ParallelStyle):
 
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
         comm, vocab_size = cutter.comm, self.vocab_size
+        weight = module.lm_head.weight if hasattr(module, "lm_head") else None
+        if weight is None:
+            raise UsageError(f"LossParallel is for a model with lm_head, loss_fn and logits_fn; {name!r} is a {type(module).__name__}")
+        words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
+        if words != vocab_size:
+            raise UsageError(f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}")
 
         def loss(logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
             return vocab_parallel_cross_entropy(logits, targets, divisor, comm=comm, vocab_size=vocab_size)

@@ -162,25 +162,21 @@ class _Gathered(Tensor):
         self._kept = _Regather(shard.saved(), comm)
 
     def saved(self) -> "_Regather":
-        self._kept.uses += 1
         return self._kept
 
 
 class _Regather:
-    """Gathers at the first read in backward; the last of the nodes that saved it drops the array."""
+    """Gathers at the first read in backward. Nodes that share the input share the array; it goes with the last of them."""
 
     def __init__(self, shard: Any, comm: Comm) -> None:
-        self.shard, self.comm, self.uses = shard, comm, 0
+        self.shard, self.comm = shard, comm
         self.whole: xp.Array | None = None
 
     @property
     def data(self) -> xp.Array:
         if self.whole is None:
             self.whole = track(gathered(self.comm, self.shard.data, SEQUENCE, "regather"), "communication")
-        whole, self.uses = self.whole, self.uses - 1
-        if self.uses <= 0:
-            self.whole = None
-        return whole
+        return self.whole
 
 
 # --- the messages ---

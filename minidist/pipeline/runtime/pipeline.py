@@ -54,6 +54,8 @@ class Pipeline:
     for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when ranks have different plans.
     """
 
+    UPDATES: tuple[str, ...] = ("flush", "none")  # of the plans that it runs
+
     def __init__(
         self,
         comm: Comm,
@@ -68,9 +70,10 @@ class Pipeline:
         coordinates: Callable[[int], AbstractContextManager[Any]] | None = None,
         times: Times | None = None,
     ) -> None:
-        validate(plan)
-        if plan.updates not in ("flush", "none"):
-            raise UsageError(f"plan {plan.name!r} updates its weights on the way; run it with minidist.pipeline.pipedream")
+        validate(plan, allow_wrong_gradients=plan.updates in self.UPDATES)  # PipeDream can show what goes wrong
+        if plan.updates not in self.UPDATES:
+            way = "updates its weights on the way; run it with PipeDream" if "flush" in self.UPDATES else "updates them once; run it with Pipeline"
+            raise UsageError(f"plan {plan.name!r} {way}")
         if plan.ranks != comm.size:
             raise UsageError(f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks")
         self.comm, self.loss, self.times, self.reduction = comm, loss, times, reduction

@@ -19,9 +19,11 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.errors import MismatchError, UsageError, nearest
 from minidist.base.trace import purpose
+from minidist.collectives import all_gather
 from minidist.comm import Comm
 
 Site = tuple[int, int]  # stage, rank
+ROW = 4  # numbers that a rank tells of a parameter: stage, name, two of its values
 
 
 @dataclass
@@ -39,26 +41,29 @@ class SharedGradients:
     def __init__(self, comm: Comm, parameters: Mapping[int, Sequence[Parameter]], tied: Sequence[str]) -> None:
         self.comm = comm
         self.mine = {(stage, p.name): p for stage, ps in parameters.items() for p in ps if p.requires_grad}
-        everybody = _tell_everybody(comm, [(s, p.name, p.shape, _digest(p)) for (s, _), p in self.mine.items()])
-        known = {name for table in everybody for _, name, _, _ in table}
+        words = {_word(name): name for _, name in self.mine}
+        known = {name for _, name in self.mine}
+        rows = [[stage, _word(name), *_digest(parameter)] for (stage, name), parameter in self.mine.items()]
+        table = _tell_everybody(comm, np.array(rows, np.int64).reshape(-1, ROW))
+        everywhere = {row[2] for row in table}
         for name in tied:
-            if name not in known:
+            if _word(name) not in everywhere:
                 raise UsageError(f"tied parameter {name!r} is on no stage{nearest(name, known)}; name one of the stages' parameters")
-        where: dict[tuple[int | None, str], list[Site]] = {}
-        values: dict[tuple[int | None, str], Any] = {}
-        for rank, table in enumerate(everybody):
-            for stage, name, shape, digest in table:
-                key = (None if name in tied else stage, name)
-                where.setdefault(key, []).append((stage, rank))
-                if values.setdefault(key, (shape, digest)) != (shape, digest):
-                    raise MismatchError(
-                        f"rank {comm.rank}: the copies of parameter {name!r} differ between {_places(where[key])}; build every copy "
-                        "from the same seed"
-                    )
+        tied_words = {_word(name) for name in tied}
+        where: dict[tuple[int | None, int], list[Site]] = {}
+        values: dict[tuple[int | None, int], Any] = {}
+        for rank, stage, word, *digest in table:
+            key = (None if word in tied_words else stage, word)
+            where.setdefault(key, []).append((stage, rank))
+            if values.setdefault(key, digest) != digest:
+                raise MismatchError(
+                    f"rank {comm.rank}: the copies of parameter {words.get(word, 'of another rank')!r} differ between "
+                    f"{_places(where[key])}; build every copy from the same seed"
+                )
         groups: dict[tuple[bool, tuple[Site, ...]], list[str]] = {}
-        for (stage_, name), sites in sorted(where.items(), key=lambda entry: (entry[0][0] is not None, entry[0][0] or 0)):
-            if len(sites) > 1:
-                groups.setdefault((stage_ is None, tuple(sorted(sites))), []).append(name)
+        for (stage_, word), sites in sorted(where.items(), key=lambda entry: (entry[0][0] is not None, entry[0][0] or 0)):
+            if len(sites) > 1 and word in words:
+                groups.setdefault((stage_ is None, tuple(sorted(sites))), []).append(words[word])
         self.groups = [Group(list(sites), names, is_tied) for (is_tied, sites), names in groups.items()]
         self.stages = {stage for group in self.groups for stage, _ in group.sites}
         self.copies = {site + (name,) for group in self.groups for site in group.sites[1:] for name in group.names}
@@ -101,21 +106,25 @@ def _gradient(parameter: Parameter) -> Any:
     return (np.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else parameter.grad).reshape(-1)
 
 
-def _digest(parameter: Parameter) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(parameter.data).tobytes(), digest_size=16).digest()
+def _word(name: str) -> int:
+    """A name as a number that travels."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _digest(parameter: Parameter) -> list[int]:
+    """Shape and values as two numbers."""
+    data = hashlib.blake2b(np.ascontiguousarray(parameter.data).tobytes(), digest_size=16, person=repr(parameter.shape).encode()[:16])
+    return np.frombuffer(data.digest(), np.int64).tolist()  # type: ignore[no-any-return]
 
 
 def _places(sites: Sequence[Site]) -> str:
     return " and ".join(f"stage {stage} on rank {rank}" for stage, rank in (sites[0], sites[-1]))
 
 
-def _tell_everybody(comm: Comm, value: Any) -> list[Any]:
-    """Rank 0 collects every rank's value and sends the list to all (purpose startup)."""
+def _tell_everybody(comm: Comm, rows: Any) -> list[list[int]]:
+    """Everybody's rows, the rank in front: two all-gathers, of the counts (8 B) and of the rows (8 ROW B each)."""
     with purpose("startup"):
-        if comm.rank:
-            comm.send_object(value, 0)
-            return list(comm.recv_object(0))
-        values = [value, *(comm.recv_object(rank) for rank in range(1, comm.size))]
-        for rank in range(1, comm.size):
-            comm.send_object(values, rank)
-        return values
+        counts = np.asarray(all_gather(comm, np.array([len(rows)]))).tolist()
+        flat = np.asarray(all_gather(comm, rows.reshape(-1), counts=[ROW * count for count in counts]))
+    ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
+    return [[rank, *row] for rank, row in zip(ranks, flat.reshape(-1, ROW).tolist(), strict=True)]

@@ -7,6 +7,7 @@ Parameters keep their names in the whole model, so a stage's initial weights are
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor, linear
@@ -73,6 +74,12 @@ def split_model(model: Module, stages: int, numbers: Sequence[int], cuts: Sequen
     cuts: how many blocks (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError
     when there are more stages than blocks, or the cuts do not add up.
     """
+    modules, tied = cut_model(model, stages, cuts)
+    return [PipelineStage(modules[number], number) for number in numbers], tied
+
+
+def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
+    """The modules of all stages, and the names of the parameters that several of them share; see `split_model`."""
     blocks: list[Module] = []
     if isinstance(model, (GPT, MLP)):
         blocks = list(model.transformer.h if isinstance(model, GPT) else model.layers)
@@ -87,13 +94,9 @@ def split_model(model: Module, stages: int, numbers: Sequence[int], cuts: Sequen
     if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
         raise UsageError(f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is {len(blocks)}")
     bounds = offsets(sizes)
-    made = []
-    for number in numbers:
-        first, last = bounds[number], bounds[number + 1]
-        if isinstance(model, GPT):
-            module: Module = GPTStage(model, first, last, number == 0, number == stages - 1)
-        else:
-            module = LayersStage(blocks[first:last])
-        made.append(PipelineStage(module, number))
-    tied = [model.lm_head.weight.name] if isinstance(model, GPT) and stages > 1 else []
-    return made, tied
+    if isinstance(model, GPT):
+        made: list[Module] = [
+            GPTStage(model, a, b, number == 0, number == stages - 1) for number, (a, b) in enumerate(pairwise(bounds))
+        ]
+        return made, [model.lm_head.weight.name] if stages > 1 else []
+    return [LayersStage(blocks[a:b]) for a, b in pairwise(bounds)], []

@@ -1,0 +1,160 @@
+"""A mixture of experts: many MLPs, of which each token visits one or two. More parameters, the same work a token.
+
+    tokens ──▶ router: softmax(x W) ──▶ each token's expert(s) and gate(s)
+    tokens ──▶ slots (experts, capacity, D) ──▶ expert MLPs ──▶ back to the tokens, times their gates
+
+An expert has `capacity` slots for a group of tokens, given out in token order (with two choices: all first choices
+before all second ones). A token that finds no slot is *dropped*: the layer adds nothing to it. A *group* is what one
+call sees, one rank's micro-batch; capacity and auxiliary loss belong to the group, also on a single device.
+
+top_k=1 is Switch (Fedus et al., "Switch Transformers", 2021): the gate is the probability, and the auxiliary loss
+N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are divided by their sum, the auxiliary loss is
+(1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e / S is
+the share of first choices, P_e = m_e the mean probability; the gradient runs through the latter alone.
+"""
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from minidist.autograd import Function, Parameter, Tensor, gelu, linear, reshape, softmax
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.nn.module import Module
+
+
+def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
+    """Slots of an expert for a group: top_k tokens / experts x factor, rounded up, at least 1."""
+    return max(1, ceil(top_k * tokens / experts * factor))
+
+
+class Assignment:
+    """Where the tokens of a group go. choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1: dropped."""
+
+    def __init__(self, probabilities: xp.Array, top_k: int, capacity: int) -> None:
+        n, experts = probabilities.shape
+        rest = xp.array(probabilities)
+        rows = xp.arange(n)
+        taken = xp.zeros(experts, xp.int64, probabilities)
+        self.capacity, self.choices = capacity, []
+        self.first_counts = taken
+        for choice in range(top_k):
+            expert = rest.argmax(axis=1)
+            rest[rows, expert] = -1.0
+            mine = xp.zeros((n, experts), xp.int64, probabilities)
+            mine[rows, expert] = 1
+            place = (mine.cumsum(axis=0) - 1)[rows, expert] + taken[expert]
+            taken = taken + mine.sum(axis=0)
+            if choice == 0:
+                self.first_counts = taken
+            self.choices.append((expert, xp.where(place < capacity, expert * capacity + place, -1)))
+
+    @property
+    def dropped(self) -> int:
+        """How many choices found no slot."""
+        return sum(int((slots < 0).sum()) for _, slots in self.choices)
+
+
+class _ToSlots(Function):
+    """x (n, D) -> (slots, D): each token's row at its slots, zeros in empty ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, slots: list[xp.Array], total: int) -> xp.Array:
+        ctx.slots = slots
+        out = xp.zeros((total, x.shape[1]), x.dtype, x)
+        for slot in slots:
+            out[slot[slot >= 0]] = x[slot >= 0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        result = xp.zeros((ctx.slots[0].size, grad.shape[1]), grad.dtype, grad)
+        for slot in ctx.slots:
+            result[slot >= 0] += grad[slot[slot >= 0]]
+        return result
+
+
+class _FromSlots(Function):
+    """rows (slots, D) -> (n, D): each token's slot, zeros for dropped tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: xp.Array, slot: xp.Array) -> xp.Array:
+        ctx.slot, ctx.total = slot, rows.shape[0]
+        out = xp.zeros((slot.size, rows.shape[1]), rows.dtype, rows)
+        out[slot >= 0] = rows[slot[slot >= 0]]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        result = xp.zeros((ctx.total, grad.shape[1]), grad.dtype, grad)
+        result[ctx.slot[ctx.slot >= 0]] = grad[ctx.slot >= 0]
+        return result
+
+
+def _here(slots: Tensor) -> Tensor:
+    return slots
+
+
+class MixtureOfExperts(Module):
+    """x (batch, T, width) -> the same shape. The weights of all experts lie in one parameter each, experts first.
+
+    After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says who went
+    where. to_experts, to_tokens: what happens to the slots (experts, capacity, width) before and after the expert MLPs;
+    expert parallelism puts its all-to-alls there.
+    """
+
+    def __init__(
+        self, width: int, hidden: int, experts: int, top_k: int = 1, capacity_factor: float = 1.25, dtype: Any = xp.float32,
+        scale: float = 0.02, out_scale: float | None = None, seed: int | None = 0,
+    ) -> None:  # fmt: skip
+        if top_k not in (1, 2) or top_k > experts:
+            raise UsageError(f"top_k {top_k} of {experts} experts; take 1 (Switch) or 2 (GShard), and as many experts or more")
+        if capacity_factor <= 0:
+            raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; take 1.0 or more, 1.25 is usual")
+        self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor
+
+        def weight(*shape: int, scale: float = scale) -> Parameter:
+            return Parameter(xp.zeros(shape, dtype), init=("normal", scale) if scale else ("constant", 0.0))
+
+        self.router = weight(experts, width)
+        self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
+        self.proj_weight = weight(experts, hidden, width, scale=scale if out_scale is None else out_scale)
+        self.proj_bias = weight(experts, 1, width, scale=0.0)
+        self.to_experts: Callable[[Tensor], Tensor] = _here
+        self.to_tokens: Callable[[Tensor], Tensor] = _here
+        self.auxiliary_loss: Tensor | None = None
+        self.assignment: Assignment | None = None
+        if seed is not None:
+            self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, width) -> (batch, T, width); zeros for dropped tokens."""
+        shape, experts = x.shape, self.num_experts
+        x = reshape(x, (-1, shape[-1]))
+        n = x.shape[0]
+        probabilities = softmax(linear(x, self.router))
+        capacity = expert_capacity(n, experts, self.top_k, self.capacity_factor)
+        self.assignment = assignment = Assignment(probabilities.data, self.top_k, capacity)
+        self.auxiliary_loss = self._auxiliary_loss(probabilities, assignment.first_counts)
+
+        slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
+        work = self.to_experts(reshape(slots, (experts, capacity, shape[-1])))
+        work = gelu(work @ self.fc_weight + self.fc_bias) @ self.proj_weight + self.proj_bias
+        done = reshape(self.to_tokens(work), (experts * capacity, shape[-1]))
+
+        rows = xp.arange(n)
+        gates = [probabilities[rows, expert] for expert, _ in assignment.choices]
+        if self.top_k == 2:
+            total = gates[0] + gates[1]
+            gates = [gate / total for gate in gates]
+        parts = [
+            _FromSlots.apply(done, slot) * reshape(gate, (n, 1))
+            for gate, (_, slot) in zip(gates, assignment.choices, strict=True)
+        ]
+        return reshape(parts[0] if len(parts) == 1 else parts[0] + parts[1], shape)
+
+    def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
+        n, experts = probabilities.shape
+        share = Tensor(xp.as_array(first_counts, probabilities.dtype) / xp.as_array(n, probabilities.dtype))
+        both = (probabilities.mean(0) * share).sum()
+        return both * experts if self.top_k == 1 else both / experts

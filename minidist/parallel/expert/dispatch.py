@@ -1,0 +1,125 @@
+"""Expert parallelism: each rank has some of the experts and its own tokens; an all-to-all brings them together.
+
+    rank 0: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 0 computes e0, e1 for everybody's tokens
+    rank 1: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 1 computes e2, e3
+                             └──▶ rank 0 └──▶ rank 1    then the way back
+
+The slots of an expert on a rank stay together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
+are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers a rank, whether the
+slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens D.
+
+An ep rank is a data rank too: it has rows of its own. So the replicated parameters' gradients are summed over dp and
+ep, but those of an expert over dp only; its own rank has seen the tokens of all ep ranks.
+
+Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
+"""
+
+from typing import Any
+
+from minidist.autograd import Function, Parameter, Tensor
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.trace import purpose
+from minidist.collectives import all_to_all, broadcast
+from minidist.comm import Comm, Mesh
+from minidist.nn.experts import MixtureOfExperts
+from minidist.nn.flat import FlatParameters
+from minidist.nn.module import Module
+from minidist.parallel.gradients import GradientReducer, register
+from minidist.parallel.tensor.linear import replica_of, tile_of
+from minidist.parallel.tensor.plan import Cutter, ParallelStyle
+from minidist.parallel.tensor.regions import charge, contiguous
+
+
+class ExpertParallel(ParallelStyle):
+    """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: its experts are dealt out."""
+
+    def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
+        self.expect(module, name, MixtureOfExperts)
+        comm, experts = cutter.comm, module.num_experts
+        if experts % comm.size:
+            below, above = experts // comm.size * comm.size, (experts // comm.size + 1) * comm.size
+            choices = f"{below} or {above}" if below else f"{above}"
+            divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+            raise UsageError(
+                f"{experts} experts of {name} do not divide over {comm.size} expert-parallel ranks; take {choices} "
+                f"experts, or one of {divisors} ranks"
+            )
+        for part in ("fc_weight", "fc_bias", "proj_weight", "proj_bias"):
+            setattr(module, part, tile_of(getattr(module, part), cutter.axis, 0, comm, cutter.made))
+        replica_of(module.router, cutter.made)
+        if comm.size > 1:
+            module.to_experts = lambda slots: _Exchange.apply(slots, comm, True)
+            module.to_tokens = lambda slots: _Exchange.apply(slots, comm, False)
+        return module
+
+
+class _Exchange(Function):
+    @staticmethod
+    def forward(ctx: Any, slots: xp.Array, comm: Comm, to_experts: bool) -> xp.Array:
+        ctx.settings = comm, to_experts
+        return exchange(comm, slots, to_experts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        comm, to_experts = ctx.settings
+        return exchange(comm, grad, not to_experts)
+
+
+def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
+    """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back. One all-to-all."""
+    ranks, width = comm.size, slots.shape[-1]
+    if to_experts:
+        outgoing = contiguous(slots)  # the experts of rank j are neighbours
+        local, capacity = slots.shape[0] // ranks, slots.shape[1]
+    else:
+        local, capacity = slots.shape[0], slots.shape[1] // ranks
+        outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
+    charge(comm, "dispatch")
+    with purpose("dispatch"):
+        received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
+    if not to_experts:
+        return received.reshape(ranks * local, capacity, width)
+    return contiguous(received.swapaxes(0, 1)).reshape(local, ranks * capacity, width)
+
+
+class ExpertDataParallel(Module):
+    """Wraps a model with dealt-out experts so that `loss.backward()` leaves complete gradients on every rank.
+
+    mesh: has the axis ep, and dp or not. The loss must be divided by the *global* count (sums are formed, no means).
+    `flats`: the flat parameters, replicated ones first; give them to the optimizer. Gradient messages have the purpose
+    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x ep ranks, and of the tiles over dp.
+    """
+
+    def __init__(self, module: Module, mesh: Mesh, algorithm: str = "ring") -> None:
+        if "ep" not in mesh.axis_names:
+            raise UsageError(f"{mesh!r} has no axis 'ep'; make one with init_device_mesh(comm, (dp, ep), ('dp', 'ep'))")
+        self.module = module
+        groups: dict[bool, list[Parameter]] = {False: [], True: []}
+        for parameter in module.parameters():
+            groups[bool(parameter.layout and "ep" in parameter.layout.axes)].append(parameter)
+        shared = mesh[tuple(name for name in mesh.axis_names if name in ("dp", "ep"))]
+        comms: list[Comm | None] = [shared, mesh["dp"] if "dp" in mesh.axis_names else None]
+        self.flats, self.reducers = [], []
+        for parameters, comm in zip(groups.values(), comms, strict=True):
+            if not parameters:
+                continue
+            flat = FlatParameters(parameters)
+            self.flats.append(flat)
+            if comm is not None:
+                with purpose("startup"):
+                    broadcast(comm, flat.data)
+                reducer = GradientReducer(flat, comm, algorithm=algorithm)
+                register(reducer, flat.parameters, lambda: True)
+                self.reducers.append(reducer)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """The module's output for this rank's rows."""
+        for reducer in self.reducers:
+            reducer.prepare()
+        return self.module(*arguments, **keywords)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for flat in self.flats:
+            flat.zero_grad()

@@ -1,0 +1,109 @@
+"""A training job in a checkpoint and back: weights, optimizer, position in the data, seed, losses.
+
+Everything is stored by its global name, so a job that was saved by 4 ranks with ZeRO 3 goes on on 1 rank, or on 8 with
+ZeRO 1. On the same layout the next step has the same bits as if nothing had happened.
+
+The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
+masks depend on seed, step and sample. So there is no random state to be saved, and none of another rank to be restored.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint import Checkpoint, Piece, save
+from minidist.comm import Comm
+from minidist.parallel import OffloadedOptimizer
+from minidist.train.config import TrainConfig, flag
+from minidist.train.job import Job
+from minidist.train.strategies import OneDevice
+
+# What the bits of the next step depend on; a resumed job must not differ in it.
+FIXED = (
+    "model", "layers", "width", "heads", "context", "dropout", "data", "optimizer", "momentum", "weight_decay", "precision", "seed",
+)  # fmt: skip
+
+
+def save_job(comm: Comm, directory: str | Path, job: Job, strategy: OneDevice, step: int, losses: list[float]) -> Path:
+    """Write the job after `step` steps; every rank calls it. Replicated tensors are written once, by turns."""
+    state = {
+        "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
+        "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
+    }  # fmt: skip
+    return save(comm, directory, step, _pieces(comm, strategy), state)
+
+
+def _pieces(comm: Comm, strategy: OneDevice) -> list[Piece]:
+    everybody, nobody_else = (comm.rank, comm.size), (0, 1)
+    copies = everybody if strategy.replicated_weights else nobody_else
+    pieces = [Piece(f"weights/{p.name}", p.shape, array, start, stop, copies=copies) for p, array, start, stop in strategy.weights()]
+    state = strategy.optimizer.state
+    copies = everybody if strategy.replicated_state else nobody_else
+    for parameter, start, stop in strategy.state_ranges():
+        for key, array in state.get(parameter.name, {}).items():
+            if stop > start:
+                pieces.append(Piece(f"optimizer/{parameter.name}/{key}", parameter.shape, array, start, stop, copies=copies))
+    return pieces
+
+
+def resume_job(directory: str | Path, job: Job, strategy: OneDevice) -> tuple[int, list[float]]:
+    """Load the latest checkpoint into a job that was built anew; returns (steps done, their losses). Every rank calls it.
+
+    All that this rank needs is read and checked before anything is changed. Errors: UsageError when the job is another
+    one, and those of `Checkpoint`.
+    """
+    checkpoint = Checkpoint(directory)
+    _same_job(checkpoint, job)
+    writes = [(array, _read(checkpoint, parameter, start, stop)) for parameter, array, start, stop in strategy.weights()]
+    states = {p.name: _state(checkpoint, p, start, stop) for p, start, stop in strategy.state_ranges()}
+    for array, values in writes:
+        array[...] = values
+    known = {name: state for name, state in states.items() if state}
+    strategy.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
+    strategy.updated()
+    if isinstance(strategy.optimizer, OffloadedOptimizer):
+        strategy.optimizer.refresh()
+    return checkpoint.step, list(checkpoint.state["losses"])
+
+
+def _state(checkpoint: Checkpoint, parameter: Any, start: int, stop: int) -> dict[str, Any]:
+    prefix = f"optimizer/{parameter.name}/"
+    return {
+        name[len(prefix) :]: checkpoint.read(name, start, stop) for name in checkpoint.tensors if name.startswith(prefix)
+    }
+
+
+def _read(checkpoint: Checkpoint, parameter: Any, start: int, stop: int) -> np.ndarray:
+    name = f"weights/{parameter.name}"
+    entry = checkpoint.tensors.get(name)
+    if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (parameter.shape, str(parameter.dtype)):
+        raise UsageError(
+            f"checkpoint {str(checkpoint.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
+            f"{parameter.dtype}{list(parameter.shape)}"
+        )
+    return checkpoint.read(name, start, stop)
+
+
+def _same_job(checkpoint: Checkpoint, job: Job) -> None:
+    saved, config = checkpoint.state["config"], job.config
+    for name in FIXED:
+        if saved[name] != getattr(config, name):
+            raise UsageError(
+                f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {saved[name]}, this job has {getattr(config, name)}; "
+                f"resume with {flag(name)} {saved[name]}"
+            )
+    if checkpoint.state["global_batch"] != job.batches.global_batch:
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} was made with a global batch of {checkpoint.state['global_batch']}, this job has "
+            f"{job.batches.global_batch}, so the data would not go on where they stopped; resume with --global-batch {checkpoint.state['global_batch']}"
+        )
+    if checkpoint.step >= config.steps:
+        raise UsageError(f"the checkpoint {str(checkpoint.path)!r} has {checkpoint.step} steps already; raise --steps above {checkpoint.step}")
+
+
+def check_saving(config: TrainConfig) -> None:
+    """UsageError when the flags about checkpoints do not fit together."""
+    if config.save is None and (config.resume or config.every is not None):
+        raise UsageError(f"{'--resume' if config.resume else '--every'} needs --save DIR: the directory of the checkpoints")

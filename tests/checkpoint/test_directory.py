@@ -1,0 +1,197 @@
+"""Pieces in, tensors out; every damage is one sentence; a death at any write leaves the checkpoint before it."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.checkpoint import Checkpoint, Piece, Storage, save
+from minidist.comm import SimWorld
+
+SHAPES = {"a": (7, 3), "b": (5,), "c": (2, 2, 2)}
+
+
+def values(version):
+    return {name: np.random.default_rng([version, i]).standard_normal(shape).astype(np.float32) for i, (name, shape) in enumerate(SHAPES.items())}
+
+
+def sharded(comm, version):
+    """Every tensor cut over the ranks."""
+    for name, array in values(version).items():
+        start = offsets(chunk_sizes(array.size, comm.size))[comm.rank : comm.rank + 2]
+        if start[0] < start[1]:
+            yield Piece(name, array.shape, array.reshape(-1)[start[0] : start[1]], start[0], start[1])
+
+
+def write(comm, directory, version, storage=None):
+    return save(comm, directory, version, list(sharded(comm, version)), {"version": version}, storage)
+
+
+def assert_holds(directory, version):
+    checkpoint = Checkpoint(directory)
+    assert (checkpoint.step, checkpoint.state) == (version, {"version": version})
+    assert set(checkpoint.tensors) == set(SHAPES)
+    for name, array in values(version).items():
+        assert np.array_equal(checkpoint.tensor(name), array)
+
+
+@settings(max_examples=30)
+@given(ranks=st.integers(1, 5), start=st.integers(0, 21), length=st.integers(0, 21))
+def test_any_range_can_be_read_whoever_wrote_it(ranks, start, length, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    SimWorld(ranks).run(write, directory, 1)
+    stop = min(21, start + length)
+    assert np.array_equal(Checkpoint(directory).read("a", start, max(start, stop)), values(1)["a"].reshape(-1)[start : max(start, stop)])
+    assert_holds(directory, 1)
+
+
+def test_boxes_of_a_two_dimensional_split(tmp_path):
+    def main(comm):
+        whole, columns = np.arange(24.0).reshape(4, 6), (3 * comm.rank, 3 * comm.rank + 3)
+        save(comm, tmp_path, 1, [Piece("w", whole.shape, whole[:, slice(*columns)], box=((0, 4), columns))], {})
+
+    SimWorld(2).run(main)
+    assert np.array_equal(Checkpoint(tmp_path).tensor("w"), np.arange(24.0).reshape(4, 6))
+    assert np.array_equal(Checkpoint(tmp_path).read("w", 2, 9), np.arange(2.0, 9.0))
+
+
+def test_replicas_are_written_once_and_by_turns(tmp_path):
+    def main(comm):
+        pieces = [Piece(name, array.shape, array, copies=(comm.rank, comm.size)) for name, array in values(1).items()]
+        save(comm, tmp_path, 1, pieces, {"version": 1})
+
+    SimWorld(3).run(main)
+    assert_holds(tmp_path, 1)
+    checkpoint = Checkpoint(tmp_path)
+    assert [entry["pieces"][0]["file"] for entry in checkpoint.tensors.values()] == [f"rank-000{r}.safetensors" for r in range(3)]
+
+
+class Killed(Exception):
+    pass
+
+
+class Fatal(Storage):
+    """Dies at operation number `at`; a write is cut in half first."""
+
+    def __init__(self, at):
+        self.at, self.count = at, 0
+
+    def dies(self):
+        self.count += 1
+        return self.count - 1 == self.at
+
+    def make(self, path):
+        if self.dies():
+            raise Killed
+        super().make(path)
+
+    def write(self, path, data):
+        if self.dies():
+            path.write_bytes(data[: len(data) // 2])
+            raise Killed
+        super().write(path, data)
+
+    def remove(self, path):
+        if self.dies():
+            raise Killed
+        super().remove(path)
+
+    def rename(self, source, target):
+        if self.dies():
+            raise Killed
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_killed_at_any_write_the_checkpoint_before_it_still_loads(victim, tmp_path):
+    SimWorld(3).run(write, tmp_path, 1)
+    for at in range(100):
+        fatal = Fatal(at)
+        try:
+            SimWorld(3).run(lambda comm, fatal=fatal: write(comm, tmp_path, 2, fatal if comm.rank == victim else None))
+        except Killed:
+            assert_holds(tmp_path, 1)
+            continue
+        break
+    assert at == (10 if victim == 0 else 2)  # make, tensors, list, metadata, 3 lists away, rename, latest, rename
+    assert_holds(tmp_path, 2)
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_saving_a_step_again_does_not_touch_the_first_one(at, tmp_path):
+    first = SimWorld(2).run(write, tmp_path, 1)[0]
+    with pytest.raises(Killed):
+        SimWorld(2).run(lambda comm: write(comm, tmp_path, 1, Fatal(at) if comm.rank == 0 else None))
+    assert_holds(tmp_path, 1)
+    assert Checkpoint(tmp_path).path == first
+
+
+def damage(tmp_path, how):
+    path = tmp_path / "step-00000001" / "rank-0001.safetensors"
+    data = bytearray(path.read_bytes())
+    if how == "missing":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(data[:-3])
+    elif how == "flipped":
+        data[-1] ^= 1
+        path.write_bytes(data)
+    elif how == "header":
+        data[9] ^= 255
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("how", "words"), [("missing", "is missing"), ("truncated", "B instead of"), ("flipped", "checksum"), ("header", "damaged")])
+def test_damage_is_one_sentence_that_names_file_and_tensor(how, words, tmp_path):
+    SimWorld(2).run(write, tmp_path, 1)
+    damage(tmp_path, how)
+    with pytest.raises(UsageError, match=words) as caught:
+        [Checkpoint(tmp_path).tensor(name) for name in SHAPES]
+    assert "rank-0001.safetensors" in str(caught.value)
+    assert any(f"tensor {name!r}" in str(caught.value) for name in SHAPES)
+
+
+def test_a_flipped_bit_in_the_metadata(tmp_path):
+    path = SimWorld(1).run(write, tmp_path, 1)[0] / "metadata.json"
+    record = json.loads(path.read_bytes())
+    record["step"] = 2
+    path.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=r"metadata\.json"):
+        Checkpoint(tmp_path)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(UsageError, match="no checkpoint in"):
+        Checkpoint(tmp_path)
+    SimWorld(1).run(write, tmp_path, 1)
+    with pytest.raises(UsageError, match="has no tensor 'd'"):
+        Checkpoint(tmp_path).read("d")
+
+
+@pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (2, 5)]])
+def test_gaps_and_overlaps_are_refused(ranges, tmp_path):
+    with pytest.raises(UsageError, match="each must be in one"):
+        SimWorld(1).run(lambda comm: save(comm, tmp_path, 1, [Piece("b", (5,), np.zeros(b - a), a, b) for a, b in ranges], {}))
+
+
+def test_only_empty_messages_are_sent(tmp_path):
+    world = SimWorld(4)
+    world.run(write, tmp_path, 1)
+    assert all(trace.bytes_by_purpose() == {"checkpoint": 0} for trace in world.traces)
+
+
+@pytest.mark.mpi(3)
+def test_mpi_writes_what_one_process_reads(comm):
+    import tempfile
+    from pathlib import Path
+
+    directory = comm.recv_object(0) if comm.rank else tempfile.mkdtemp()
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            comm.send_object(directory, rank)
+    write(comm, Path(directory), 1)
+    assert_holds(directory, 1)

@@ -1,0 +1,122 @@
+"""A resumed job goes on with the same bits on the same layout, and on any other layout in its tier."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.train.config import TrainConfig
+from minidist.train.trainer import train
+
+GPT = {
+    "model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "clip": 0.5, "dropout": 0.1,
+    "global_batch": 8, "warmup": 3, "reduction": "ordered",
+}  # fmt: skip
+
+
+def run(ranks, **values):
+    return SimWorld(ranks).run(train, TrainConfig.make(**{**GPT, **values}))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_next_steps_have_the_bits_of_the_uninterrupted_run(zero, ranks, tmp_path):
+    layout = {"zero": zero, "accumulation": 2}
+    whole = run(ranks, steps=5, **layout)
+    run(ranks, steps=5, save=str(tmp_path / "a"), every=2, **layout)
+    (tmp_path / "a" / "latest").write_text("step-00000002")
+    resumed = run(ranks, steps=5, save=str(tmp_path / "a"), resume=True, **layout)
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
+    assert resumed[0].losses == whole[0].losses
+    assert resumed[0].first_step == 2
+
+
+LAYOUTS = st.tuples(st.integers(0, 3), st.sampled_from([1, 2, 4]))
+
+
+@settings(max_examples=8)
+@given(before=LAYOUTS, after=LAYOUTS)
+def test_any_layout_goes_on_from_any_other(before, after, tmp_path_factory):
+    """Equal in the ordered tier to the same job that began with the layout it ends with: the checkpoint adds no error.
+
+    Two micro-batches on each of 4 contributors would be another order of additions, so each layout is compared with a
+    direct load of the same checkpoint by one rank with whole tensors, in float64, to 1e-12.
+    """
+    directory = str(tmp_path_factory.mktemp("checkpoint"))
+    run(before[1], zero=before[0], steps=2, save=directory, precision="fp64")
+    alone = run(1, zero=0, steps=4, save=directory, resume=True, precision="fp64")[0]
+    (tmp_path_factory.getbasetemp() / directory / "latest").write_text("step-00000002")
+    other = run(after[1], zero=after[0], steps=4, save=directory, resume=True, precision="fp64")[0]
+    assert other.losses[:2] == alone.losses[:2]
+    assert other.losses == pytest.approx(alone.losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_checkpoint_saved_again_on_another_layout_has_the_same_bytes(zero, tmp_path):
+    """Load and save with no step between: nothing is lost or rounded."""
+    from minidist.checkpoint import Checkpoint
+    from minidist.train.config import resolve_batches
+    from minidist.train.job import build
+    from minidist.train.resume import resume_job, save_job
+    from minidist.train.strategies import make_strategy
+
+    run(3, zero=1, steps=2, save=str(tmp_path / "a"), global_batch=12)
+
+    def again(comm):
+        config = TrainConfig.make(**{**GPT, "zero": zero, "steps": 3, "global_batch": 12})
+        job = build(config, resolve_batches(config, comm.size))
+        strategy = make_strategy(job, comm)
+        step, losses = resume_job(tmp_path / "a", job, strategy)
+        save_job(comm, tmp_path / "b", job, strategy, step, losses)
+
+    SimWorld(4).run(again)
+    one, two = Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b")
+    assert one.state == two.state
+    assert set(one.tensors) == set(two.tensors)
+    assert any(name.startswith("optimizer/") for name in one.tensors)
+    for name in one.tensors:
+        assert (one.tensor(name) == two.tensor(name)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"width": 32}, "--width 16"),
+        ({"seed": 1}, "--seed 0"),
+        ({"optimizer": "sgd"}, "--optimizer adamw"),
+        ({"global_batch": 4}, "--global-batch 8"),
+        ({"steps": 2}, "raise --steps above 2"),
+    ],
+)
+def test_another_job_is_refused(change, sentence, tmp_path):
+    run(2, steps=2, save=str(tmp_path))
+    with pytest.raises(UsageError, match=sentence):
+        run(2, **{"steps": 4, "save": str(tmp_path), "resume": True, **change})
+
+
+def test_the_command_line(tmp_path, capsys):
+    job = ["train", "--dp", "2", "--zero", "3", "--width", "16", "--heads", "2", "--context", "8", "--save", str(tmp_path / "c"), "--json"]
+    job += ["--trace", str(tmp_path / "trace.jsonl")]
+    with pytest.raises(SystemExit):
+        main([*job, "--steps", "3", "--every", "2"])
+    first = json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        main([*job, "--steps", "4", "--resume"])
+    second = json.loads(capsys.readouterr().out)
+    assert second["losses"][:3] == first["losses"]
+    assert len(second["losses"]) == 4
+    for volume in second["bytes_by_purpose"].values():
+        assert volume["measured"] == volume["closed_form"]
+    assert (tmp_path / "c" / "latest").read_text() == "step-00000004"
+
+
+@pytest.mark.parametrize("flags", [["--resume"], ["--every", "2"]])
+def test_flags_that_need_a_directory(flags, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["train", *flags])
+    assert done.value.code == 2
+    assert "needs --save DIR" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""Museum: a rank that skips a collective. The others wait, or exchange one step's bytes with another's; here it is said.
+
+The bug comes as `if rank == 0: log(all_reduce(...))`, or as a rank whose data ran out, or whose gradients overflowed. With
+every algorithm the simulated world reports it at once; what it says depends on what the rank did instead.
+"""
+
+import numpy as np
+import pytest
+
+from minidist import collectives
+from minidist.autograd import Tensor
+from minidist.base.errors import DeadlockError, MismatchError
+from minidist.collectives.registry import algorithms
+from minidist.comm import SimWorld
+from minidist.parallel import DistributedDataParallel, GradientReducer
+from tests.parallel.replicas import Nested, batch
+
+ALGORITHMS = sorted(algorithms()["all_reduce"])
+SENDS = [0, 1 << 20]
+
+
+def training(comm, algorithm, skip, then=None):
+    """Three steps of a sum over all ranks. skip: (rank, step) that does not take part."""
+    total = 0.0
+    for step in range(3):
+        loss = np.array([comm.rank + 10.0 * step])
+        if (comm.rank, step) != skip:
+            total += collectives.all_reduce(comm, loss, algorithm=algorithm)[0]
+        elif then:
+            then(comm)
+    return total
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("eager_bytes", SENDS)
+@pytest.mark.parametrize("skip", [(0, 2), (2, 2), (1, 0), (3, 1)])
+def test_a_step_skipped_leaves_somebody_waiting(algorithm, eager_bytes, skip):
+    """The sums go on, one step askew, until those who did not skip wait for one that has returned."""
+    world = SimWorld(4, eager_bytes=eager_bytes)
+    assert world.run(training, algorithm, None) == [3 * 6.0 + 4 * 30.0] * 4
+    with pytest.raises(DeadlockError, match=rf"rank {skip[0]} has returned"):
+        world.run(training, algorithm, skip)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("eager_bytes", SENDS)
+def test_another_collective_in_its_place_is_named(algorithm, eager_bytes):
+    instead = lambda comm: collectives.all_gather(comm, np.ones(2))  # noqa: E731
+    names = rf"(?s)all_reduce/{algorithm}.*all_gather/ring|all_gather/ring.*all_reduce/{algorithm}"
+    with pytest.raises((MismatchError, DeadlockError), match=names):  # met, or each waiting for the other: both named
+        SimWorld(3, eager_bytes=eager_bytes).run(training, algorithm, (1, 1), instead)
+
+
+def test_a_rank_that_drops_a_bucket(monkeypatch):
+    """Planted into the reducer: rank 1 thinks that bucket 0 needs no sum (an overflow that it alone has seen)."""
+
+    def step(comm):
+        inputs, gradient = batch(comm.rank)
+        ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=200e-6)
+        ddp(Tensor(inputs)).backward(gradient)
+        return ddp.flat.grad.tobytes()
+
+    assert len(set(SimWorld(3).run(step))) == 1
+    launch = GradientReducer.launch
+
+    class Nothing:
+        def wait(self):
+            pass
+
+    def drop(self, bucket):
+        if self.comm.rank == 1 and bucket.index == 0:
+            self.works.append(Nothing())
+        else:
+            launch(self, bucket)
+
+    monkeypatch.setattr(GradientReducer, "launch", drop)
+    with pytest.raises((DeadlockError, MismatchError), match="all_reduce/ring"):
+        SimWorld(3).run(step)

@@ -1,0 +1,387 @@
+"""Compression keeps its promises: nothing is lost with error feedback, bounds hold, and the bytes are the formula's."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.autograd import Parameter, Tensor
+from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.trace import purpose
+from minidist.collectives import closed_form
+from minidist.comm import SimWorld
+from minidist.nn.flat import FlatParameters
+from minidist.optim import SGD
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress, dequantize, orthonormal, quantize
+from minidist.parallel.gradients import make_buckets
+from minidist.parallel.local_sgd import PeriodicAverage
+from tests.parallel.replicas import Nested, batch
+
+SHAPES = [(5, 4), (3,), (4, 2, 3), (1, 6)]
+SIZE = 53
+
+
+def hooked(comm, make, gradients, shapes):
+    """`gradients(rank)`: one flat gradient a step. Returns each step's result, and what is left at the end."""
+    first = gradients(comm.rank)[0]
+    parameters = [Parameter(np.zeros(shape, first.dtype), name=f"p{i}") for i, shape in enumerate(shapes)]
+    flat = FlatParameters(parameters)
+    (bucket,) = make_buckets(flat, 1e9)
+    state, results = make(comm), []
+    for gradient in gradients(comm.rank):
+        bucket.buffer[...] = gradient
+        with purpose("gradient_reduce"):
+            work = compress(state, bucket)
+        work.wait()
+        results.append(bucket.buffer.copy())
+    return results, state.residuals.get(0)
+
+
+def run(make, gradients, ranks, shapes=None, eager_bytes=0):
+    world = SimWorld(ranks, eager_bytes=eager_bytes)
+    results = world.run(hooked, make, gradients, shapes or [gradients(0)[0].shape])
+    for step in range(len(results[0][0])):
+        assert len({steps[step].tobytes() for steps, _ in results}) == 1  # all ranks have the same bits
+    return world, results
+
+
+def normals(steps, size, dtype=np.float64):
+    return lambda rank: [np.random.default_rng([rank, s]).standard_normal(size).astype(dtype) for s in range(steps)]
+
+
+def integers(steps, size, seed):
+    return lambda rank: [
+        np.random.default_rng([seed, rank, s]).integers(-9, 10, size).astype(float) for s in range(steps)
+    ]
+
+
+def everything(gradients, ranks):
+    return sum(sum(gradients(rank)) for rank in range(ranks))
+
+
+# error feedback -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 4), st.integers(0, 99), st.data())
+@settings(max_examples=40)
+def test_top_k_sent_and_residual_are_all_gradients_exactly(ranks, size, steps, seed, data):
+    k, gradients = data.draw(st.integers(1, size)), integers(steps, size, seed)
+    _, results = run(lambda comm: TopK(comm, k, "sum"), gradients, ranks)
+    left = sum(residual for _, residual in results)
+    assert np.array_equal(sum(results[0][0]) + left, everything(gradients, ranks))
+    assert all(np.count_nonzero(residual) <= size - k for _, residual in results)
+
+
+@given(st.integers(1, 5), st.sampled_from([1, 2, 8, 32]), st.integers(1, 4), st.integers(0, 99))
+@settings(max_examples=40)
+def test_sign_sent_and_residual_are_all_gradients_exactly(ranks, size, steps, seed):
+    """Sizes are powers of two, so that the mean magnitude of integers is exact."""
+    gradients = integers(steps, size, seed)
+    _, results = run(lambda comm: Sign(comm, "sum"), gradients, ranks)
+    assert np.array_equal(sum(results[0][0]) + sum(left for _, left in results), everything(gradients, ranks))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=25)
+def test_powersgd_sent_and_residual_are_all_gradients(ranks, rank, steps):
+    gradients = normals(steps, SIZE)
+    _, results = run(lambda comm: PowerSGD(comm, rank, op="sum", always=True), gradients, ranks, SHAPES)
+    np.testing.assert_allclose(
+        sum(results[0][0]) + sum(left for _, left in results), everything(gradients, ranks), rtol=0, atol=1e-12
+    )
+
+
+def test_the_mean_is_the_sum_divided():
+    for make in (lambda c, op: TopK(c, 5, op), Sign, lambda c, op: QSGD(c, op=op), lambda c, op: PowerSGD(c, op=op)):
+        by_op = [
+            run(lambda comm, op=op, make=make: make(comm, op), normals(2, 16), 4, [(4, 4)])[1][0][0] for op in ("sum", "mean")
+        ]
+        for total, mean in zip(*by_op, strict=True):
+            assert np.array_equal(mean, total / 4)
+
+
+# each compressor ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.data())
+def test_top_k_is_a_contraction(size, data):
+    k, gradients = data.draw(st.integers(1, size)), normals(1, size)
+    x = gradients(0)[0]
+    _, [(results, residual)] = run(lambda comm: TopK(comm, k), gradients, 1)
+    assert np.count_nonzero(results[0]) == k
+    assert np.abs(residual).max() <= np.abs(results[0][results[0] != 0]).min()
+    assert (residual**2).sum() <= (1 - k / size) * (x**2).sum() + 1e-12
+
+
+def test_sign_of_the_papers_example_and_its_contraction():
+    _, [(results, residual)] = run(Sign, lambda rank: [np.array([3.0, -1.0])], 1)
+    assert results[0].tolist() == [2, -2]
+    assert residual.tolist() == [1, 1]
+    _, [(results, residual)] = run(Sign, lambda rank: [np.array([0.0, -4.0])], 1)
+    assert (results[0].tolist(), residual.tolist()) == ([2, -2], [-2, -2])  # zero counts as positive
+    x = normals(1, 37)(0)[0]
+    _, [(_, residual)] = run(Sign, lambda rank: [x], 1)
+    assert (residual**2).sum() == pytest.approx((x**2).sum() - np.abs(x).sum() ** 2 / x.size)
+
+
+@pytest.mark.parametrize("levels", [1, 4, 127])
+def test_qsgd_is_unbiased_with_its_variance_bound(levels):
+    """Over draws that fill [0, 1) evenly means are exact up to 1/N; over random ones the variance is the bound's at most."""
+    x, n = normals(1, 29)(0)[0], 4000
+    step = np.linalg.norm(x) / levels
+    even = np.mean(
+        [dequantize(*quantized(x, levels, np.full(x.size, (i + 0.5) / n)), levels) for i in range(n)], axis=0
+    )
+    assert np.abs(even - x).max() <= step / n
+    draws = np.random.default_rng(1).random((n, x.size))
+    samples = np.array([dequantize(*quantized(x, levels, row), levels) for row in draws])
+    assert np.abs(samples.mean(axis=0) - x).max() <= 5 * step / 2 / n**0.5
+    factor = min(x.size / levels**2, x.size**0.5 / levels)
+    assert ((samples - x) ** 2).sum(axis=1).mean() <= factor * (x**2).sum()
+    place = np.abs(x) / step % 1
+    assert ((samples - x) ** 2).sum(axis=1).mean() == pytest.approx((place * (1 - place)).sum() * step**2, rel=0.1)
+
+
+def quantized(x, levels, draws):
+    level, norm = quantize(x, levels, draws)
+    assert np.abs(level.astype(int)).max() <= levels
+    return level, norm[0]
+
+
+def test_qsgd_draws_anew_for_every_rank_and_step_and_repeats_with_the_seed():
+    same = lambda rank: [np.linspace(-1, 1, 40)] * 2  # noqa: E731
+    first, again = (run(lambda comm: QSGD(comm, 3, seed=5, op="sum"), same, 2)[1][0][0] for _ in range(2))
+    alone = run(lambda comm: QSGD(comm, 3, seed=5, op="sum"), same, 1)[1][0][0]
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first[0], first[1])
+    assert not np.array_equal(first[0], 2 * alone[0])
+    assert not run(lambda comm: QSGD(comm), lambda rank: [np.zeros(5)], 2)[1][0][0][0].any()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_powersgd_is_exact_at_full_rank_and_for_what_has_its_rank(ranks):
+    gradients = normals(2, SIZE)
+    _, results = run(lambda comm: PowerSGD(comm, 6, op="sum", always=True), gradients, ranks, SHAPES)
+    for step in range(2):
+        expected = sum(gradients(rank)[step] for rank in range(ranks))
+        if step == 0 or ranks == 1:  # later the residuals come with it
+            np.testing.assert_allclose(results[0][0][step], expected, rtol=0, atol=1e-12)
+    product = np.outer([1.0, 2, 3], [5.0, 7, 11, 13]).reshape(-1)
+    _, results = run(
+        lambda comm: PowerSGD(comm, 1, op="sum", always=True), lambda rank: [product * (rank + 1)], ranks, [(3, 4)]
+    )
+    np.testing.assert_allclose(results[0][0][0], product * sum(range(1, ranks + 1)), rtol=1e-12)
+
+
+def test_powersgd_gets_better_by_its_warm_start():
+    """The same matrix again and again, without error feedback: power iteration comes to the best rank-1 approximation."""
+    x = normals(1, 48)(0)[0]
+
+    class Forgetful(PowerSGD):
+        def corrected(self, bucket):
+            return bucket.buffer.copy()
+
+    _, [(results, _)] = run(lambda comm: Forgetful(comm, 1), lambda rank: [x] * 200, 1, [(6, 8)])
+    u, s, v = np.linalg.svd(x.reshape(6, 8))
+    best = s[0] * np.outer(u[:, 0], v[0])
+    errors = [np.linalg.norm(result.reshape(6, 8) - best) for result in (results[0], results[-1])]
+    assert errors[1] < 1e-6 < errors[0]
+
+
+def test_orthonormal_columns_and_dependent_ones():
+    columns = np.random.default_rng(0).standard_normal((7, 3))
+    q = orthonormal(columns)
+    np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-14)
+    np.testing.assert_allclose(q @ (q.T @ columns), columns, atol=1e-13)
+    dependent = orthonormal(np.stack([columns[:, 0], 2 * columns[:, 0], 0 * columns[:, 0]], axis=1))
+    assert not dependent[:, 1:].any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_cast_is_an_all_reduce_in_two_bytes(dtype):
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    gradients = normals(1, 21, np.float32)
+    _, results = run(lambda comm: Cast(comm, dtype), gradients, 2)
+    a, b = ((gradients(rank)[0] / 2).astype(kind) for rank in range(2))
+    assert np.array_equal(results[0][0][0], (a + b).astype(np.float32))
+    large = lambda rank: [np.full(3, 60000.0, np.float32)]  # noqa: E731
+    assert np.isfinite(run(lambda comm: Cast(comm, dtype), large, 4)[1][0][0][0]).all()
+
+
+# bytes --------------------------------------------------------------------------------------------------------------------
+
+
+def ring(elements, ranks, rank, itemsize):
+    return closed_form.all_reduce(elements, ranks, rank)[1] * itemsize
+
+
+MATRICES = [(5, 4), (4, 6)]  # of SHAPES, where rank 1 is smaller than the matrix; (1, 6) is not
+FORMULAS = {
+    "Cast": (lambda comm: Cast(comm), lambda n, r: ring(SIZE, n, r, 2)),
+    "TopK": (lambda comm: TopK(comm, 7), lambda n, r: (n - 1) * 7 * (4 + 4)),
+    "Sign": (Sign, lambda n, r: (n - 1) * (-(-SIZE // 8) + 4)),
+    "QSGD": (QSGD, lambda n, r: (n - 1) * (SIZE + 4)),
+    "PowerSGD": (
+        PowerSGD,
+        lambda n, r: ring(3 + 6, n, r, 4) + ring(sum(m for m, _ in MATRICES), n, r, 4) + ring(sum(k for _, k in MATRICES), n, r, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+def test_bytes_on_the_wire(name, ranks, eager_bytes):
+    make, formula = FORMULAS[name]
+    world, _ = run(make, normals(2, SIZE, np.float32), ranks, SHAPES, eager_bytes)
+    for rank, trace in enumerate(world.traces):
+        assert sum(m.nbytes for m in trace.sent("gradient_reduce")) == 2 * formula(ranks, rank)
+        assert trace.bytes_by_purpose().keys() <= {"gradient_reduce"}
+
+
+# with DistributedDataParallel ---------------------------------------------------------------------------------------------
+
+
+def ddp_gradient(comm, make, bucket_cap_mb=25.0):
+    inputs, output_gradient = batch(rows=12)
+    start = offsets(chunk_sizes(12, comm.size))
+    rows = slice(start[comm.rank], start[comm.rank + 1])
+    ddp = DistributedDataParallel(Nested(), comm, algorithm="ordered", bucket_cap_mb=bucket_cap_mb)
+    if make is not None:
+        ddp.register_comm_hook(make(comm), compress)
+    ddp(Tensor(inputs[rows])).backward(output_gradient[rows])
+    return ddp.flat.grad.copy(), len(ddp.reducer.buckets)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_as_hooks_of_data_parallelism_over_several_buckets(name, ranks):
+    make = {**{n: f[0] for n, f in FORMULAS.items()}, "PowerSGD": lambda comm: PowerSGD(comm, 6, always=True)}[name]
+    results = SimWorld(ranks).run(ddp_gradient, make, 200e-6)
+    whole = SimWorld(ranks).run(ddp_gradient, None, 200e-6)
+    assert results[0][1] > 2
+    assert len({gradient.tobytes() for gradient, _ in results}) == 1
+    error = np.linalg.norm(results[0][0] - whole[0][0]) / np.linalg.norm(whole[0][0])
+    assert error < {"Cast": 0.02, "TopK": 0.95, "Sign": 1.0, "QSGD": 0.05, "PowerSGD": 1e-5}[name]
+    assert error > 0 or name == "PowerSGD"
+
+
+def test_top_k_of_everything_is_no_compression_bit_for_bit():
+    size = SimWorld(1).run(ddp_gradient, None)[0][0].size
+    for ranks in (1, 3, 4):
+        compressed = SimWorld(ranks).run(ddp_gradient, lambda comm: TopK(comm, size))
+        assert np.array_equal(compressed[0][0], SimWorld(ranks).run(ddp_gradient, None)[0][0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda c: TopK(c, 2), Sign, lambda c: QSGD(c, 4), lambda c: PowerSGD(c, 1), lambda c: Cast(c, "float16")],
+    ids=["TopK", "Sign", "QSGD", "PowerSGD", "Cast"],
+)
+def test_descent_reaches_the_common_minimum(make):
+    """Rank r pulls towards its own target; only the sum over the ranks has its zero at the mean of the targets."""
+    targets = [np.random.default_rng(rank).standard_normal((4, 5)) for rank in range(3)]
+
+    def program(comm):
+        weight = Parameter(np.zeros((4, 5)), name="w")
+        (bucket,) = make_buckets(FlatParameters([weight]), 1e9)
+        state = make(comm)
+        for step in range(800):
+            bucket.buffer[...] = (weight.data - targets[comm.rank]).reshape(-1)
+            compress(state, bucket).wait()
+            weight.data[...] -= 0.2 / (1 + step / 25) * bucket.buffer.reshape(4, 5)
+        return weight.data.copy()
+
+    for weight in SimWorld(3).run(program):
+        assert np.abs(weight - sum(targets) / 3).max() < 0.05
+
+
+# local SGD ----------------------------------------------------------------------------------------------------------------
+
+
+def local_steps(comm, every, steps, algorithm="ordered"):
+    model = Nested(np.float64, seed=comm.rank)
+    flat = FlatParameters(model.parameters())
+    average, optimizer = PeriodicAverage(flat, comm, every, algorithm=algorithm), SGD(flat, lr=0.05)
+    done = []
+    for step in range(steps):
+        _descend(model, flat, optimizer, step * comm.size + comm.rank)
+        done.append(average.step())
+    return flat.data.copy(), done, flat.version
+
+
+def _descend(model, flat, optimizer, number):
+    inputs, gradient = batch(number, dtype=np.float64)
+    flat.zero_grad()
+    model(Tensor(inputs)).backward(gradient / 50)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("every", [1, 3])
+def test_local_sgd_is_its_replay_on_one_device(ranks, every):
+    """The replicas one after the other, averaged in rank order: the same bits, also between two averages."""
+    steps = 7
+    replicas = [Nested(np.float64, seed=0) for _ in range(ranks)]
+    flats = [FlatParameters(model.parameters()) for model in replicas]
+    optimizers = [SGD(flat, lr=0.05) for flat in flats]
+    for step in range(steps):
+        for rank in range(ranks):
+            _descend(replicas[rank], flats[rank], optimizers[rank], step * ranks + rank)
+        if (step + 1) % every == 0:
+            total = flats[0].data.copy()
+            for flat in flats[1:]:
+                total = total + flat.data
+            for flat in flats:
+                flat.data[...] = total / ranks
+                flat.updated()
+    world = SimWorld(ranks)
+    for rank, (weights, done, _) in enumerate(world.run(local_steps, every, steps)):
+        assert weights.tobytes() == flats[rank].data.tobytes()
+        assert done == [(step + 1) % every == 0 for step in range(steps)]
+        sent = sum(m.nbytes for m in world.traces[rank].sent("parameter_gather"))
+        assert sent == sum(done) * closed_form.all_reduce(weights.size, ranks, rank)[1] * 8
+
+
+def test_local_sgd_with_one_step_is_data_parallelism():
+    def parallel(comm):
+        model = Nested(np.float64)
+        ddp = DistributedDataParallel(model, comm)
+        optimizer = SGD(ddp.flat, lr=0.05)
+        for step in range(4):
+            inputs, gradient = batch(step * comm.size + comm.rank, dtype=np.float64)
+            ddp.flat.zero_grad()
+            ddp(Tensor(inputs)).backward(gradient / 50)
+            optimizer.step()
+        return ddp.flat.data.copy()
+
+    np.testing.assert_allclose(
+        SimWorld(3).run(local_steps, 1, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-12
+    )
+    assert not np.allclose(SimWorld(3).run(local_steps, 2, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-6)
+
+
+# bad input ----------------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "k": (lambda c: TopK(c, 0), "k = 0"),
+    "op": (lambda c: Sign(c, "avg"), "'avg'; it must be 'mean' or 'sum'"),
+    "dtype": (lambda c: Cast(c, "float32"), "float16 or bfloat16"),
+    "levels": (lambda c: QSGD(c, 128), "128 levels"),
+    "rank": (lambda c: PowerSGD(c, 0), "rank 0: PowerSGD of rank 0"),
+    "every": (lambda c: PeriodicAverage(FlatParameters(Nested().parameters()), c, 0), "every 0 steps"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_arguments(what):
+    with pytest.raises(UsageError, match=BAD[what][1]):
+        SimWorld(2).run(BAD[what][0])
+
+
+def test_more_elements_than_there_are():
+    with pytest.raises(UsageError, match="rank 0: top-k with k = 9 > 4, the size of bucket 0"):
+        run(lambda comm: TopK(comm, 9), normals(1, 4), 2)

@@ -1,0 +1,339 @@
+"""The parameter server: bsp is one device, the others are a replay of their own order, for every order there is.
+
+The gradient is nonlinear in the weights and unlike for every (worker, clock), so that a stale read, a lost, doubled or
+misplaced update changes bits.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.comm import LinkModel, SimWorld
+from minidist.comm.choosers import drawn, earliest, explore, seeded
+from minidist.optim import SGD, Adam, ParameterSlice
+from minidist.parallel import parameter_server as ps
+from tests.collectives.cases import primes
+
+SHAPES = {"a": (3, 2), "b": (5,), "table": (7, 2), "d": ()}
+OPTIMIZERS = {
+    "sgd": lambda slices: SGD(slices, lr=0.05),
+    "momentum": lambda slices: SGD(slices, lr=0.05, momentum=0.75),
+    "adam": lambda slices: Adam(slices, lr=0.01),
+}
+SENDS = [0, 1 << 20]
+FLOATS = np.float32
+PRIMES = primes(4000)
+
+
+def initial(shapes=SHAPES):
+    numbers = iter(PRIMES[:100] / 31)
+    return {k: np.array([next(numbers) for _ in range(int(np.prod(s)))], FLOATS).reshape(s) for k, s in shapes.items()}
+
+
+def factors(key, worker, clock, shape):
+    """Numbers that no other (key, worker, clock) has."""
+    first = 1 + sum(map(ord, key)) % 7 + 11 * worker + 53 * clock
+    return (PRIMES[first : first + int(np.prod(shape))].reshape(shape) % 97 / FLOATS(83)).astype(FLOATS)
+
+
+def gradient(worker, clock, weights):
+    return {k: np.sin(w + factors(k, worker, clock, w.shape)).astype(FLOATS) for k, w in weights.items()}
+
+
+def touched(worker, clock):
+    """Rows of the table; none for some clocks, one of them twice for others."""
+    return np.array([[], [1, 4, 1], [0], [6, 2]][(worker + clock) % 4], np.int64)
+
+
+def sparse_gradient(worker, clock, weights):
+    result = gradient(worker, clock, weights)
+    ids = touched(worker, clock)
+    values = np.cos(weights["table"][ids] + factors("v", worker, clock, (ids.size, 2))).astype(FLOATS)
+    return {**result, "table": ps.Rows(ids, values)}
+
+
+def densified(worker, clock, weights):
+    result = sparse_gradient(worker, clock, weights)
+    dense = np.zeros_like(weights["table"])
+    for i, row in enumerate(result["table"].ids):  # in the order of the rows given
+        dense[row] += result["table"].values[i]
+    return {**result, "table": dense}
+
+
+def config(servers, consistency, optimizer="momentum", **options):
+    return ps.ServerConfig(servers, consistency, OPTIMIZERS[optimizer], **options)
+
+
+def same(a, b):
+    return list(a) == list(b) and all(a[k].shape == b[k].shape and a[k].tobytes() == b[k].tobytes() for k in a)
+
+
+def one_device(workers, steps, optimizer, compute=gradient, shapes=SHAPES):
+    """No server, no shard: sums in worker order, one optimizer over everything."""
+    weights = initial(shapes)
+    slices = [ParameterSlice(w.reshape(-1), None, k) for k, w in weights.items()]
+    update = OPTIMIZERS[optimizer](slices)
+    for clock in range(steps):
+        parts = [compute(worker, clock, weights) for worker in range(workers)]
+        for piece in slices:
+            total = parts[0][piece.name]
+            for part in parts[1:]:
+                total = total + part[piece.name]
+            piece.grad = np.asarray(total).reshape(-1)
+        update.step()
+    return weights
+
+
+# assignment ---------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
+def test_keys_are_balanced_within_the_largest(sizes, servers):
+    held = ps.assign_keys(sizes, servers)
+    assert sorted(itertools.chain(*held)) == list(range(len(sizes)))
+    loads = [sum(sizes[key] for key in keys) for keys in held]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+# bsp ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "delay:0"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (2, 3), (3, 2), (5, 3), (3, 5)])
+def test_bsp_is_one_device_bit_for_bit(consistency, optimizer, servers, workers):
+    for eager_bytes, chooser in itertools.product(SENDS, (earliest, seeded(1), seeded(2))):
+        world = SimWorld(servers + workers, eager_bytes=eager_bytes, chooser=chooser)
+        results = world.run(ps.run, config(servers, consistency, optimizer), initial(), gradient, 4)
+        expected = one_device(workers, 4, optimizer)
+        assert all(same(result.weights, expected) for result in results)
+        assert not same(expected, initial())
+
+
+def test_bsp_with_sparse_keys_is_one_device():
+    world = SimWorld(5)
+    result = world.run(ps.run, config(2, "bsp", "adam", sparse=frozenset(["table"])), initial(), sparse_gradient, 5)[0]
+    assert same(result.weights, one_device(3, 5, "adam", densified))
+
+
+def test_only_rank_0s_initial_weights_count():
+    def program(comm):
+        start = initial() if comm.rank == 0 else {k: w + 1 for k, w in initial().items()}
+        return ps.run(comm, config(1, "bsp"), start, gradient, 2).weights
+
+    assert all(same(weights, one_device(2, 2, "momentum")) for weights in SimWorld(3).run(program))
+
+
+# every interleaving -------------------------------------------------------------------------------------------------------
+
+
+def check_run(world, results, cfg, compute=gradient):
+    """The replay has the run's bits, and the invariants of its consistency hold at every read."""
+    records = ps.read_records(world.traces, cfg)
+    assert all(same(r.weights, results[0].weights) for r in results)
+    assert same(ps.replay(records, cfg, initial(), compute), results[0].weights)
+    bound, aggregate = ps.parse_consistency(cfg.consistency)
+    pushes = {worker: results[cfg.servers + worker].pushes for worker in range(world.size - cfg.servers)}
+    for record in records:
+        applied = [part for update in record.updates for part in update]
+        assert sorted(applied) == sorted((w, c) for w, n in pushes.items() for c in range(n))  # none lost, none twice
+        assert max(record.gaps, default=0) <= (bound if not aggregate else bound + 1)
+        for (worker, clock), version in record.versions.items():
+            seen = [part for update in record.updates[:version] for part in update]
+            assert all((w, c) in seen for w, n in pushes.items() for c in range(n) if c <= clock - bound - 1)
+            if not aggregate:
+                assert all((worker, c) in seen for c in range(clock))  # and its own
+    return records
+
+
+@pytest.mark.parametrize("eager_bytes", SENDS)
+@pytest.mark.parametrize(
+    ("consistency", "orders"), [("asp", 90), ("ssp:2", 90), ("ssp:1", 90), ("ssp:0", 36), ("bsp", 36)]
+)
+def test_every_order_of_3_workers_and_2_pushes(consistency, orders, eager_bytes):
+    """6! / (2! 2! 2!) orders of pushes, or (3!)^2 where every clock waits for all."""
+    cfg, seen, finals = config(1, consistency), [], set()
+
+    def one(chooser):
+        world = SimWorld(4, chooser=chooser, eager_bytes=eager_bytes)
+        results = world.run(ps.run, cfg, initial(), gradient, 2)
+        (record,) = check_run(world, results, cfg)
+        finals.add(b"".join(w.tobytes() for w in results[0].weights.values()))
+        return tuple(m.peer for m in world.traces[0].messages if m.wildcard), record
+
+    for order, _ in explore(one):
+        seen.append(order)
+    assert len(seen) == len(set(seen)) == orders
+    assert (len(finals) == 1) == (consistency == "bsp")
+
+
+@pytest.mark.parametrize("consistency", ["asp", "ssp:0", "ssp:1", "ssp:3", "bsp", "delay:2"])
+@given(data=st.data())
+@settings(max_examples=15)
+def test_random_orders_of_more_ranks(consistency, data):
+    servers, workers, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    optimizer, aware = data.draw(st.sampled_from(sorted(OPTIMIZERS))), data.draw(st.booleans())
+    aware = aware and not ps.parse_consistency(consistency).aggregate
+    cfg = config(servers, consistency, optimizer, sparse=frozenset(["table"]), staleness_aware=aware)
+    world = SimWorld(servers + workers, chooser=drawn(data), eager_bytes=data.draw(st.sampled_from(SENDS)))
+    results = world.run(ps.run, cfg, initial(), sparse_gradient, steps)
+    check_run(world, results, cfg, sparse_gradient)
+
+
+def test_workers_that_stop_at_different_clocks():
+    for consistency, seed in itertools.product(("asp", "ssp:1", "bsp", "delay:1"), range(5)):
+        cfg, world = config(2, consistency), SimWorld(5, chooser=seeded(seed))
+        results = world.run(ps.run, cfg, initial(), gradient, lambda comm, clock: clock + 1 == comm.rank)
+        assert [r.pushes for r in results] == [0, 0, 2, 3, 4]
+        check_run(world, results, cfg)
+
+
+def test_asp_really_reads_stale_weights_and_a_replay_in_another_order_differs():
+    cfg, world = config(2, "asp"), SimWorld(6, chooser=seeded(3))
+    results = world.run(ps.run, cfg, initial(), gradient, 4)
+    records = ps.read_records(world.traces, cfg)
+    assert max(results[0].staleness) > 0
+    records[0].updates[0], records[0].updates[1] = records[0].updates[1], records[0].updates[0]
+    assert not same(ps.replay(records, cfg, initial(), gradient), results[0].weights)
+    records[0].versions[0, 1] += 99
+    with pytest.raises(UsageError, match="not that of a run"):
+        ps.replay(records, cfg, initial(), gradient)
+
+
+def test_the_rate_is_divided_by_the_staleness():
+    """4 workers in turn: the first four updates are 0, 1, 2 and 3 versions behind; all later ones 3."""
+    cfg = ps.ServerConfig(1, "asp", OPTIMIZERS["sgd"], staleness_aware=True)
+    shapes = {"b": (1,)}
+    world = SimWorld(5)
+    results = world.run(ps.run, cfg, initial(shapes), lambda worker, clock, weights: {"b": np.ones(1, FLOATS)}, 3)
+    assert results[0].staleness == [0, 1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3]
+    expected = initial(shapes)["b"][0]
+    for staleness in results[0].staleness:
+        expected -= FLOATS(0.05 * (1 / max(1, staleness)))
+    assert results[0].weights["b"][0] == pytest.approx(expected, rel=1e-6)
+
+
+# traffic and time ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
+def test_messages_and_bytes(consistency):
+    servers, workers, steps = 2, 3, 4
+    cfg, world = config(servers, consistency, sparse=frozenset(["table"])), SimWorld(servers + workers)
+    world.run(ps.run, cfg, initial(), sparse_gradient, steps)
+    shards = ps.make_shards(cfg, initial())
+    assert sorted(shard.flat.size for shard in shards) == [12, 14]  # a, b and d; the table
+    for worker in range(workers):
+        sent = world.traces[servers + worker].sent("parameter_push")
+        rows = [touched(worker, clock).size for clock in range(steps)]
+        heads = steps * (2 * 8 + 3 * 8)
+        assert sum(m.nbytes for m in sent) == heads + steps * 12 * 4 + sum(rows) * (8 + 2 * 4)
+        assert len(sent) == steps * 3 + 2 * sum(n > 0 for n in rows)
+    for server, shard in enumerate(shards):
+        pulls = [m for m in world.traces[server].sent("parameter_pull") if m.operation == "message"]
+        assert [m.nbytes for m in pulls] == [shard.flat.nbytes] * (workers * (steps - 1))
+
+
+def run_for(consistency, seconds):
+    """Three workers, the last three times slower, as long as `seconds`: (pushes of each, staleness)."""
+    world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=0))
+    cfg = config(1, consistency, "sgd")
+    results = world.run(
+        ps.run,
+        cfg,
+        initial(),
+        gradient,
+        lambda comm, clock: comm.time() >= seconds,
+        lambda worker: 3.0 if worker == 2 else 1.0,
+    )
+    check_run(world, results, cfg)
+    return [r.pushes for r in results[1:]], results[0].staleness
+
+
+def test_a_slow_worker_holds_back_bsp_and_not_asp():
+    bsp, _ = run_for("bsp", 29.5)
+    ssp, stale_ssp = run_for("ssp:2", 29.5)
+    asp, stale_asp = run_for("asp", 29.5)
+    assert bsp == [11, 11, 10]  # everybody at the slow one's pace; two had not reached the end when it did
+    assert asp == [30, 30, 10]  # everybody at its own
+    assert sum(bsp) < sum(ssp) < sum(asp)
+    assert max(ssp) - min(ssp) <= 3  # 2 clocks, and the push under way
+    assert max(stale_asp) > max(stale_ssp)
+
+
+def test_bsp_takes_the_closed_form_time():
+    """A clock: compute, head and gradient up (one latency), weights down (another)."""
+    alpha, beta, steps = 2.0**-10, 2.0**-20, 5
+    world = SimWorld(2, links=LinkModel(alpha=alpha, beta=beta))
+    cfg = config(1, "bsp", "sgd")
+    world.run(ps.run, cfg, initial(), gradient, steps, lambda worker: 1.0)
+    nbytes = sum(w.nbytes for w in initial().values())
+    start = alpha + beta * nbytes
+    step = 1.0 + alpha + beta * (16 + nbytes)
+    assert world.end_time == pytest.approx(start + steps * (step + alpha + beta * nbytes), rel=1e-12)
+
+
+# bad input ----------------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "no worker": (lambda c: (config(3, "bsp"), initial(), gradient, 1), "3 servers among 3 ranks"),
+    "no server": (lambda c: (config(0, "bsp"), initial(), gradient, 1), "0 servers among 3 ranks"),
+    "a negative bound": (lambda c: (config(1, "ssp:-1"), initial(), gradient, 1), "bound -1; it must be at least 0"),
+    "no bound": (lambda c: (config(1, "ssp"), initial(), gradient, 1), "'ssp'; it must be bsp, asp, ssp:S or delay:T"),
+    "no step": (lambda c: (config(1, "asp"), initial(), gradient, 0), "rank 0: 0 steps"),
+    "an unknown key": (lambda c: (config(1, "asp", sparse=frozenset("z")), initial(), gradient, 1), "sparse key 'z'"),
+    "a sparse vector": (lambda c: (config(1, "asp", sparse=frozenset("b")), initial(), gradient, 1), "must be a matrix"),
+    "two dtypes": (lambda c: (config(1, "asp"), {"a": np.ones(1), "b": np.ones(1, "f4")}, gradient, 1), "float32, float64"),
+    "no weights": (lambda c: (config(1, "asp"), {}, gradient, 1), "no weights"),
+    "staleness in bsp": (lambda c: (config(1, "bsp", staleness_aware=True), initial(), gradient, 1), "use ssp or asp"),
+    "a dense gradient": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), gradient, 1), r"worker \d, clock 0: .* Rows",
+    ),
+    "a row that is not there": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row_7, 1), r"each id must be in 0\.\.6",
+    ),
+    "a gradient of another shape": (lambda c: (config(1, "asp"), initial(), _wrong_shape, 1), r"'b' has shape \(4,\)"),
+}  # fmt: skip
+
+
+def _row_7(worker, clock, weights):
+    return {**gradient(worker, clock, weights), "table": ps.Rows(np.array([7]), np.ones((1, 2), FLOATS))}
+
+
+def _wrong_shape(worker, clock, weights):
+    return {**gradient(worker, clock, weights), "b": np.ones(4, FLOATS)}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_input_is_one_sentence(what):
+    arguments, words = BAD[what]
+    with pytest.raises(UsageError, match=words):
+        SimWorld(3).run(lambda comm: ps.run(comm, *arguments(comm)))
+
+
+# MPI ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
+def test_an_mpi_run_is_replayed_on_one_device(comm, consistency):
+    """Whatever order MPI had: the traces are gathered, and the replay has the same bits on every rank."""
+    cfg = config(2, consistency, sparse=frozenset(["table"]))
+    start = len(comm.trace.messages)
+    result = ps.run(comm, cfg, initial(), sparse_gradient, 6)
+    mine = type(comm.trace)(comm.rank, comm.size, comm.trace.messages[start:])
+    traces = [mine]
+    for rank in range(1, comm.size):
+        if comm.rank == rank:
+            comm.send_object(mine, 0)
+        elif comm.rank == 0:
+            traces.append(comm.recv_object(rank))
+    if comm.rank == 0:
+        replayed = ps.replay(ps.read_records(traces, cfg), cfg, initial(), sparse_gradient)
+        assert same(replayed, result.weights)
+    if consistency == "bsp":
+        assert same(result.weights, one_device(2, 6, "momentum", densified))

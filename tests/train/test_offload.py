@@ -1,0 +1,98 @@
+"""Offloading changes where bytes live and what crosses the link, and no bit of the result."""
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
+from minidist.parallel import HostPool
+from minidist.train.compare import compare_rank, expected_snapshots
+from minidist.train.config import TrainConfig
+from minidist.train.job import check
+from minidist.train.trainer import train
+
+GPT = {
+    "model": "gpt", "layers": 3, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5,
+    "micro_batch": 1, "accumulation": 2, "reduction": "ordered", "dropout": 0.1,
+}  # fmt: skip
+ACTIVATIONS = {"offload": "activations", "recompute": "full"}
+
+
+def run(ranks, **values):
+    world = SimWorld(ranks)
+    return world.run(train, TrainConfig.make(**{**GPT, **values})), world
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("offload", [{"offload": "optimizer"}, ACTIVATIONS])
+def test_offloading_is_equal_bit_for_bit(offload, zero, ranks):
+    config = TrainConfig.make(**GPT, **offload, zero=zero)
+    result = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
+    assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
+    """4 + 4 bytes a parameter in float32, 1/n of them on each rank when the optimizer is sharded."""
+    results, _ = run(ranks, zero=zero, offload="optimizer")
+    plain, _ = run(ranks, zero=zero)
+    owned = [r.host["to_host"] // GPT["steps"] for r in results]
+    assert sum(owned) == 4 * parameters() * (ranks if zero == 0 else 1)
+    for result, nbytes, without in zip(results, owned, plain, strict=True):
+        assert result.host["to_device"] == result.host["to_host"]
+        largest = 4 * 16 * 64  # the slice that the optimizer's block has to hold: c_fc
+        # values, gradient and two moments, and a block to compute in (two while it grows)
+        assert 4 * nbytes < result.host["peak"] <= 4 * nbytes + 2 * largest
+        assert result.peak_by_purpose.get("optimizer", 0) == 0
+        assert result.peak_bytes < without.peak_bytes
+
+
+def parameters():
+    from minidist.train.config import resolve_batches
+    from minidist.train.job import build
+
+    config = TrainConfig.make(**GPT)
+    return sum(p.size for p in build(config, resolve_batches(config, 1)).model.parameters())
+
+
+def test_the_blocks_inputs_wait_on_the_host():
+    """Each block's input, b s d of 4 bytes, goes down in forward and comes up in backward, once a micro-batch."""
+    (result,), _ = run(1, **ACTIVATIONS)
+    an_input = 1 * GPT["context"] * GPT["width"] * 4
+    crossings = GPT["layers"] * GPT["accumulation"] * GPT["steps"]
+    assert result.host == {"peak": GPT["layers"] * an_input, "to_host": crossings * an_input, "to_device": crossings * an_input}
+
+
+def test_what_is_on_the_host_is_not_on_the_device():
+    """With three blocks' inputs away, the peak (in the last block's replay) falls by those of the two before it."""
+    large = {"context": 32, "micro_batch": 8, "optimizer": "sgd", "dropout": 0.0}
+    (away,), _ = run(1, **ACTIVATIONS, **large)
+    (kept,), _ = run(1, recompute="full", **large)
+    assert kept.peak_bytes - away.peak_bytes == 2 * 8 * 32 * GPT["width"] * 4
+
+
+def test_crossing_takes_bytes_over_bandwidth():
+    def main(comm):
+        import numpy as np
+
+        pool = HostPool(comm, bandwidth=1e6)
+        there = pool.store(np.zeros(250, np.float32), "optimizer")
+        pool.fetch(there, "parameter")
+        return comm.time()
+
+    assert SimWorld(1).run(main) == [pytest.approx(2e-3)]
+
+
+def test_a_resumed_offloaded_job_has_the_same_bits(tmp_path):
+    whole, _ = run(2, zero=2, offload="optimizer")
+    run(2, zero=1, offload="none", steps=2, save=str(tmp_path), synchronize_each=True)
+    resumed, _ = run(2, zero=2, offload="optimizer", save=str(tmp_path), resume=True)
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
+
+
+def test_wrong_settings_are_one_sentence():
+    with pytest.raises(UsageError, match="needs --recompute full"):
+        check(TrainConfig.make(offload="activations"))
+    with pytest.raises(UsageError, match="above 0"):
+        SimWorld(1).run(lambda comm: HostPool(comm, 0))

@@ -1,0 +1,100 @@
+"""`train --pp`: equal to one device bit for bit, volumes as the closed form says, one sentence for what does not fit."""
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.comm.launch import execute
+from minidist.pipeline.runtime.shared import SharedGradients
+from minidist.train.compare import compare_rank
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.session import number_of_ranks, summarize
+from minidist.train.trainer import train
+from tests.train.test_equality import verdict
+
+SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_every_schedule_equals_one_device(name, optimizer):
+    result = verdict(2, **SMALL, pp=2, layers=4, schedule=name, microbatches=4, clip=0.5, dropout=0.1, optimizer=optimizer)
+    assert result.equal, result.first_difference
+    assert (result.tier, result.steps, result.ranks) == ("ordered", 2, 2)
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (4, {"pp": 4, "schedule": "zb-h1", "microbatches": 8}), (6, {"pp": 3, "schedule": "1f1b", "microbatches": 2}),
+    (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}), (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": "full"}),
+])  # fmt: skip
+def test_with_replicas_clipping_and_recomputation(ranks, values):
+    result = verdict(ranks, **SMALL, layers=4, clip=0.1, warmup=1, decay="cosine", **values)
+    assert result.equal, result.first_difference
+
+
+def test_an_mlp_and_the_float_tier():
+    result = verdict(3, model="mlp", layers=3, width=9, data="glyphs", steps=3, pp=3, microbatches=3, reduction="ordered", micro_batch=3)
+    assert result.equal, result.first_difference
+    ring = {**SMALL, "reduction": "ring", "precision": "fp64"}
+    result = verdict(4, **ring, pp=2, layers=2, microbatches=3)
+    assert result.equal, result.first_difference
+    assert result.tier == "float"
+
+
+def test_a_planted_difference_is_found(monkeypatch):
+    """The comparison sees copies of the tied embedding that keep their own gradients."""
+    monkeypatch.setattr(SharedGradients, "add", lambda self: None)
+    result = verdict(2, **SMALL, pp=2, layers=2, microbatches=3)
+    assert not result.equal
+    assert "transformer.wte.weight" in result.first_difference
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (3, {"pp": 3}), (6, {"pp": 3, "clip": 0.1}), (2, {"pp": 2, "schedule": "zb-v"}), (4, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "clip": 1.0}),
+    (2, {"pp": 2, "schedule": "interleaved", "chunks": 2}),
+])  # fmt: skip
+def test_volumes_equal_the_closed_form(ranks, values, tmp_path):
+    config = TrainConfig.make(**SMALL, layers=4, **values)
+    outcome = execute(train, config, ranks=ranks)
+    summary = summarize(config, outcome, tmp_path / "run.jsonl", 1.0)
+    assert {"pipeline_activation", "pipeline_gradient", "tied", "metrics", "startup"} - {"tied"} <= set(summary.bytes_by_purpose)
+    assert summary.volumes_hold(), summary.table()
+
+
+@pytest.mark.mpi(3)
+def test_under_mpi_the_comparison_is_equal_too(comm):
+    config = TrainConfig.make(**SMALL, pp=3, layers=3, schedule="zb-h1", microbatches=4, clip=0.5)
+    result = compare_rank(comm, config)
+    assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    ({"pp": 4, "layers": 2}, "cannot cut 2 layers into 4 stages.*--layers 4"),
+    ({"pp": 2, "schedule": "1f1"}, "unknown schedule '1f1'"),
+    ({"pp": 2, "layers": 4, "schedule": "interleaved", "microbatches": 3}, "take 2 or 4"),
+    ({"pp": 2, "schedule": "pipedream"}, "updates its weights on the way"),
+    ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
+    ({"pp": 2, "zero": 1}, "does not combine with --pp 2 yet"),
+    ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),
+    ({"recompute": True}, "--recompute belongs to a pipeline"),
+    ({"pp": 2, "synchronize_each": True}, "no meaning in a pipeline"),
+    ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
+    ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
+])  # fmt: skip
+def test_what_does_not_fit_is_one_sentence(values, sentence):
+    values = {**SMALL, "layers": 2, **values}
+    with pytest.raises(UsageError, match=sentence):
+        number_of_ranks(TrainConfig.make(**{k: v for k, v in values.items() if k != "ranks"}), values.get("ranks"))
+
+
+def test_the_ranks_of_a_pipeline_are_its_degrees():
+    assert number_of_ranks(TrainConfig.make(**SMALL, pp=2, dp=3, layers=2), None) == 6
+    assert resolve_batches(TrainConfig.make(pp=4), 4).accumulation == 8
+
+
+def test_a_users_own_plan(tmp_path):
+    """Its stages add in different orders, so the tied embedding's two sums must be those of the right stages."""
+    (tmp_path / "mine.csv").write_text("0F0,0F1,0F2,0B2,0B0,0B1\n1F0,1F1,1F2,1B0,1B1,1B2\n")
+    result = verdict(2, **SMALL, pp=2, layers=2, schedule=str(tmp_path / "mine.csv"), microbatches=3)
+    assert result.equal, result.first_difference
+    assert np.isfinite(result.losses).all()
