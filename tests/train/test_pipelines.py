@@ -76,7 +76,6 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
     ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
     ({"pp": 2, "zero": 1}, "does not combine with --pp 2 yet"),
     ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),
-    ({"recompute": True}, "--recompute belongs to a pipeline"),
     ({"pp": 2, "synchronize_each": True}, "no meaning in a pipeline"),
     ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
     ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
