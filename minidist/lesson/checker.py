@@ -156,7 +156,8 @@ def failed(exercise: Exercise, failure: Failure, outcome: Outcome | None) -> Res
     if hint:
         lines.append(f"  hint: {hint}")
     figure = None
-    for picture, events in (("memory", "memory"), ("space-time", "messages")):
+    pictures = [("space-time", "messages"), ("memory", "memory")]
+    for picture, events in pictures[::-1] if failure.metric == "memory" else pictures:
         if figure is None and outcome is not None and any(getattr(trace, events) for trace in outcome.traces):
             from minidist.report import draw
 

@@ -36,7 +36,7 @@ MEMORY = {
     "activation": "#66CCEE",
     "activation_gradient": "#44AA99",
     "communication": "#AA3377",
-    "unsharded": "#88CCEE",
+    "unsharded": "#332288",
     "stash": "#EE8866",
     "workspace": "#999933",
     "input": "#DDCC77",
@@ -44,7 +44,10 @@ MEMORY = {
 
 
 def kind_of(name: str) -> str:
-    """The palette's name for a span: "F", "F3" and "forward 3" are all F; what is unknown is plain compute."""
+    """The palette's name for a span: "F", "F3", "2F3" (stage 2) and "forward 3" are all F; what is unknown is plain compute."""
+    name = name.lstrip("0123456789")
+    if name.startswith("RECOMPUTE"):
+        return "recompute"
     for word, kind in _WORDS.items():
         if name.startswith(word):
             return kind

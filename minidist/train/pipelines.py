@@ -50,8 +50,8 @@ def check_pipeline(config: TrainConfig, batches: Batches) -> None:
 class StageOptimizers:
     """One optimizer for each stage, used as one."""
 
-    def __init__(self, config: TrainConfig, flats: Sequence[Any]) -> None:
-        self.each = [make_optimizer(config, flat) for flat in flats if len(flat)]
+    def __init__(self, job: Job, flats: Sequence[Any]) -> None:
+        self.each = [make_optimizer(job, flat) for flat in flats if len(flat)]
         self.lr_factor = 1.0
 
     def step(self) -> None:
@@ -89,7 +89,7 @@ class PipelineParallel(OneDevice):
             self.comm, plan, self.stages, self._loss, tied=tied, data=self.data, reduction=config.reduction,
             coordinates=lambda i: batch_coordinates(self.now, self._first(i), config.seed),
         )  # fmt: skip
-        self.optimizer = StageOptimizers(config, self.pipe.flats)  # type: ignore[assignment]
+        self.optimizer = StageOptimizers(job, self.pipe.flats)  # type: ignore[assignment]
 
     def _first(self, i: int) -> int:
         """Global number of the first sample of micro-batch i of this replica."""

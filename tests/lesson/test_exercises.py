@@ -1,9 +1,11 @@
 """Every exercise: our solution passes, the stub fails, and each typical wrong answer is rejected with a hint that fits."""
 
+import copy
+
 import numpy as np
 import pytest
 
-from minidist.collectives import all_reduce, broadcast, reduce
+from minidist.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
 
@@ -314,6 +316,186 @@ def unused_at_the_end(comm, backward, uses, buckets, launch):
         work.wait()
 
 
+def ignores_the_inputs(saved, boundary, budget):
+    return solution("10.pick_segments")(saved, 0, budget)
+
+
+def root_of_the_depth(saved, boundary, budget):
+    count = max(1, round(len(saved) ** 0.5))
+    return [len(part) for part in np.array_split(saved, count)]
+
+
+def one_a_layer(saved, boundary, budget):
+    segments = [1] * len(saved)
+    return segments if max(saved) + boundary * len(saved) <= budget else None
+
+
+def never_gives_up(saved, boundary, budget):
+    return solution("10.pick_segments")(saved, boundary, budget) or [len(saved)]
+
+
+def draws_anew(segment, x, rng):
+    return segment.forward(x, rng), lambda g: segment.gradient(x, g, rng)
+
+
+def copies_after_forward(segment, x, rng):
+    y, after = segment.forward(x, rng), copy.deepcopy(rng)
+    return y, lambda g: segment.gradient(x, g, copy.deepcopy(after))
+
+
+def uses_the_copy_up(segment, x, rng):
+    before = copy.deepcopy(rng)
+    return segment.forward(x, rng), lambda g: segment.gradient(x, g, before)
+
+
+def turns_the_generator_back(segment, x, rng):
+    state = rng.bit_generator.state
+    y = segment.forward(x, rng)
+
+    def backward(g):
+        rng.bit_generator.state = state
+        return segment.gradient(x, g, rng)
+
+    return y, backward
+
+
+def forward_on_a_copy(segment, x, rng):
+    y = segment.forward(x, copy.deepcopy(rng))
+    return y, lambda g: segment.gradient(x, g, copy.deepcopy(rng))
+
+
+def flattened(arrays, comm, pad=True):
+    padding = np.zeros(-sum(a.size for a in arrays) % comm.size * pad)
+    return np.concatenate([*(a.reshape(-1) for a in arrays), padding])
+
+
+def unflatten(whole, arrays):
+    start = 0
+    for a in arrays:
+        a[...] = whole[start : start + a.size].reshape(a.shape)
+        start += a.size
+
+
+def without_a_gather(comm, weights, gradients, update):
+    w = flattened(weights, comm)
+    size = w.size // comm.size
+    update(w[comm.rank * size : (comm.rank + 1) * size], reduce_scatter(comm, flattened(gradients, comm)))
+    unflatten(w, weights)
+
+
+def forgets_the_rest(comm, weights, gradients, update):
+    w, g = flattened(weights, comm, pad=False), flattened(gradients, comm, pad=False)
+    size = w.size // comm.size
+    mine = w[comm.rank * size : (comm.rank + 1) * size]
+    update(mine, reduce_scatter(comm, g[: size * comm.size]))
+    w[: size * comm.size] = all_gather(comm, mine.copy())
+    unflatten(w, weights)
+
+
+def everybody_updates_everything(comm, weights, gradients, update):
+    w = flattened(weights, comm, pad=False)
+    update(w, all_reduce(comm, flattened(gradients, comm, pad=False)))
+    unflatten(w, weights)
+
+
+def sums_everything_first(comm, weights, gradients, update):
+    w, g = flattened(weights, comm), all_reduce(comm, flattened(gradients, comm))
+    size = w.size // comm.size
+    own = slice(comm.rank * size, (comm.rank + 1) * size)
+    update(w[own], g[own])
+    unflatten(all_gather(comm, w[own].copy()), weights)
+
+
+def result_not_written_back(comm, weights, gradients, update):
+    w = flattened(weights, comm)
+    size = w.size // comm.size
+    mine = w[comm.rank * size : (comm.rank + 1) * size]
+    update(mine, reduce_scatter(comm, flattened(gradients, comm)))
+    all_gather(comm, mine.copy())
+
+
+def no_prefetch(comm, layers, x, gather, compute):
+    for layer in range(layers):
+        x = compute(layer, gather(layer).wait(), x)
+    return x
+
+
+def gathers_everything_first(comm, layers, x, gather, compute):
+    coming = [gather(layer) for layer in range(layers)]
+    for layer in range(layers):
+        x = compute(layer, coming[layer].wait(), x)
+    return x
+
+
+def waits_too_early(comm, layers, x, gather, compute):
+    weights = gather(0).wait() if layers else None
+    for layer in range(layers):
+        following = gather(layer + 1).wait() if layer + 1 < layers else None
+        x = compute(layer, weights, x)
+        weights = following
+    return x
+
+
+def one_too_many(comm, layers, x, gather, compute):
+    coming = gather(0) if layers else None
+    for layer in range(layers):
+        weights, coming = coming.wait(), gather(layer + 1)
+        x = compute(layer, weights, x)
+    return x
+
+
+def keeps_what_was_used(comm, layers, x, gather, compute):
+    coming, used = gather(0) if layers else None, []
+    for layer in range(layers):
+        used.append(coming.wait())
+        coming = gather(layer + 1) if layer + 1 < layers else None
+        x = compute(layer, used[layer], x)
+    return x
+
+
+def one_after_the_other(p, m):
+    return [[name for i in range(m) for name in (f"F{i}", f"B{i}")] for _ in range(p)]
+
+
+def no_backward(p, m):
+    return [[f"F{i}" for i in range(m)] for _ in range(p)]
+
+
+def backward_first_on_odd_stages(p, m):
+    forwards, backwards = [f"F{i}" for i in range(m)], [f"B{i}" for i in range(m)]
+    return [backwards + forwards if stage % 2 else forwards + backwards for stage in range(p)]
+
+
+def one_list_for_all(p, m):
+    return [f"F{i}" for i in range(m)] + [f"B{i}" for i in range(m)]
+
+
+def all_forwards_first(p, m):
+    return solution("16.gpipe")(p, m)
+
+
+def one_forward_too_many(p, m):
+    return [one_stage(m, min(m, p - stage)) for stage in range(p)]
+
+
+def one_stage(m, ahead):
+    order = [f"F{i}" for i in range(ahead)]
+    for i in range(m):
+        order += [f"F{ahead + i}"] * (ahead + i < m) + [f"B{i}"]
+    return order
+
+
+def nothing_ahead(p, m):
+    return [one_stage(m, 0) for _ in range(p)]
+
+
+def forgets_small_m(p, m):
+    return [
+        [f"F{i}" for i in range(p - 1 - s)] + [n for i in range(m) for n in (f"F{p - 1 - s + i}", f"B{i}")][: 2 * m]
+        for s in range(p)
+    ]
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -354,6 +536,33 @@ WRONG = [
     ("07.bucketed_reducer", unused_at_the_end, "holds up all buckets behind it"),
     ("07.bucketed_reducer", all_at_the_end, "leave late"),
     ("07.bucketed_reducer", never_waits, "nobody waited"),
+    ("10.pick_segments", ignores_the_inputs, "keeps its input"),
+    ("10.pick_segments", root_of_the_depth, "different amounts"),
+    ("10.pick_segments", one_a_layer, "try 1 segment, then 2"),
+    ("10.pick_segments", never_gives_up, "with None"),
+    ("10.recompute", draws_anew, "as it was *before*"),
+    ("10.recompute", copies_after_forward, "as it was *before*"),
+    ("10.recompute", uses_the_copy_up, "a fresh one"),
+    ("10.recompute", turns_the_generator_back, "leave it alone"),
+    ("10.recompute", forward_on_a_copy, "must advance"),
+    ("11.zero_step", without_a_gather, "gather the shards"),
+    ("11.zero_step", forgets_the_rest, "forgets the rest"),
+    ("11.zero_step", everybody_updates_everything, "more than 1/n of the update"),
+    ("11.zero_step", sums_everything_first, "a reduce-scatter is enough"),
+    ("11.zero_step", result_not_written_back, "as they were"),
+    ("12.prefetch", no_prefetch, "*before* you compute"),
+    ("12.prefetch", waits_too_early, "*before* you compute"),
+    ("12.prefetch", gathers_everything_first, "more than two whole layers"),
+    ("12.prefetch", keeps_what_was_used, "more than two whole layers"),
+    ("12.prefetch", one_too_many, "none to gather ahead"),
+    ("16.gpipe", one_after_the_other, "start its next forward"),
+    ("16.gpipe", no_backward, "m times F and m times B"),
+    ("16.gpipe", backward_first_on_odd_stages, "something that comes later"),
+    ("16.gpipe", one_list_for_all, "one list of names for each stage"),
+    ("17.one_f_one_b", all_forwards_first, "too far ahead"),
+    ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
+    ("17.one_f_one_b", nothing_ahead, "too little in flight"),
+    ("17.one_f_one_b", forgets_small_m, "m is less than p"),
 ]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from minidist.autograd import Meter, Tensor
 from minidist.base.errors import MismatchError, UsageError
+from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.comm.clock import LinkModel
@@ -359,3 +360,20 @@ def test_lowered_and_hand_written_plans_run():
     again = from_csv(lowered.to_csv())
     assert isinstance(again, Plan)
     equal_mlp(again)
+
+
+@pytest.mark.parametrize(("name", "p", "m"), [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 3, 7), ("1f1b", 4, 2)])
+def test_activations_alive_are_those_of_the_plan(name, p, m):
+    """A sent activation must not outlive its backward, or 1F1B would need GPipe's memory."""
+    width, rows = 16, 4
+    plan = plan_of(name, p, m)
+
+    def main(comm):
+        with account_memory() as account:
+            model = MLP([width] * (2 * p + 1), dtype=np.float64)
+            stages, _ = split_model(model, p, plan.stages_of(comm.rank))
+            batch = [np.ones((rows, width)) for _ in range(m)]
+            Pipeline(comm, plan, stages, mlp_loss).step(batch, batch)
+            return account.peak_by_purpose["activation"] / (2 * 8 * rows * width)  # two layers a stage
+
+    assert SimWorld(p).run(main)[:-1] == time_plan(plan).peak[:-1]  # the last stage has the loss too

@@ -292,8 +292,8 @@ def test_intervals():
 
 
 def test_colours_of_spans():
-    assert [kind_of(name) for name in ("F3", "forward", "B", "W12", "Backbone", "recompute", "step")] == [
-        "F", "F", "B", "W", "compute", "recompute", "compute",
+    assert [kind_of(name) for name in ("F3", "forward", "B", "2B0", "W12", "1RECOMPUTE3", "Backbone", "recompute", "step")] == [
+        "F", "F", "B", "B", "W", "recompute", "compute", "recompute", "compute",
     ]  # fmt: skip
 
 

@@ -6,7 +6,8 @@
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
 RECV posts a receive into a *fresh* buffer: the stage's first layer keeps its input for backward, so a buffer that is used again
-would change a gradient behind its back. SEND starts and is waited for at the end of the step. Neighbours on one rank hand
+would change a gradient behind its back. SEND starts; that of an activation is waited for when its gradient has come back, so
+that 1F1B's memory is what the plan says, that of a gradient at the end of the step. Neighbours on one rank hand
 their arrays over. Every plan is judged before anything runs, so a wrong one is a sentence and not a hang.
 """
 
@@ -122,14 +123,15 @@ class Pipeline:
         self.ready: dict[tuple[str, int, int], list[Any]] = {}  # arrays for or from a stage: ("F" | "B", stage, micro-batch)
         self.alive: dict[Key, tuple[list[Any], Any]] = {}
         self.deferred: dict[Key, Any] = {}
-        self.sends: list[Any] = []
+        self.sends: dict[Action, list[Any]] = {}
         for name, item in zip(self.names, self.order, strict=True):
             if len(item) == 2:  # an overlapped pair begins when both have what they need
                 for action in item:
                     self._receive(action)
             for action in item:
                 self._do(action, name)
-        self.comm.waitall(self.sends)
+        for requests in self.sends.values():
+            self.comm.waitall(requests)
         if self.plan.updates != "none":
             self.shared.add()
             self._reduce([n for n in self.reducers if n in self.shared.stages])
@@ -260,13 +262,17 @@ class Pipeline:
         requests = self.posted.pop((f"RECV_{direction}", action.stage, action.microbatch), None)
         if requests is not None:
             self.ready[direction, action.stage, action.microbatch] = [self.comm.wait(request) for request in requests]
+        if direction == "B":  # the gradient has come back, so the activation has arrived: its array need not wait for the step's end
+            self.comm.waitall(self.sends.pop(Action("SEND_F", action.stage, action.microbatch), []))
 
     def _send(self, action: Action) -> None:
         kind, stage, i = action
         target = stage + (1 if kind == "SEND_F" else -1)
         with purpose("pipeline_activation" if kind == "SEND_F" else "pipeline_gradient"):
-            for k, array in enumerate(self.ready.pop(action)):
-                self.sends.append(self.comm.isend(array, self.home[target, i], self._tags[kind[-1], target, i] + k))
+            self.sends[action] = [
+                self.comm.isend(array, self.home[target, i], self._tags[kind[-1], target, i] + k)
+                for k, array in enumerate(self.ready.pop(action))
+            ]
 
     def _reduce(self, numbers: list[int]) -> None:
         """Start the sum over the data axis of complete stages: all buckets, in order."""

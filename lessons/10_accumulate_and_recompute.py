@@ -1,0 +1,289 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10 Accumulate and recompute
+#
+# *35 minutes. Before it: 02 and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Train with fewer activation bytes, and change no number. **Accumulation** cuts the batch: m small passes whose gradients
+# are added. **Recomputation** cuts the network: keep the inputs of segments, and run each segment again in backward.
+#
+# What they save: activations, to 1/m, and to about 2 √L layers of L. What they cost: accumulation nothing here (small
+# products are less efficient on real devices), recomputation one more forward, a third more arithmetic.
+
+# %%
+import inspect
+from itertools import pairwise
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor, checkpoint, cross_entropy
+from minidist.base.memory import account_memory, track
+from minidist.base.random import batch_coordinates
+from minidist.comm import SimWorld
+from minidist.lesson import check, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.nn.layers import Dropout
+from minidist.nn.module import Module
+from minidist.parallel import DistributedDataParallel
+from minidist.report import draw, show
+
+LAYERS, WIDTH, ROWS = 16, 64, 512
+UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The memory of one step of 16 equal layers: as it is, in four micro-batches, and in four segments. Look at the light blue,
+# the activations: one mountain, four small ones, and a staircase with four teeth.
+
+
+# %%
+def step(comm, segments=0, micro_batches=1, p=0.0):
+    """One forward and backward; returns gradient, account and meter. segments=0: no recomputation."""
+    with account_memory(timeline=True) as account, Meter() as meter, batch_coordinates(seed=1):
+        model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
+        model.drop = Dropout(p)
+        flat = FlatParameters(model.parameters())
+        np.multiply(flat.data, 6**0.5, out=flat.data)  # or 16 layers would make every signal vanish (He et al. 2015)
+        for part in np.array_split(np.arange(ROWS), micro_batches):
+            x = Tensor(track(rows[part], "input"))
+            for piece in pieces(model, segments):
+                x = checkpoint(piece, x) if segments else piece(x)
+            loss = cross_entropy(x, targets[part], divisor=ROWS)
+            loss.backward()
+            del x, loss
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return flat.grad, account, meter
+
+
+def pieces(model, segments):
+    """The layers as so many functions of x; each layer is followed by dropout."""
+    for first, last in pairwise(np.linspace(0, LAYERS, max(segments, 1) + 1).round().astype(int)):
+
+        def piece(x, layers=model.layers[first:last]):
+            for layer in layers:
+                x = model.drop(layer(x))
+            return x
+
+        yield piece
+
+
+plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}, "4 segments": {"segments": 4}}
+for title, plan in plans.items():
+    world = SimWorld(1)
+    world.run(step, **plan)
+    command = f"part 2 of lessons/10_accumulate_and_recompute.py, {title}"
+    show(draw("memory", world.traces, {"command": command, "title": title}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# With L = 16 layers of equal size, how many segments give the lowest peak? (1, 2, 4, 8 or 16)
+
+# %%
+my_guess = 16
+
+# %% [markdown]
+# ## 4 The code
+#
+# `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs `fn` again, now recording,
+# and walks backward through what it has just recorded:
+
+# %%
+print(inspect.getsource(checkpoint))
+
+# %% [markdown]
+# Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor: the rows of the whole
+# batch, not of the micro-batch.
+#
+# ## 5 Check
+#
+# Activations alive at the peak, in layers, beside a formula: k inputs of segments are kept, and in backward the L/k layers
+# of one segment are there again. One array more: the softmax's probabilities, which become the first gradient in place.
+
+
+# %%
+def layers_at_peak(**plan):
+    ((_, account, meter),) = SimWorld(1).run(step, **plan)
+    return account.peak_by_purpose["activation"] / UNIT, meter.totals["forward"][0]
+
+
+plain, once = layers_at_peak()
+print(f"no segments: {plain:.0f} layers; L + 1 = {LAYERS + 1}")
+peaks = {}
+for k in (1, 2, 4, 8, 16):
+    peaks[k], flops = layers_at_peak(segments=k)
+    formula = f"k + L/k + 1 = {k + LAYERS // k + 1:2}"
+    print(f"{k:2} segments: {peaks[k]:2.0f} layers; {formula}; {flops / once:.2f} times the forward")
+best = min(peaks, key=peaks.get)
+answer = "right" if my_guess == best else "off"
+print(f"lowest: {best} segments, sqrt(L) = {LAYERS**0.5:g}; your guess {my_guess} is {answer}")
+for m in (2, 4):
+    print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
+
+# %% [markdown]
+# Does it change a number? With dropout, which must fall on the same elements in the replay and in every micro-batch:
+
+# %%
+((single, _, _),) = SimWorld(1).run(step, p=0.1)
+((recomputed, _, _),) = SimWorld(1).run(step, p=0.1, segments=4)
+print(f"4 segments with dropout: max |g_recomputed - g_single| = {np.abs(recomputed - single).max()}")
+assert np.array_equal(recomputed, single)
+((whole, _, _),) = SimWorld(1).run(step)
+((parts, _, _),) = SimWorld(1).run(step, micro_batches=4)
+print(f"4 micro-batches:         max |g_accumulated - g_single| = {np.abs(parts - whole).max():.1e}")
+assert np.abs(parts - whole).max() < 1e-12
+
+# %% [markdown]
+# Recomputation gives the same bits: the same operations in the same order. Accumulation adds in another order, so its last
+# digits differ.
+#
+# With several ranks accumulation saves messages too: `no_sync()` lets gradients add up on each rank, and only the last pass
+# sums them over the ranks.
+
+
+# %%
+def accumulate(comm, quietly, passes=4):
+    model = MLP([16, 32, 10], dtype=np.float64)
+    parallel = DistributedDataParallel(model, comm, reduction="sum")
+    mine = np.arange(ROWS).reshape(passes, comm.size, -1)[:, comm.rank]
+    for number, part in enumerate(mine):
+        if quietly and number < passes - 1:
+            with parallel.no_sync():
+                loss = cross_entropy(parallel(Tensor(rows[part, :16])), targets[part] % 10, divisor=ROWS)
+        else:
+            loss = cross_entropy(parallel(Tensor(rows[part, :16])), targets[part] % 10, divisor=ROWS)
+        loss.backward()
+    return parallel.flat.grad.copy()
+
+
+gradients = []
+for quietly in (False, True):
+    world = SimWorld(2)
+    gradients += [world.run(accumulate, quietly)[0]]
+    sent = world.traces[0].bytes_by_purpose()["gradient_reduce"]
+    print(f"{'no_sync() in all passes but the last' if quietly else 'a sum in each pass':37} {sent:7,} B from rank 0")
+print(f"max |difference| = {np.abs(gradients[0] - gradients[1]).max():.1e}")
+assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
+
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Recompute a dropout that draws from a common generator. The replay draws other masks than forward did. The loss is that of
+# forward, and fine; the gradient belongs to another network:
+
+
+# %%
+class CarelessDropout(Module):
+    def __init__(self, generator):
+        self.generator = generator
+
+    def forward(self, x):
+        return x * Tensor((self.generator.random(x.shape) > 0.1) / 0.9)
+
+
+def careless(segments):
+    model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
+    model.drop = CarelessDropout(np.random.default_rng(7))
+    x = Tensor(rows)
+    for piece in pieces(model, LAYERS):
+        x = checkpoint(piece, x) if segments else piece(x)
+    loss = cross_entropy(x, targets)
+    loss.backward()
+    return loss.item(), np.concatenate([p.grad.reshape(-1) for p in model.parameters()])
+
+
+(loss, right), (same_loss, wrong) = careless(0), careless(LAYERS)
+off = np.abs(wrong - right).max() / np.abs(right).max()
+print(f"losses {loss:.6f} and {same_loss:.6f}; the gradient is off by {off:.0%} of its largest entry")
+assert loss == same_loss
+assert off > 0.01
+
+# %% [markdown]
+# minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and `checkpoint` replays the
+# count of calls.
+#
+# The other classic: each micro-batch divides by its own rows. Four means are added, and the gradient is four times too large:
+
+# %%
+model = MLP([WIDTH] * 3, dtype=np.float64)
+ratios = []
+for divisor in (ROWS, None):  # None: the rows of this pass
+    model.zero_grad()
+    for part in np.array_split(np.arange(ROWS), 4):
+        cross_entropy(model(Tensor(rows[part])), targets[part], divisor).backward()
+    ratios.append(np.abs(next(model.parameters()).grad).max())
+print(f"divided by its own rows, the gradient is {round(ratios[1] / ratios[0])} times as large")
+
+# %% [markdown]
+# ## 7 Exercise: segments under a budget, and a replay
+#
+# First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the numbers of layers of the
+# segments, as few segments as possible, so that `k * boundary + (the most that one segment saves)` is at most `budget`;
+# None when there is no way.
+
+
+# %%
+def pick_segments(saved, boundary, budget):
+    count = max(1, round(len(saved) ** 0.5))
+    return [len(part) for part in np.array_split(saved, count)]
+
+
+check("10.pick_segments", pick_segments)
+
+# %% [markdown]
+# Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g, rng)` runs forward again
+# and turns the gradient g of the output into that of x. Return y and a function `backward(g)`. All draws after it must be
+# those of a run without recomputation.
+
+
+# %%
+def recompute(segment, x, rng):
+    y = segment.forward(x, rng)
+    return y, lambda g: segment.gradient(x, g, rng)
+
+
+check("10.recompute", recompute)
+
+# %%
+for name in ("10.pick_segments", "10.recompute"):
+    check(name, solution(name))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the rows of the whole batch.
+# - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of the arithmetic). The replay
+#   must see the same parameters, the same random draws and the same collectives.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 2 --accumulation 4 --steps 3 --json
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
+#
+# `peak_bytes` differs; the losses agree but for the last digit of float32.
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `checkpoint(fn, x)` | PyTorch `torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False)`, `checkpoint_sequential`; JAX `jax.checkpoint` (`jax.remat`) |
+# | segments of layers | Megatron-LM `--recompute-granularity full --recompute-method uniform --recompute-num-layers`; DeepSpeed `activation_checkpointing`; Hugging Face `gradient_checkpointing=True` |
+# | the same draws in a replay | PyTorch `preserve_rng_state=True` |
+# | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
+# | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |
+#
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb).

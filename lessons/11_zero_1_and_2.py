@@ -1,0 +1,241 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 11 ZeRO 1 and 2
+#
+# *35 minutes. Before it: 02, 04 and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Keep n ranks from doing the same update n times. In data parallelism every rank holds the same optimizer state. ZeRO lets
+# **each rank keep the state, and make the step, of 1/n of the parameters**, and hands the new parameters round.
+#
+# What it saves: with Adam in mixed precision 12 of 16 bytes a parameter become 12/n (stage 1); stage 2 divides the gradient
+# too. What it costs: **no byte more than data parallelism**, as an all-reduce is a reduce-scatter and an all-gather anyway.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.collectives import all_reduce
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import SGD, Adam
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.zero import ShardReducer, ZeroOptimizer
+from minidist.report import draw, show
+from minidist.report.zero_bars import zero_bars
+from minidist.train.sizing import model_states
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# What one rank of 8 holds of a model of 7.5 billion parameters, in the accounting of the paper: 2 B a parameter, 2 B its
+# gradient, 12 B Adam (a float32 copy and two averages). Stage 3 is lesson 12.
+
+# %%
+bars = zero_bars(
+    model_states(7_500_000_000, 8), command="minidist memory --params 7.5e9 --dp 8 --format svg -o zero.svg"
+)
+show(bars)
+
+# %% [markdown]
+# And a real step on two ranks: the backward pass sends gradients to their owners, each rank steps its half, and then
+# parameters go round. This function made it; stage 0 is plain data parallelism.
+
+# %%
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(24, 64)), rng.integers(0, 10, 24)
+
+
+def train(comm, stage, steps=3, dtype=np.float32):
+    """Returns weights, and the live bytes by purpose after the last step."""
+    mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
+    with account_memory() as account, Meter() as meter:
+        model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)  # rank 0's weights are sent to everybody
+        if stage == 0:
+            flat = FlatParameters(model.parameters())
+            forward = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat)
+            optimizer, zero_grad = Adam(flat, lr=1e-2), flat.zero_grad
+        else:
+            forward = model
+            optimizer = ZeroOptimizer(
+                model, Adam, lr=1e-2, comm=comm, stage=stage, reduction="sum", algorithm="ordered", reduce_bucket_size=30_000
+            )  # fmt: skip
+            flat, zero_grad = optimizer.flat, optimizer.zero_grad
+        for _ in range(steps):
+            zero_grad()
+            loss = cross_entropy(forward(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=24)
+            comm.compute(meter.take(), name="forward")
+            loss.backward()
+            comm.compute(meter.take(), name="backward")
+            optimizer.step()
+    return flat.data[: flat.numel].copy(), dict(account.by_purpose)
+
+
+world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
+world.run(train, stage=1, steps=1)
+command = "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+show(draw("space-time", world.traces, {"command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Four ranks, Adam. Compared with data parallelism, how large is the optimizer state of a rank under stage 1, and how many
+# bytes does a rank send in a step? (1 means: as much.)
+
+# %%
+my_guess = {"optimizer state": 1.0, "bytes sent": 1.5}
+
+# %% [markdown]
+# ## 4 The code
+#
+# The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to where a parameter ends. A
+# bucket of gradients goes to the owners of its elements; afterwards the shards are gathered. Where data parallelism calls
+# `all_reduce`, these two do half of it each:
+
+# %%
+print(inspect.getsource(ShardReducer._reduce_scatter))
+print(inspect.getsource(ZeroOptimizer.step))
+print(inspect.getsource(ZeroOptimizer.gather))
+
+# %% [markdown]
+# ## 5 Check
+#
+# Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. Beside them stand the formulas, with Ψ padded
+# parameters of 4 B.
+
+# %%
+RANKS = 4
+held, sent = {}, {}
+for stage in (0, 1, 2):
+    world = SimWorld(RANKS)
+    (_, held[stage]), *_ = world.run(train, stage)
+    sent[stage] = {k: n // 3 for k, n in world.traces[0].bytes_by_purpose().items() if k != "startup"}
+    parts = ", ".join(f"{kind} {held[stage][kind]:,} B" for kind in ("parameter", "gradient", "optimizer"))
+    print(f"stage {stage} holds {parts};\n        sends {', '.join(f'{k} {n:,} B' for k, n in sent[stage].items())}")
+numel = sum(parameter.size for parameter in MLP([64, 256, 256, 10]).parameters())
+psi = 4 * 1024 * RANKS * -(-numel // (1024 * RANKS))
+state, traffic = 2 * psi // RANKS, 2 * (RANKS - 1) * psi // RANKS
+print(f"\nΨ = {psi:,} B; Adam's state, 2 Ψ / n = {state:,} B; 2 (n-1)/n Ψ = {traffic:,} B")
+assert sum(sent[1].values()) == sum(sent[2].values()) == traffic
+answer = {
+    "optimizer state": held[1]["optimizer"] / held[0]["optimizer"],
+    "bytes sent": sum(sent[1].values()) / sum(sent[0].values()),
+}
+for name, ratio in answer.items():
+    verdict = "right" if abs(my_guess[name] - ratio) < 0.05 else "off"
+    print(f"{name}: {ratio:.2f} of data parallelism's; your guess is {verdict}")
+
+# %% [markdown]
+# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 gives a bucket back as soon as it is on its way. With k
+# micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole gradient to add them up in.
+#
+# Is it the same training? On one device with all rows, and against data parallelism, for ranks that do not divide anything:
+
+# %%
+single, _ = SimWorld(1).run(train, 0, dtype=np.float64)[0]
+for ranks in (2, 3, 5):
+    parallel = [SimWorld(ranks).run(train, stage, dtype=np.float64) for stage in (0, 1, 2)]
+    same = all(np.array_equal(weights, parallel[0][0][0]) for results in parallel for weights, _ in results)
+    off = np.abs(parallel[2][0][0] - single).max()
+    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}; stages 0, 1, 2 bit for bit: {same}")
+    assert same
+    assert off < 1e-9  # Adam makes a step of a gradient's last digits where it is near 0
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Clipping needs the norm of the *whole* gradient, and a rank has a shard. Who takes the norm of what he has scales every
+# shard by another factor: the direction of the step changes, silently. The right way gathers a few numbers a rank:
+
+
+# %%
+def clipped(comm, right):
+    mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
+    model = MLP([64, 256, 256, 10])
+    zero = ZeroOptimizer(model, SGD, comm=comm, stage=2, reduction="sum", lr=1.0)
+    cross_entropy(model(Tensor(rows[mine].astype(np.float32))), targets[mine], divisor=24).backward()
+    if right:
+        zero.clip_grad_norm_(0.1)
+    else:
+        zero.shard.grad[...] *= min(1.0, 0.1 / np.linalg.norm(zero.shard.grad))  # the shard's own norm
+    squares = np.array([np.sum(zero.shard.grad.astype(np.float64) ** 2)])
+    return float(np.sqrt(all_reduce(comm, squares)[0]))
+
+
+for right in (True, False):
+    norm = SimWorld(4).run(clipped, right)[0]
+    way = "the whole norm" if right else "the norm of the shard"
+    print(f"clipped to 0.1 by {way:21}: the gradient's norm is {norm:.3f}")
+assert norm > 0.11
+
+# %% [markdown]
+# Stage 2 cannot accumulate locally, and says so:
+
+
+# %%
+def accumulates(comm):
+    zero = ZeroOptimizer(MLP([64, 256, 10]), Adam, comm=comm, stage=2)
+    with zero.no_sync():
+        pass
+
+
+with expect(UsageError):
+    SimWorld(2).run(accumulates)
+
+# %% [markdown]
+# ## 7 Exercise: a step on a flat partition
+#
+# `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are this rank's own. Change the
+# weights in place, on every rank, to what `update(weights, summed_gradient)` makes of them; `update` works in place on 1-D
+# arrays. Each rank may update at most 1/n of the elements (rounded up), and send no more than a reduce-scatter and an
+# all-gather do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
+
+
+# %%
+def zero_step(comm, weights, gradients, update):
+    for array, gradient in zip(weights, gradients, strict=True):
+        flat = array.reshape(-1)
+        update(flat, all_reduce(comm, gradient.reshape(-1).copy()))
+
+
+check("11.zero_step", zero_step)
+
+# %%
+print(inspect.getsource(solution("11.zero_step")))
+check("11.zero_step", solution("11.zero_step"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2 (n-1)/n Ψ, and the bits.
+# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations are not touched.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --dp 4 --zero 1 --steps 5
+#     mpiexec -n 4 minidist compare --dp 4 --zero 2 --steps 3
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `ZeroOptimizer(stage=1)`, `--zero 1` | DeepSpeed `"zero_optimization": {"stage": 1}`; PyTorch `ZeroRedundancyOptimizer`; Megatron-LM `--use-distributed-optimizer` |
+# | `ZeroOptimizer(stage=2)`, `--zero 2` | DeepSpeed `"stage": 2`; PyTorch FSDP `ShardingStrategy.SHARD_GRAD_OP` (`reshard_after_forward=False`) |
+# | `reduce_bucket_size` | DeepSpeed `reduce_bucket_size`, `allgather_bucket_size` |
+# | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
+# | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
+#
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb).

@@ -1,0 +1,271 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12 ZeRO 3 / FSDP
+#
+# *35 minutes. Before it: 07 and 11. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes and dropped right after**,
+# once in forward and once in backward. So everything that grows with the model is divided by n.
+#
+# What it saves: with Adam in mixed precision 16 B a parameter become 16/n. What it costs: half as many bytes again on the
+# wires, 3 Ψ instead of 2 Ψ, and waiting for them unless the next gather travels while a layer computes.
+
+# %%
+import inspect
+from dataclasses import replace
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.collectives import all_gather
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import Adam
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.fully_shard import Unit, fully_shard, sharded_parameters, shards_of
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The second step of a network of eight equal layers on four ranks, rank 0's lanes: first with every gather when it is needed,
+# then with one layer gathered ahead. This function made both; part 4 explains it.
+
+# %%
+LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
+LAYER = 4 * WIDTH * WIDTH  # bytes
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
+links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
+BEGIN = 0.1  # seconds: when the second step begins, on all ranks
+
+
+def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
+    """Returns weights, account and what is alive between two steps. Each layer is a unit; an ordinary optimizer works on the shards."""
+    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
+    with account_memory(timeline=True) as account, Meter() as meter:
+        model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
+        for layer in model.layers:
+            fully_shard(layer, mesh=comm, prefetch=prefetch, reduction="sum", reshard_after_forward=reshard)
+        fully_shard(model, mesh=comm, prefetch=prefetch, reduction="sum")
+        optimizer = Adam(sharded_parameters(model), lr=1e-3)
+        for step in range(steps):
+            if step == 1:
+                comm.compute(seconds=BEGIN - comm.time(), name="wait")
+            for shard in shards_of(model):
+                shard.zero_grad()
+            loss = cross_entropy(model(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS)
+            loss.backward()
+            comm.compute(meter.take(), name="backward")
+            optimizer.step()
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return np.concatenate([whole(shard, comm) for shard in shards_of(model)]), account, dict(account.by_purpose)
+
+
+def whole(shard, comm):
+    """All shards of a layer, for the comparison."""
+    return all_gather(comm, shard.data.copy())[: shard.flat.numel]
+
+
+def second_step(traces):
+    """The events of the second step, with times that begin at 0."""
+    result = []
+    for trace in traces:
+        messages = [
+            replace(m, posted=m.posted - BEGIN, start=m.start - BEGIN, end=m.end - BEGIN)
+            for m in trace.messages
+            if m.posted >= BEGIN and m.purpose != "user"
+        ]
+        spans = [replace(s, start=s.start - BEGIN, end=s.end - BEGIN) for s in trace.spans if s.start >= BEGIN]
+        result.append(replace(trace, messages=messages, spans=spans, memory=[]))
+    return result
+
+
+runs = {}
+for prefetch in (0, 1, 2):
+    world = SimWorld(RANKS, links=links)
+    results = world.run(train, prefetch)
+    runs[prefetch] = (second_step(world.traces), results[0])
+for prefetch in (0, 1):
+    command = f"part 2 of lessons/12_zero_3_fsdp.py, prefetch={prefetch}"
+    show(draw("lanes", runs[prefetch][0], {"command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# How many bytes leave a rank in a step, in units of (n-1)/n Ψ? (Data parallelism: 2.) And how many whole layers are in
+# memory at the peak, with no prefetch, with one layer gathered ahead, and with two?
+
+# %%
+my_guess = {"traffic": 2, "whole layers": [1, 1, 1]}
+
+# %% [markdown]
+# ## 4 The code
+#
+# A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new array; releasing lets go
+# of it. The nodes of the graph hold the parameter and never its array, so nothing else keeps it alive.
+
+# %%
+for function in (Unit.start_gather, Unit.finish_gather, Unit.release, Unit.start_reduce):
+    print(inspect.getsource(function))
+
+# %% [markdown]
+# ## 5 Check
+
+# %%
+psi = LAYERS * LAYER
+for prefetch, (traces, (_, account, _)) in runs.items():
+    sent = traces[0].bytes_by_purpose()
+    end = max(max(m.end for m in trace.messages) for trace in traces)
+    peak = account.peak_by_purpose["unsharded"] // LAYER
+    right = "right" if my_guess["whole layers"][prefetch] == peak else "off"
+    print(
+        f"prefetch {prefetch}: the step takes {end * 1e6:.0f} µs, {peak} whole layers at the peak (your guess is {right})"
+    )
+traffic = sum(sent.values()) / (psi * (RANKS - 1) / RANKS)
+right = "right" if my_guess["traffic"] == traffic else "off"
+print(f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times (n-1)/n Ψ; your guess is {right}")
+
+# %% [markdown]
+# The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than the
+# computation of one layer.
+#
+# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer are what n divides; what is whole for
+# a moment is the dark band on top.
+
+
+# %%
+def data_parallel(comm, steps=2, dtype=np.float32):
+    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
+    with account_memory(timeline=True) as account:
+        flat = FlatParameters((model := MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)).parameters())
+        parallel = DistributedDataParallel(model, comm, reduction="sum", flat=flat)
+        optimizer = Adam(flat, lr=1e-3)
+        for _ in range(steps):
+            flat.zero_grad()
+            cross_entropy(parallel(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS).backward()
+            optimizer.step()
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return flat.data, account, dict(account.by_purpose)
+
+
+for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
+    world = SimWorld(RANKS)
+    (_, _, held), *_ = world.run(program)
+    command = f"part 5 of lessons/12_zero_3_fsdp.py, {title}"
+    show(draw("memory", world.traces[:1], {"command": command, "title": title}))
+    model_bytes = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
+    print(f"{title}: between steps {model_bytes:,} B, that is {model_bytes / psi:g} Ψ")
+
+# %% [markdown]
+# And the training is the same:
+
+# %%
+(single, _, _), *_ = SimWorld(1).run(data_parallel, dtype=np.float64)
+for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
+    (weights, _, _), *_ = SimWorld(ranks).run(train, prefetch, dtype=np.float64)
+    off = np.abs(weights - single).max()
+    print(f"{ranks} ranks, prefetch {prefetch}: max |w_parallel - w_single| = {off:.1e}")
+    assert off < 1e-9
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once, nothing is hidden, and
+# at the peak no byte is saved. It still trains, so nobody notices:
+
+
+# %%
+def one_unit(comm):
+    with account_memory() as account:
+        model = fully_shard(MLP([WIDTH] * (LAYERS + 1), bias=False), mesh=comm, reduction="sum")
+        cross_entropy(model(Tensor(rows.astype(np.float32))), targets).backward()
+    return account.peak_by_purpose["unsharded"]
+
+
+print(f"one unit: {SimWorld(RANKS).run(one_unit)[0] // LAYER} whole layers at the peak")
+
+
+# %% [markdown]
+# Sharding a module twice would cut a shard into shards:
+
+
+# %%
+def twice(comm):
+    model = fully_shard(MLP([8, 8]), mesh=comm)
+    fully_shard(model, mesh=comm)
+
+
+with expect(UsageError):
+    SimWorld(2).run(twice)
+
+# %% [markdown]
+# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the wires again, and data parallelism's
+# peak:
+
+# %%
+world = SimWorld(RANKS, links=links)
+(_, account, _), *_ = world.run(train, 1, False)
+sent = second_step(world.traces)[0].bytes_by_purpose()
+print(
+    f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ, "
+    f"{account.peak_by_purpose['unsharded'] // LAYER} whole layers at the peak"
+)
+
+# %% [markdown]
+# ## 7 Exercise: a prefetch that hides the gather
+#
+# `gather(i)` starts to gather layer i and returns something whose `wait()` gives its weights. `compute(i, weights, x)`
+# returns the layer's output and takes some time. Run all `layers` in order and return the last output: in the least time,
+# with at most two whole layers alive.
+
+
+# %%
+def forward(comm, layers, x, gather, compute):
+    for layer in range(layers):
+        x = compute(layer, gather(layer).wait(), x)
+    return x
+
+
+check("12.prefetch", forward)
+
+# %%
+print(inspect.getsource(solution("12.prefetch")))
+check("12.prefetch", solution("12.prefetch"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B a parameter, and d+1 whole layers when
+#   d are gathered ahead.
+# - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer computes as long as its
+#   gather travels.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --dp 4 --zero 3 --steps 5
+#     mpiexec -n 4 minidist compare --dp 4 --zero 3 --steps 3
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `fully_shard(layer, mesh=comm)` | PyTorch FSDP2 `fully_shard`; FSDP1 `FullyShardedDataParallel(auto_wrap_policy=...)`; DeepSpeed `"stage": 3` |
+# | `reshard_after_forward` | the same in FSDP2; FSDP1 `FULL_SHARD` (True), `SHARD_GRAD_OP` (False) |
+# | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch`; DeepSpeed `stage3_prefetch_bucket_size` |
+# | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
+# | a mesh (replicate, shard) | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
+#
+# Next: 13 Offload, or [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).

@@ -1,0 +1,223 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 16 Naive pipeline and GPipe
+#
+# *35 minutes. Before it: 03 and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Cut a model that is too deep for one rank into **stages, one a rank, and keep them all busy with micro-batches**. A stage
+# sends what it computed to the next one; backward, gradients go the other way.
+#
+# What it saves: each rank holds 1/p of the model, and only small messages leave it: the activations at p-1 borders. What it
+# costs: at the start and at the end of a step stages wait, the *bubble*; and activations of all micro-batches are alive.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP
+from minidist.pipeline.plan import from_cells, get_schedule
+from minidist.pipeline.plan.gpipe import gpipe
+from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.timing import time_plan, uniform
+from minidist.pipeline.validate import PlanError, validate
+from minidist.report import draw, show
+from minidist.report.gantt import gantt
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages and back before the next
+# one starts, so one stage works and three wait. Below, GPipe: while stage 1 has micro-batch 0, stage 0 has micro-batch 1.
+
+# %%
+p, m = 4, 4
+plans = [get_schedule(name).plan(p, m) for name in ("naive", "gpipe")]
+timings = [time_plan(plan, spans=True) for plan in plans]
+show(gantt(timings, command="minidist schedule naive gpipe --stages 4 --microbatches 4 --format svg -o pipes.svg"))
+
+# %% [markdown]
+# That was on paper. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the function.
+
+# %%
+ROWS = 24
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, 16)), rng.integers(0, 10, ROWS)
+
+
+def loss_of(output, target):
+    return cross_entropy(output, target, divisor=ROWS)  # the rows of the whole batch: micro-batches are summed
+
+
+def step(comm, plan, times=None):
+    """One step of a pipeline; returns the losses of the micro-batches and this rank's gradients by name."""
+    model = MLP([16] * 8 + [10], dtype=np.float64)
+    stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    pipeline = Pipeline(comm, plan, stages, loss_of, times=times)
+    losses = pipeline.step(np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches))
+    return losses, {parameter.name: parameter.grad.copy() for stage in stages for parameter in stage.flat.parameters}
+
+
+milliseconds = uniform(p, F=1e-3, I=1e-3, W=1e-3)  # of each stage: 1 ms forward, 2 ms backward
+fast = LinkModel(alpha=1e-6, beta=1e-10)
+world = SimWorld(p, links=fast)
+world.run(step, plans[1], milliseconds)
+show(draw("space-time", world.traces, {"command": "part 2 of lessons/16_naive_pipeline_and_gpipe.py, gpipe"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# With GPipe on 4 stages and 12 micro-batches: which part of the time does a rank idle, *of total*? (0.25 means a quarter.)
+
+# %%
+my_guess = 0.75
+
+# %% [markdown]
+# ## 4 The code
+#
+# A schedule is data: for each rank the list of what it does. This is all of GPipe:
+
+# %%
+print(inspect.getsource(gpipe))
+print(get_schedule("gpipe").plan(3, 2).to_csv())
+
+# %% [markdown]
+# Passes insert sends and posted receives, and the runtime walks the list. A stage's forward takes what arrived, backward
+# starts from the gradient that arrived, and what it makes goes on:
+
+# %%
+print(inspect.getsource(Pipeline._forward))
+print(inspect.getsource(Pipeline._backward))
+
+# %% [markdown]
+# ## 5 Check
+#
+# The answer from a run's trace: what the ranks computed, and the time from their first to their last action.
+
+
+# %%
+def idle_of_total(name, m, p=4):
+    world = SimWorld(p, links=LinkModel(alpha=0.0, beta=0.0))
+    world.run(step, get_schedule(name).plan(p, m), uniform(p, F=1e-3, I=1e-3, W=1e-3))
+    spans = [span for trace in world.traces for span in trace.spans if span.category == "compute"]
+    window = max(s.end for s in spans) - min(s.start for s in spans)
+    return 1 - sum(s.end - s.start for s in spans) / (p * window)
+
+
+for m in (1, 4, 12, 24):
+    naive, idle = idle_of_total("naive", m), idle_of_total("gpipe", m)
+    print(f"{m:2} micro-batches: naive {naive:.3f}, gpipe {idle:.3f}; (p-1)/(m+p-1) = {(p - 1) / (m + p - 1):.3f}")
+    assert abs(idle - (p - 1) / (m + p - 1)) < 1e-9
+answer = idle_of_total("gpipe", 12)
+print(f"12 micro-batches: {answer:.3f}; your guess {my_guess} is {'right' if abs(my_guess - answer) < 0.02 else 'off'}")
+
+# %% [markdown]
+# More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and small products are slow on
+# real devices. And all m micro-batches are alive at the end of the forwards, on every stage:
+
+# %%
+for m in (4, 12, 24):
+    print(f"{m:2} micro-batches: alive on each stage {time_plan(get_schedule('gpipe').plan(4, m)).peak}")
+
+# %% [markdown]
+# Is the gradient that of one device? And what does each rank send?
+
+# %%
+model = MLP([16] * 8 + [10], dtype=np.float64)
+loss_of(model(Tensor(rows)), targets).backward()
+for name, stages, m in (("naive", 4, 2), ("gpipe", 4, 4), ("gpipe", 3, 5), ("gpipe", 8, 2)):
+    world = SimWorld(stages)
+    results = world.run(step, get_schedule(name).plan(stages, m))
+    gradients = {key: array for _, own in results for key, array in own.items()}
+    off = max(np.abs(gradients[q.name] - q.grad).max() for q in model.parameters())
+    print(f"{name}, {stages} stages, {m} micro-batches: max |g_parallel - g_single| = {off:.1e}")
+    assert off < 1e-12
+sent = {k: n for k, n in world.traces[1].bytes_by_purpose().items() if k.startswith("pipeline")}
+print(f"rank 1 sends {', '.join(f'{k} {n:,} B' for k, n in sent.items())}; rows x width x 8 B = {ROWS * 16 * 8:,} B")
+
+# %% [markdown]
+# The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the border.
+#
+# ## 6 Break it
+#
+# Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1 wants micro-batch 1 before it
+# starts any backward. Each list looks reasonable alone. A judge who shares no code with the schedules finds it, before
+# anything runs:
+
+# %%
+mixed = from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]], "mixed")
+with expect(PlanError):
+    validate(mixed)
+
+# %% [markdown]
+# The quiet one: every micro-batch takes the mean over its own rows. The loss looks like a mean, and the gradient is m times
+# too large:
+
+# %%
+loss_of_whole = loss_of
+
+
+def loss_of(output, target):
+    return cross_entropy(output, target)
+
+
+results = SimWorld(4).run(step, get_schedule("gpipe").plan(4, 6))
+weight = next(iter(model.parameters()))
+ratio = np.abs(results[0][1][weight.name]).max() / np.abs(weight.grad).max()
+print(f"losses {np.round(results[0][0], 3)}; the gradient is {ratio:.1f} times as large")
+loss_of = loss_of_whole
+
+# %% [markdown]
+# ## 7 Exercise: write the plan as lists
+#
+# Return for each of p stages the list of its actions on m micro-batches: "F0" is the forward, "B0" the backward of
+# micro-batch 0. The whole may take no longer than GPipe.
+
+
+# %%
+def my_plan(p, m):
+    return [[name for i in range(m) for name in (f"F{i}", f"B{i}")] for stage in range(p)]
+
+
+check("16.gpipe", my_plan)
+
+# %%
+print(inspect.getsource(solution("16.gpipe")))
+check("16.gpipe", solution("16.gpipe"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of ideal; naive: (p-1)/p.
+# - A rank sends one activation and one gradient a micro-batch and border, whatever the model's size; **all m micro-batches
+#   are alive** under GPipe. Lesson 17 mends that.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
+#
+# The program of a page is `mpi_examples/gpipe.py`.
+# Look at any plan with your own p and m: `minidist schedule gpipe --stages 8 --microbatches 32`.
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `get_schedule("gpipe")` | PyTorch `torch.distributed.pipelining.ScheduleGPipe`; "AFAB", all forward, all backward |
+# | `PipelineStage`, `split_model` | PyTorch `PipelineStage`, `pipeline(module, mb_args, split_spec)`; DeepSpeed `PipelineModule(layers=..., num_stages=...)` |
+# | `--microbatches` | PyTorch `n_microbatches`; DeepSpeed `gradient_accumulation_steps`; Megatron-LM `--micro-batch-size` |
+# | `--pp` | Megatron-LM `--pipeline-model-parallel-size` |
+#
+# Next: [17 1F1B](17_1f1b.ipynb).

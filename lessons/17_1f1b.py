@@ -1,0 +1,210 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 17 1F1B
+#
+# *30 minutes. Before it: 16 and 02. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Keep GPipe's bubble and drop its memory. **As soon as a stage can run a backward, it does**, because that frees the
+# activations of a micro-batch: one forward, one backward, in turn. So a stage holds at most p micro-batches, however many
+# there are.
+#
+# What it saves: activations, from m to p-s micro-batches on stage s. What it costs: nothing but a more careful order.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.base.memory import account_memory
+from minidist.comm import SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP
+from minidist.pipeline.plan import from_cells, get_schedule
+from minidist.pipeline.plan.one_f_one_b import one_f_one_b, stage_order
+from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import PlanError, validate
+from minidist.report import draw, show
+from minidist.report.gantt import gantt
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# GPipe and 1F1B on four stages with eight micro-batches. Both end at the same moment. Look at the numbers on stage 0 (the top
+# row): below, B0 runs before F4.
+
+# %%
+p, m = 4, 8
+plans = {name: get_schedule(name).plan(p, m) for name in ("gpipe", "1f1b")}
+timings = [time_plan(plan, spans=True) for plan in plans.values()]
+show(gantt(timings, command="minidist schedule gpipe 1f1b --stages 4 --microbatches 8 --format svg -o pipes.svg"))
+
+# %% [markdown]
+# The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the other. This function made
+# them.
+
+# %%
+ROWS, WIDTH, LAYERS = 64, 64, 8
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
+
+
+def step(comm, plan):
+    """One step; returns this rank's gradients by name, and its account."""
+    with account_memory(timeline=True) as account:
+        model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
+        stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+        pipeline = Pipeline(comm, plan, stages, lambda output, target: cross_entropy(output, target, divisor=ROWS))
+        pipeline.step(np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches))
+    live = [{"activation": now.get("activation", 0)} for now in account.history()]
+    comm.trace.memory = [(0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before]
+    return {parameter.name: parameter.grad.copy() for stage in stages for parameter in stage.flat.parameters}, account
+
+
+runs = {}
+for name, plan in plans.items():
+    world = SimWorld(p)
+    runs[name] = world.run(step, plan)
+    header = {"command": f"part 2 of lessons/17_1f1b.py, {name}", "title": f"{name}: activations"}
+    show(draw("memory", world.traces, header))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# 1F1B, four stages, eight micro-batches: how many micro-batches are alive at the peak, on each stage?
+
+# %%
+my_guess = [8, 8, 8, 8]
+
+# %% [markdown]
+# ## 4 The code
+
+# %%
+print(inspect.getsource(one_f_one_b))
+print(inspect.getsource(stage_order))
+
+# %% [markdown]
+# Stage s starts with p-1-s forwards: that many steps it takes until the first gradient comes back to it. From then on each
+# backward frees what the next forward takes.
+#
+# ## 5 Check
+#
+# Alive micro-batches as the runs' accounts saw them. Stage 0 has two layers of the model; a micro-batch is 64 / 8 rows.
+
+# %%
+one = 8 * (ROWS // m) * WIDTH * (LAYERS // p)  # bytes that a micro-batch leaves on a stage
+for name, results in runs.items():
+    measured = [account.peak_by_purpose["activation"] / one for _, account in results]
+    print(f"{name:6} measured {[round(value, 2) for value in measured]}, in the plan {time_plan(plans[name]).peak}")
+alive = time_plan(plans["1f1b"]).peak
+verdict = "right" if my_guess == alive else "off"
+print(f"min(m, p-s) = {[min(m, p - s) for s in range(p)]}; your guess {my_guess} is {verdict}")
+assert alive == [min(m, p - s) for s in range(p)]
+
+# %% [markdown]
+# (The last stage has the loss too.) The bubble is GPipe's, for any m; the memory does not grow with m:
+
+# %%
+print("  m   idle of total: gpipe, 1f1b   alive on stage 0: gpipe, 1f1b")
+for count in (2, 4, 8, 32, 128):
+    both = [time_plan(get_schedule(name).plan(p, count)) for name in ("gpipe", "1f1b")]
+    idle, held = [t.bubble_of_total for t in both], [t.peak[0] for t in both]
+    print(f"{count:3}   {idle[0]:20.3f} {idle[1]:6.3f}   {held[0]:23} {held[1]:5}")
+    assert idle[0] == idle[1]
+
+# %% [markdown]
+# So memory no longer forbids many micro-batches, and many micro-batches shrink the bubble. The gradient is the same:
+
+# %%
+model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
+cross_entropy(model(Tensor(rows)), targets).backward()
+for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
+    results = SimWorld(stages).run(step, get_schedule("1f1b").plan(stages, count))
+    gradients = {key: array for own, _ in results for key, array in own.items()}
+    off = max(np.abs(gradients[q.name] - q.grad).max() for q in model.parameters())
+    print(f"{stages} stages, {count} micro-batches: max |g_parallel - g_single| = {off:.1e}")
+    assert off < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# One forward less at the start, on every stage. It is a correct plan, holds less, and the stages wait for each other:
+
+
+# %%
+def late(p, m, less):
+    """1F1B whose stages run `less` forwards fewer ahead."""
+    ahead = [max(0, min(m, p - 1 - s - less)) for s in range(p)]
+    return [stage_order(s, m, ahead[s]) for s in range(p)]
+
+
+eager = get_schedule("1f1b").plan(p, m)
+slow = type(eager)("one forward less", late(p, m, 1), p, m)
+validate(slow)
+times = [time_plan(plan, spans=True) for plan in (eager, slow)]
+show(gantt(times, command="part 6 of lessons/17_1f1b.py"))
+print(f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead of {times[0].peak}")
+
+# %% [markdown]
+# A stage that takes its micro-batches in another order than its neighbour. The judge says who waits for whom:
+
+# %%
+swapped = from_cells([["0F0", "0F1", "0B0", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "swapped")
+with expect(PlanError):
+    validate(from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "swapped"))
+validate(swapped)  # with both forwards first it is merely slow
+best = time_plan(get_schedule("1f1b").plan(2, 2))
+print(f"both forwards first: makespan {time_plan(swapped).makespan:g} instead of {best.makespan:g}")
+
+# %% [markdown]
+# ## 7 Exercise: 1F1B for every p and m
+#
+# As in lesson 16: for each of p stages the list of its actions. No longer than 1F1B, and no more than min(m, p-s)
+# micro-batches alive on stage s. Mind m < p.
+
+
+# %%
+def my_plan(p, m):
+    return [[f"F{i}" for i in range(m)] + [f"B{i}" for i in range(m)] for stage in range(p)]
+
+
+check("17.one_f_one_b", my_plan)
+
+# %%
+print(inspect.getsource(solution("17.one_f_one_b")))
+check("17.one_f_one_b", solution("17.one_f_one_b"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of total, with
+#   **min(m, p-s)** micro-batches alive on stage s instead of m.
+# - So take m much larger than p. What is left of the bubble: more stages a rank, or B split in two (lesson 19).
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule 1f1b --microbatches 8 --steps 5
+#     mpiexec -n 4 python mpi_examples/one_f_one_b.py
+#
+# The second one is 1F1B by hand, with send and recv and no runtime.
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `get_schedule("1f1b")` | PyTorch `Schedule1F1B`; Megatron-LM `forward_backward_pipelining_without_interleaving`; DeepSpeed `TrainSchedule` |
+# | 1F1B with one update a step | "PipeDream-Flush" (2BW paper); DAPPLE |
+# | the plan's `warm-up` | Megatron-LM `num_warmup_microbatches` |
+# | micro-batches alive | Megatron-LM: "in-flight microbatches" |
+#
+# Next: 18 PipeDream and weight stashing, or 19 Interleaved and zero bubble.

@@ -1,0 +1,129 @@
+"""Lesson 12: a forward pass over sharded layers whose gathers hide behind the computation of the layer before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UnwaitedRequestError
+from minidist.base.memory import MemoryAccount
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Hint
+
+SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes
+
+
+class Gather:
+    """A gather on its way; `wait()` returns the whole layer."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> np.ndarray:
+        weights: np.ndarray = self._work.wait()
+        return weights
+
+
+class Run:
+    """The shards of one rank, and the account of the layers that are whole."""
+
+    def __init__(self, case: Case, comm: Comm) -> None:
+        self.comm, self.layers = comm, case.size
+        self.shards = [np.array_split(layer, comm.size)[comm.rank].copy() for layer in whole_layers(case)]
+        self.account = MemoryAccount(timeline=True)
+
+    def gather(self, layer: int) -> Gather:
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"there is no layer {layer}; there are layers 0..{self.layers - 1}")
+        mine = self.shards[layer]
+        out = self.account.track(np.full(mine.size * self.comm.size, np.nan), "unsharded")
+        return Gather(all_gather(self.comm, mine, out=out, async_op=True))
+
+    def compute(self, layer: int, weights: np.ndarray, x: float) -> float:
+        self.comm.compute(seconds=SECONDS * self.comm.size, name="forward")
+        return through(layer, weights, x)
+
+
+def forward(
+    comm: Comm, layers: int, x: float, gather: Callable[[int], Any], compute: Callable[[int, np.ndarray, float], float]
+) -> float:
+    """Start the gather of the next layer before the computation of this one; hold two layers and no more."""
+    coming: Any = gather(0) if layers else None
+    for layer in range(layers):
+        weights = coming.wait()
+        if layer + 1 < layers:
+            coming = gather(layer + 1)
+        x = compute(layer, weights, x)
+    return x
+
+
+def whole_layers(case: Case) -> list[np.ndarray]:
+    """Layers of equal size, a multiple of the number of ranks."""
+    draw = case.generator()
+    return [draw.integers(1, 99, 4 * case.ranks) * 1.0 for _ in range(case.size)]
+
+
+def through(layer: int, weights: np.ndarray, x: float) -> float:
+    """A number that depends on every weight, its place and the order of the layers."""
+    return float((3 * x + layer + weights @ np.arange(1, weights.size + 1)) % 1009)
+
+
+def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+    run = Run(case, comm)
+    return run.layers, float(comm.rank), run.gather, run.compute
+
+
+def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
+    run: Run = arguments[2].__self__
+    run.comm.trace.memory.extend((0.0, live) for live in run.account.history())
+    return returned
+
+
+def truth(case: Case) -> list[float]:
+    answers = []
+    for rank in range(case.ranks):
+        x = float(rank)
+        for layer, weights in enumerate(whole_layers(case)):
+            x = through(layer, weights, x)
+        answers.append(x)
+    return answers
+
+
+EXERCISES = [
+    Exercise(
+        name="12.prefetch",
+        solution=forward,
+        arguments=arguments,
+        expected=truth,
+        answer=answer,
+        cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 5) for size in (0, 1, 2, 3, 6)],
+        par=Case(4, 6),
+        unit="layer",
+        limits=("bytes", "time", "memory"),
+        hints=(
+            Hint(lambda f: f.raised(IndexError), "after the last layer there is none to gather ahead"),
+            Hint(
+                lambda f: f.raised(UnwaitedRequestError),
+                "a gather was started and never waited for: each layer is gathered once and waited for once",
+            ),
+            Hint(
+                lambda f: f.metric == "memory",
+                "more than two whole layers are alive at once: gather one layer ahead, not all, and keep no list of what has "
+                "been used",
+            ),
+            Hint(
+                lambda f: f.metric == "time",
+                "the ranks wait for gathers that could have travelled before: start the gather of the next layer *before* you "
+                "compute this one, and wait for it after",
+            ),
+            Hint(lambda f: f.metric == "bytes", "some layer is gathered more than once"),
+            Hint(
+                lambda f: (
+                    f.kind == "wrong" and None not in f.answers and bool(np.isnan(np.asarray(f.answers, float)).any())
+                ),
+                "weights were used before they had come: wait() first",
+            ),
+        ),
+    )
+]

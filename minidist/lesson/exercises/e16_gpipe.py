@@ -1,0 +1,110 @@
+"""Lessons 16 and 17: write a pipeline schedule as lists; minidist's own judge and clock look at them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.pipeline.plan import Plan, from_cells, get_schedule
+from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
+
+
+def gpipe(stages: int, microbatches: int) -> list[list[str]]:
+    """Every stage: all forwards, then all backwards, the newest first."""
+    forwards = [f"F{i}" for i in range(microbatches)]
+    backwards = [f"B{i}" for i in reversed(range(microbatches))]
+    return [forwards + backwards for _ in range(stages)]
+
+
+def plan_of(answer: Any, case: Case) -> Plan:
+    """Lists of "F0" and "B0" as a plan; UsageError in one sentence when they are none, or wrong."""
+    if not isinstance(answer, list | tuple) or len(answer) != case.size:
+        raise UsageError(f"return one list for each of the {case.size} stages")
+    if not all(isinstance(row, list | tuple) and row for row in answer):
+        raise UsageError("a stage has no action; each stage runs each micro-batch forward and backward")
+    plan = from_cells([[f"{stage}{action}" for action in row] for stage, row in enumerate(answer)], "yours")
+    if plan.microbatches != case.seed:
+        raise UsageError(f"there are micro-batches 0..{case.seed - 1}, and your lists go to {plan.microbatches - 1}")
+    validate(Plan(plan.name, plan.orders, plan.stages, plan.microbatches))  # "flush", also when there are no backwards
+    return plan
+
+
+def judge_against(name: str, lives: bool) -> Callable[[Case, Sequence[Any]], str]:
+    """As short as schedule `name`, and, with `lives`, with no more micro-batches alive on any stage."""
+
+    def judge(case: Case, answers: Sequence[Any]) -> str:
+        try:
+            plan = plan_of(answers[0], case)
+        except UsageError as error:
+            return f"not a plan: {error}"
+        mine, best = time_plan(plan), time_plan(get_schedule(name).plan(case.size, case.seed))
+        if mine.makespan > best.makespan:
+            return f"it takes {mine.makespan:g}, {name} takes {best.makespan:g} (F takes 1, B takes 2)"
+        for stage, (held, least) in enumerate(zip(mine.peak, best.peak, strict=True)):
+            if lives and held > least:
+                return f"stage {stage} holds {held} micro-batches at once; {least} are enough"
+        return ""
+
+    return judge
+
+
+def cases() -> list[Case]:
+    """The size is the number of stages, the seed the number of micro-batches."""
+    return [Case(1, p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 7)]
+
+
+def describe(case: Case) -> str:
+    return f"{case.size} stage{'s' * (case.size != 1)}, {case.seed} micro-batch{'es' * (case.seed != 1)}"
+
+
+def exercise(name: str, solution: Any, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> Exercise:
+    return Exercise(
+        name=name,
+        solution=solution,
+        arguments=lambda case, comm: (case.size, case.seed),
+        expected=lambda case: (),
+        judge=judge_against(schedule, lives),
+        cases=cases,
+        par=Case(1, 4, 8),
+        label=describe,
+        communicates=False,
+        hints=(*hints, *COMMON),
+    )
+
+
+def says(*words: str) -> Callable[[Failure], bool]:
+    return lambda failure: any(word in failure.message for word in words)
+
+
+COMMON = (
+    Hint(says("one list for each"), "the answer is a list with one list of names for each stage: [['F0', 'B0'], ...]"),
+    Hint(
+        says("is missing", "has no action"),
+        "each stage runs each micro-batch forward and backward: m times F and m times B in each list",
+    ),
+    Hint(
+        says("and your lists go to", "outside"), "micro-batches are numbered from 0 to m-1; what if m is less than p?"
+    ),
+    Hint(
+        says("deadlock", "waits for", "before"),
+        "a stage waits for something that comes later: F needs the F of the stage before it, B the stage's own F and the B "
+        "of the stage after it",
+    ),
+)
+
+EXERCISES = [
+    exercise(
+        "16.gpipe",
+        gpipe,
+        "gpipe",
+        False,
+        (
+            Hint(
+                says("it takes"),
+                "stages wait for each other: let a stage start its next forward while the one after it works on the last; no "
+                "backward before all forwards, and the same order of backwards on all stages",
+            ),
+        ),
+    )
+]
