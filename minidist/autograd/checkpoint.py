@@ -12,7 +12,7 @@ from typing import Any
 
 from minidist.autograd.backward import current_pass
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.modes import enable_grad, is_grad_enabled, meter, no_grad
+from minidist.autograd.modes import enable_grad, in_segment, is_grad_enabled, meter, no_grad
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import Parameter, parameter_reads
 from minidist.autograd.tensor import Tensor, record
@@ -28,18 +28,20 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any, pack: Callable[[xp.Array],
     gives the array again (from the host, say).
 
     Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become
-    ready (`on_ready`) as they would without recomputation, counting every segment that uses them.
+    ready (`on_ready`) as they would without recomputation, counting every segment that uses them. Any other tensor that
+    needs a gradient must be an argument: one that fn finds elsewhere is an error.
     """
     if not is_grad_enabled():
         return fn(*args)
     context, calls = copy_context(), snapshot_calls()
     reads: list[Parameter] = []
-    token = parameter_reads.set(reads)
+    token, segment = parameter_reads.set(reads), in_segment.set(True)
     try:
         with no_grad():
-            result = fn(*args)
+            result = fn(*(Tensor(a.data) if isinstance(a, Tensor) and not isinstance(a, Parameter) else a for a in args))
     finally:
         parameter_reads.reset(token)
+        in_segment.reset(segment)
     if not isinstance(result, Tensor):
         raise AutogradError(f"checkpoint: the function must return one Tensor, not {type(result).__name__}")
     used = tuple(p for p in dict.fromkeys(reads) if p.requires_grad)

@@ -80,5 +80,8 @@ contribution_recorder: ContextVar["Callable[[Parameter, Any], None] | None"] = C
     "minidist_contribution_recorder", default=None
 )
 
+# Inside the forward of a recomputed segment: its arguments have no node there, so a node in `record` is from outside.
+in_segment: ContextVar[bool] = ContextVar("minidist_in_segment", default=False)
+
 # When set, `Parameter.data` appends the parameter at each read: recomputation asks in this way what a function uses.
 parameter_reads: ContextVar["list[Parameter] | None"] = ContextVar("minidist_parameter_reads", default=None)

@@ -16,6 +16,8 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
         return value
     if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
         return Tensor(value)
+    if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
+        raise DtypeError(f"the scalar {value!r} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first")
     return Tensor(xp.as_array(value, like.dtype))
 
 

@@ -12,7 +12,7 @@ contributions and on nothing else.
 from collections.abc import Callable
 from typing import Any
 
-from minidist.autograd.errors import AutogradError, ShapeError, VersionError
+from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
 from minidist.autograd.modes import contribution_recorder, parameter_reads
 from minidist.autograd.node import Node
 from minidist.autograd.tensor import Tensor
@@ -87,8 +87,16 @@ class Parameter(Tensor):
             raise ShapeError(
                 f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}"
             )
-        self._data = value
-        self._dtype = value.dtype
+        if self.flat is None:
+            self.bind(value)
+            return
+        if value.dtype != self._dtype:
+            raise DtypeError(f"parameter {self.name!r} is {self._dtype} in a flat array; cannot assign data of {value.dtype}")
+        xp.copyto(self.data, value)  # it stays a view of the flat array
+
+    def bind(self, array: xp.Array) -> None:
+        """Let `array` itself, without a copy, be the data; for the owner of the storage."""
+        self._data, self._dtype = array, array.dtype
 
     @property
     def node(self) -> Any:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from minidist.autograd.errors import ShapeError
+from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
@@ -25,6 +25,8 @@ def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
 
 def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Mean over one dim, several, or all (None); nan over no elements, as in NumPy."""
+    if x.dtype.kind in "biu":
+        raise DtypeError(f"mean: a tensor of {x.dtype} has no mean of its dtype; cast it to a float dtype first")
     count = 1
     for a in _axes("mean", x, axis):
         count *= x.shape[a]

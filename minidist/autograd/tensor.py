@@ -7,8 +7,8 @@ the tape is the set of nodes that this leaves behind. Everything else in this pa
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.autograd.errors import AutogradError
-from minidist.autograd.modes import grad_enabled, meter
+from minidist.autograd.errors import AutogradError, DtypeError
+from minidist.autograd.modes import grad_enabled, in_segment, meter
 from minidist.autograd.node import Node
 from minidist.base import arrays as xp
 from minidist.base.memory import memory_account
@@ -30,6 +30,8 @@ class Tensor:
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data = data if type(data) is xp.ndarray else xp.as_array(data)
+        if requires_grad and self.data.dtype.kind in "biu":
+            raise DtypeError(f"requires_grad=True for a tensor of {self.data.dtype}: only floats have gradients; cast it first")
         self.node = Node("leaf") if requires_grad else None
 
     @property
@@ -225,6 +227,13 @@ def record(
                 parameters += ((node, vjp),)
         if inputs or parameters:
             tensor.node = Node(name, inputs, parameters, prepare)
+    elif in_segment.get():
+        for source, _ in (*edges, *weights):
+            if source.node.__class__ is Node:
+                raise AutogradError(
+                    f"checkpoint: {name} reads a tensor of shape {source.shape} that needs a gradient and is not an argument of "
+                    "the function; pass it as an argument, or detach() it"
+                )
     account = memory_account.get()
     if account is not None:
         account.track(tensor.data, "activation")

@@ -86,7 +86,7 @@ class FlatParameters:
             )
         self._data = track(array, "parameter")
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-            parameter.data = array[start:end].reshape(parameter.shape)
+            parameter.bind(array[start:end].reshape(parameter.shape))
         if version is not None:
             self.version = version
 

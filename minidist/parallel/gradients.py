@@ -153,6 +153,11 @@ def register(reducer: GradientReducer, parameters: Sequence[Parameter], enabled:
     """Call `reducer.ready` from plain `loss.backward()`: `finish` runs at the end of the pass."""
 
     def hook(parameter: Parameter) -> None:
+        if parameter not in reducer.bucket_of:
+            raise UsageError(
+                f"rank {reducer.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into buckets, so "
+                "nobody would reduce it; set requires_grad before wrapping the model, or wrap it anew"
+            )
         if not enabled():
             return
         walk: Any = current_pass.get()
@@ -160,6 +165,5 @@ def register(reducer: GradientReducer, parameters: Sequence[Parameter], enabled:
             walk.at_end(reducer, reducer.finish)
         reducer.ready(parameter)
 
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(partial(hook))
+    for parameter in parameters:  # frozen ones too: their hook runs when they are unfrozen, and says so
+        parameter.register_post_accumulate_grad_hook(partial(hook))

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from minidist.autograd import AutogradError, Tensor, no_grad
+from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
+from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 
 RANKS = 3
 
@@ -166,3 +167,20 @@ def test_the_usual_loop_keeps_one_gradient():
 
     for peak, one in SimWorld(RANKS).run(program):
         assert peak == one
+
+
+@pytest.mark.parametrize(("wrap", "everything"), [("ddp", False), ("ddp", True), ("zero", False)])
+def test_a_parameter_that_was_frozen_at_construction_is_named(wrap, everything):
+    def program(comm):
+        module = model()
+        for parameter in list(module.parameters())[: None if everything else 1]:
+            parameter.requires_grad = False
+        if wrap == "zero":
+            ZeroOptimizer(module, SGD, comm=comm, lr=0.1)
+        else:
+            DistributedDataParallel(module, comm)
+        next(module.parameters()).requires_grad = True
+        loss(module, 0, comm.rank).backward()
+
+    with pytest.raises(UsageError, match=r"'layers\.0\.weight' was frozen"):
+        SimWorld(RANKS).run(program)

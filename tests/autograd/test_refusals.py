@@ -1,0 +1,59 @@
+"""What would silently give a wrong value or gradient is refused in one sentence."""
+
+import numpy as np
+import pytest
+
+from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError, Tensor, checkpoint
+from minidist.nn.flat import FlatParameters
+
+
+@pytest.mark.parametrize("scalar", [0.5, np.float64(1.5), float("nan"), np.float32(0.5), np.array(0.5)])
+def test_a_fraction_times_integers(scalar):
+    with pytest.raises(DtypeError, match="cast the tensor"):
+        Tensor([1, 2, 3]) * scalar
+
+
+def test_whole_scalars_and_floats_are_as_before():
+    assert (Tensor([1, 2, 3]) * 2).data.tolist() == [2, 4, 6]
+    assert (Tensor([1, 2, 3]) + 2.0).data.tolist() == [3, 4, 5]
+    assert (Tensor(np.array([1, 2], np.float32)) * 0.5).data.tolist() == [0.5, 1.0]
+
+
+def test_the_mean_of_integers():
+    with pytest.raises(DtypeError, match="mean"):
+        Tensor([1, 2, 4]).mean()
+
+
+def test_integers_have_no_gradient():
+    with pytest.raises(DtypeError, match="only floats"):
+        Tensor([1, 2], requires_grad=True)
+
+
+def test_assigned_data_stays_in_the_flat_array():
+    parameter = Parameter(np.zeros((2, 2)), name="w")
+    flat = FlatParameters([parameter])
+    parameter.data = np.arange(4.0).reshape(2, 2)
+    assert flat.data.tolist() == [0.0, 1.0, 2.0, 3.0]
+    flat.data[0] = 9.0
+    assert parameter.data[0, 0] == 9.0
+    with pytest.raises(DtypeError, match="'w'"):
+        parameter.data = np.zeros((2, 2), np.float32)
+    with pytest.raises(ShapeError, match="'w'"):
+        parameter.data = np.zeros(4)
+    flat.release()
+    with pytest.raises(AutogradError, match="released"):
+        parameter.data = np.zeros((2, 2))
+
+
+def test_a_recomputed_function_may_not_close_over_what_needs_a_gradient():
+    x = Tensor(np.array([2.0]), requires_grad=True)
+    y = x * 1.0
+    for outside in (x, y):
+        for argument in (Tensor(np.array([3.0])), x):
+            with pytest.raises(AutogradError, match="pass it as an argument"):
+                checkpoint(lambda a, outside=outside: a * outside, argument)
+    checkpoint(lambda a: a * y.detach(), x).backward()
+    assert x.grad.tolist() == [2.0]
+    x.grad = None
+    checkpoint(lambda a, b: a * b, x, y).backward()
+    assert x.grad.tolist() == [4.0]
