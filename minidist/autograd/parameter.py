@@ -180,7 +180,13 @@ class Parameter(Tensor):
         return None if self.stale or self.reduced else self._grad
 
     def zero_grad(self) -> None:
-        """Forget the gradient. Nothing is cleared: the next contribution overwrites the buffer."""
+        """Forget the gradient, also what a shard holds of it. No buffer is cleared: the next contribution overwrites it."""
+        self.forget()
+        if self.flat is not None and self.flat.shard is not None:
+            self.flat.shard.forget(self)
+
+    def forget(self) -> None:
+        """Forget what is in this parameter's own buffer; a shard keeps what was reduced."""
         self.contributions = 0
         self.stale, self.reduced, self.settled = True, False, None
 
@@ -188,7 +194,7 @@ class Parameter(Tensor):
         """Set aside a gradient that is a sum over ranks, so that what comes next can be summed apart from it."""
         if self.reduced:
             kept = track(xp.array(self._grad), "gradient")
-            self.zero_grad()
+            self.forget()
             self.settled = kept
 
     def mark_reduced(self) -> None:

@@ -6,6 +6,7 @@ parameters are `bind` and `release` and nothing else.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError
 from minidist.base import arrays as xp
@@ -41,6 +42,7 @@ class FlatParameters:
         self.version = 0
         # When set, it gives a parameter its gradient buffer, and no buffer for all is made (ZeRO-2: one for each bucket).
         self.gradient_maker: Callable[[Parameter], None] | None = None
+        self.shard: Any = None  # the Shard that takes the reduced gradient, when the unit is sharded
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
         self._data: xp.Array | None = None
         self._grad: xp.Array | None = None
@@ -144,7 +146,9 @@ class FlatParameters:
         """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got
         none."""
         for parameter in self.parameters:
-            parameter.zero_grad()
+            parameter.forget()
+        if self.shard is not None:
+            self.shard.zero_grad()
 
     def mark_reduced(self) -> None:
         """The gradient is a sum over ranks now; see `Parameter.mark_reduced`."""
@@ -154,9 +158,9 @@ class FlatParameters:
 
     def release_grad(self) -> None:
         """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
-        self.zero_grad()
         self._grad = None
         for parameter in self.parameters:
+            parameter.forget()
             parameter._grad = None
 
     # --- places ---

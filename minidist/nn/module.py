@@ -97,7 +97,11 @@ class Module:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for parameter in self.parameters():
+        mine = dict.fromkeys(self.parameters())
+        for flat in dict.fromkeys(p.flat for p in mine if p.flat is not None):
+            if all(p in mine for p in flat.parameters):
+                flat.zero_grad()  # the whole unit at once, its shard too
+        for parameter in mine:
             parameter.zero_grad()
 
     def train(self, mode: bool = True) -> Self:

@@ -54,6 +54,7 @@ class Shard:
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
         self.own: xp.Array | None = None  # set when the whole is released
         self._grad: xp.Array | None = None
+        flat.shard = self  # so that zero_grad of the model reaches it
         self.filled = False  # does _grad hold sums of this step?
 
     @property
@@ -69,6 +70,11 @@ class Shard:
     def zero_grad(self) -> None:
         """Forget the gradient; the next one overwrites it."""
         self.filled = False
+
+    def forget(self, parameter: Parameter) -> None:
+        """Forget one parameter's elements of the gradient."""
+        if self.filled:
+            self.grad_buffer()[self.place(self.flat.slice_of(parameter))] = 0
 
     def updated(self) -> None:
         """An optimizer's step changed the values."""

@@ -102,7 +102,6 @@ class ZeroOptimizer:
     def zero_grad(self) -> None:
         """Forget local and reduced gradients."""
         self.flat.zero_grad()
-        self.shard.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before."""
@@ -175,7 +174,7 @@ class ShardReducer(GradientReducer):
             out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
         )  # fmt: skip
         for parameter in bucket.parameters:
-            parameter.zero_grad()
+            parameter.forget()
             if not self.keep_whole:
                 parameter._grad = None
         return work  # type: ignore[no-any-return]
