@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
+from minidist.autograd import Parameter, Tensor
+from minidist.base.errors import MismatchError, UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.gradients import GradientReducer, make_buckets
@@ -86,3 +86,35 @@ def test_wrong_options():
     for options in ({"unused": "ignore"}, {"bucket_cap_mb": 0.0}):
         with pytest.raises(UsageError):
             SimWorld(1).run(lambda comm, options=options: GradientReducer(flat_of([1]), comm, **options))
+
+
+def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
+    """Links without cost: time passes by the metered computation alone, a part of it between any two buckets."""
+
+    def program(comm):
+        from minidist.autograd import Meter
+        from minidist.parallel import DistributedDataParallel
+
+        with Meter() as meter:
+            ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
+            arrays = shard(batch(), comm.rank, comm.size)
+            outputs = ddp(Tensor(arrays[0]))
+            comm.compute(meter.take())
+            outputs.backward(arrays[1])
+        return len(ddp.reducer.buckets)
+
+    world = SimWorld(2, links=LinkModel(alpha=0.0, beta=0.0))
+    buckets = world.run(program)[0]
+    assert len({m.posted for m in world.traces[0].sent("gradient_reduce")}) > buckets // 2
+
+
+def test_a_parameter_that_is_frozen_on_one_rank_only_is_refused():
+    def program(comm):
+        from minidist.parallel import DistributedDataParallel
+
+        model = Nested()
+        model.scale.requires_grad = comm.rank != 1
+        DistributedDataParallel(model, comm)
+
+    with pytest.raises(MismatchError, match="rank 1: its model differs from rank 0's"):
+        SimWorld(3).run(program)
