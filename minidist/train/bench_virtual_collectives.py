@@ -1,9 +1,10 @@
 """Which all-reduce is best where: virtual microseconds of every algorithm, and what "auto" takes. Phantom buffers: no memory.
 
-python benchmarks/virtual_collectives.py --ranks 16 --alpha 1e-6 --beta 1e-10
+python -m minidist.train.bench_virtual_collectives --ranks 16 --alpha 1e-6 --beta 1e-10
 """
 
 import argparse
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def main() -> None:
             world = SimWorld(
                 flags.ranks, checks=False, record=False, timeout=0, links=LinkModel(flags.alpha, flags.beta)
             )
-            world.run(lambda comm, name=name, n=2**exponent: all_reduce(comm, Phantom(n, np.uint8), algorithm=name))
+            world.run(lambda comm, name=name, n=2**exponent: all_reduce(comm, cast(Any, Phantom(n, np.uint8)), algorithm=name))
             times.append(world.end_time)
         taken = cheapest("all_reduce", 2**exponent, flags.ranks, flags.alpha, flags.beta)
         row = " ".join(f"{1e6 * seconds:18.1f}" for seconds in times)
