@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -160,24 +161,27 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
 
 def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     """Say once what went wrong on this rank and end all processes. Does not return."""
-    place = f"rank {world.rank} of {world.size}"
-    if isinstance(error, MinidistError):
-        text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
-        text = "\n  ".join([text, *getattr(error, "__notes__", ())])
-    elif isinstance(error, SystemExit | KeyboardInterrupt):
-        text = f"{place}: {type(error).__name__} {error}; the job ends."
-    else:
-        text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
-    sys.stdout.flush()  # Abort would lose what was printed before
-    print(f"minidist: {text}", file=sys.stderr, flush=True)
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
-    if world.watchdog:
-        world.watchdog.write()
-    time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
-    world.MPI.COMM_WORLD.Abort(code)
-    os._exit(code)  # some libraries return from Abort
+    try:
+        place = f"rank {world.rank} of {world.size}"
+        if isinstance(error, MinidistError):
+            text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
+            text = "\n  ".join([text, *getattr(error, "__notes__", ())])
+        elif isinstance(error, SystemExit | KeyboardInterrupt):
+            text = f"{place}: {type(error).__name__} {error}; the job ends."
+        else:
+            text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
+        sys.stdout.flush()  # Abort would lose what was printed before
+        print(f"minidist: {text}", file=sys.stderr, flush=True)
+        if world.watchdog:
+            with suppress(Exception):  # a full disk must not keep the others waiting
+                world.watchdog.write()
+        time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
+    finally:
+        world.MPI.COMM_WORLD.Abort(code)
+        os._exit(code)  # some libraries return from Abort
 
 
 def tune() -> None:

@@ -26,9 +26,9 @@ from minidist.base.errors import LauncherError, UnmatchedMessageError, UnwaitedR
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
-from minidist.comm.site import Site, user_site
+from minidist.comm.site import Site
 from minidist.comm.staging import fetch, is_device_array, pinned_like, put
-from minidist.comm.watchdog import Watchdog
+from minidist.comm.watchdog import Entering, Returned, Watchdog
 
 HEADER_TAG = CALLS  # added to a message's tag, which is below it
 
@@ -46,17 +46,6 @@ class MPIRequest(Request):
         self.header: bytes | bytearray | None = None
         self.header_request: Any = None
         self.payload: Any = None  # MPI's request; None until the header has come
-
-
-class Entering:
-    """What a rank waits in while it makes a communicator: for the watchdog's report."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
-        self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {user_site(2)}"
-
-    def describe(self) -> str:
-        return self.text
 
 
 class Lane:
@@ -95,7 +84,7 @@ class MPIWorld:
         self.active: list[Lane] = []
         self.running: Lane | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: MPIRequest | Work | Entering | None = None  # of the main program; the watchdog looks at it
+        self.waiting: MPIRequest | Work | Entering | Returned | None = None  # of the main program; the watchdog looks at it
         self.state = "computing"
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
@@ -114,12 +103,13 @@ class MPIWorld:
         return [result]
 
     def finish(self) -> None:
-        """Raise when a request was never waited for or a message never received; then stop the watchdog. Collective."""
+        """Raise when a request was never waited for or a message never received. Collective."""
         self.state = "returned"
         for item in self.unwaited.values():
             raise UnwaitedRequestError(
                 f"rank {self.rank}: nobody waited for its {item.describe()}; call wait() on every request"
             )
+        self.waiting = Returned()
         to_me = np.empty(self.size, np.int64)
         self.base.Alltoall(np.array(self.sent, np.int64), to_me)
         for source, (sent, received) in enumerate(zip(to_me, self.received, strict=True)):
@@ -129,13 +119,14 @@ class MPIWorld:
                     "every send needs a receive"
                 )
         self.base.Barrier()  # nobody leaves while another still has something to report
-        if self.watchdog:
-            self.watchdog.stop()
+        self.waiting = None
         while self.handles:  # newest first
             self.handles.popitem()[1].Free()
 
     def close(self) -> None:
-        """Give back the last of MPI's resources. Collective; nothing works afterwards."""
+        """Stop the watchdog and give back the last of MPI's resources. Collective; nothing works afterwards."""
+        if self.watchdog:
+            self.watchdog.stop()
         self.base.Free()
 
     # posting ----------------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.mpi_runner import mpiexec
 
+TIMEOUT = "2"  # seconds until a wait is reported: enough for ranks that have to share a busy core
 ROOT = Path(__file__).parents[2]
 PREAMBLE = """
 import os, sys, time
@@ -37,7 +37,7 @@ def run(tmp_path):
     if "Open MPI" in version or "OpenRTE" in version:
         options = ["--oversubscribe", "--bind-to", "none"]
 
-    def run(source, ranks, *flags, environment=(), launcher=True, timeout=20):
+    def run(source, ranks, *flags, environment=(), launcher=True, timeout=120):
         program = tmp_path / "program.py"
         program.write_text(PREAMBLE + source + "\nlaunch(main)\n")
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -74,7 +74,6 @@ def main(comm):
 
 
 def test_a_deadlock_names_every_rank_with_its_line(run):
-    began = time.monotonic()
     code, output = run(
         """
 def main(comm):
@@ -82,7 +81,7 @@ def main(comm):
 """,
         3,
         "--timeout",
-        "1",
+        TIMEOUT,
     )
     assert code != 0
     for rank in range(3):
@@ -92,7 +91,6 @@ def main(comm):
         ), output
     assert "circle: rank 0 -> rank 1 -> rank 2 -> rank 0" in output
     assert output.count("every rank's pending operation") == 1  # one report
-    assert time.monotonic() - began < 8
 
 
 SEND_FIRST = """
@@ -106,7 +104,7 @@ def main(comm):
 def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(run):
     code, output = run(SEND_FIRST, 2)
     assert (code, output.count("through")) == (0, 2), output
-    code, output = run(SEND_FIRST, 2, "--synchronous", "--timeout", "0.8")
+    code, output = run(SEND_FIRST, 2, "--synchronous", "--timeout", TIMEOUT)
     assert code != 0
     assert output.count(f"program.py:{run.line('comm.send')}") == 2, output
     assert "rank 0: waits in send to rank 1, tag 0, 32 B" in output
@@ -124,7 +122,7 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert "rank 0: waits in all_reduce/ring, posted at" in output, output
@@ -141,7 +139,7 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert "rank 0: has returned" in output, output
@@ -161,10 +159,35 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert re.search(rf"rank 1: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output), output
+
+
+def test_a_rank_that_computes_while_the_others_have_returned_is_named_with_its_line(run):
+    code, output = run(
+        """
+def main(comm):
+    while comm.rank == 1:
+        pass
+""",
+        3,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    for rank in (0, 2):
+        assert f"rank {rank}: has returned, and waits for the others to finish" in output, output
+    assert re.search(rf"rank 1: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output), output
+
+
+def test_a_result_that_cannot_be_sent_ends_the_job(run):
+    """The others are in the gather of the results, and would wait for ever."""
+    code, output = run("\ndef main(comm):\n    return (lambda: 1) if comm.rank == 1 else 1\n", 2)
+    assert code == 1, output
+    assert "rank 1 of 2 raised; the job ends" in output, output
+    assert "pickle" in output
 
 
 def test_a_rank_that_does_not_come_to_a_group_is_named(run):
@@ -177,7 +200,7 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert "rank 0: waits in making the communicator world.1pair of ranks [0, 1]" in output, output
