@@ -19,9 +19,10 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
-from minidist.collectives.operations import check_op, may_overlap
+from minidist.collectives.operations import check_op
 from minidist.collectives.registry import find
 from minidist.collectives.two_level import TwoLevel
+from minidist.comm.buffers import may_overlap
 from minidist.comm.communicator import Comm
 
 
@@ -105,6 +106,10 @@ def scatter(
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
         sizes = _counts(comm, counts, array.size, "scatter")
         _output(comm, out, sizes[root], array, "scatter")
+        if may_overlap(out, array):
+            raise UsageError(
+                f"rank {comm.rank}: scatter into its own array, which other ranks still need; pass an out elsewhere"
+            )
     return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0)
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import BufferReuseError, UsageError
 from minidist.base.trace import MessageEvent, Trace, purpose
+from minidist.comm.buffers import may_overlap
 from minidist.comm.site import Site, user_site
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ class Comm:
 
     def sendrecv(self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int = 0) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        if self.world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at {self.site or user_site(2)}; "
+                "give each message a buffer of its own"
+            )
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
         self.wait(receive)
@@ -258,6 +264,11 @@ class Comm:
         flags = getattr(array, "flags", None)
         if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
             raise UsageError(f"rank {self.rank}: {kind} of {_why_not(array)}, at {site}")
+        if array.dtype.hasobject:
+            raise UsageError(
+                f"rank {self.rank}: {kind} of an array of Python objects, which are addresses in this process; "
+                f"convert it to numbers, or use send_object, at {site}"
+            )
         return self.world.post(self, kind, array, peer, tag, site, guarded)
 
 

@@ -24,6 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from minidist.base.errors import LauncherError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.comm.buffers import OpenReceives, changed, checksum
 from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
 from minidist.comm.site import Site
@@ -36,13 +37,14 @@ HEADER_TAG = CALLS  # added to a message's tag, which is below it
 class MPIRequest(Request):
     """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
 
-    __slots__ = ("buffer", "header", "header_request", "payload")
+    __slots__ = ("buffer", "checksum", "header", "header_request", "payload")
 
     def __init__(
         self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
     ) -> None:
         super().__init__(comm, kind, array, peer, tag, site, event)
         self.buffer = array  # on the host
+        self.checksum: int | None = None  # of what is sent
         self.header: bytes | bytearray | None = None
         self.header_request: Any = None
         self.payload: Any = None  # MPI's request; None until the header has come
@@ -86,6 +88,7 @@ class MPIWorld:
         self.main = getcurrent()
         self.waiting: MPIRequest | Work | Entering | Returned | None = None  # of the main program; the watchdog looks at it
         self.state = "computing"
+        self.open = OpenReceives()
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
@@ -167,6 +170,9 @@ class MPIWorld:
             self.unwaited[id(request)] = request
         handle = self.handles[comm.context]
         if kind == "send":
+            # Does the user's program run between here and the wait? Beside a lane always.
+            if self.checks and (guarded or self.running is not None) and request.buffer is array:
+                request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
                 request.header = pack(header_of(comm.operation, array))
@@ -174,6 +180,8 @@ class MPIWorld:
             start = handle.Issend if self.synchronous else handle.Isend
             request.payload = start([request.buffer, self.MPI.BYTE], peer, tag)
         else:
+            if self.checks and (guarded or self.open.starts):
+                self.open.check(self.rank, request, guarded)
             source = self.MPI.ANY_SOURCE if peer == ANY else peer
             if self.checks:
                 request.header = bytearray(HEADER_BYTES)
@@ -231,7 +239,10 @@ class MPIWorld:
             self.waiting = None
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
+        if request.checksum is not None and checksum(request.array) != request.checksum:
+            raise changed(self.rank, request.describe())
         if receiving:
+            self.open.close(request)
             self.received[event.peer] += 1
             if event.staged:
                 put(request.buffer, request.array)

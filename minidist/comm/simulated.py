@@ -11,7 +11,6 @@ posted): a program that relies on buffering deadlocks here, always, instead of o
 import contextvars
 import ctypes
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,6 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidist.base.errors import (
-    BufferReuseError,
     CommunicationError,
     RankTimeoutError,
     UnmatchedMessageError,
@@ -29,6 +27,7 @@ from minidist.base.errors import (
     UsageError,
 )
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.comm.buffers import OpenReceives, changed, checksum
 from minidist.comm.choosers import Candidate, Chooser, earliest
 from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import ANY, Comm, Request, Work
@@ -73,18 +72,6 @@ class SimRequest(Request):
         self.depart = self.arrival = self.sent = 0.0
 
 
-def checksum(array: np.ndarray) -> int:
-    """Of the array's bytes: enough to notice that somebody wrote into it.
-
-    Above 64 KiB a sum of 8-byte words, eight times as fast; it misses only a change that keeps the sum.
-    """
-    raw: Any = array.reshape(-1).view(np.uint8)
-    if raw.size <= 1 << 16:
-        return zlib.crc32(raw)
-    whole = raw.size // 8 * 8
-    return int(np.add.reduce(raw[:whole].view(np.uint64))) ^ zlib.crc32(raw[whole:])
-
-
 class SimWorld:
     """`ranks` virtual ranks that run one function.
 
@@ -124,6 +111,7 @@ class SimWorld:
         self.sends: dict[Key, deque[SimRequest]] = {}
         self.receives: dict[Key, deque[SimRequest]] = {}
         self.wildcards: dict[tuple[str, int, int], deque[SimRequest]] = {}  # context, destination, tag
+        self.open = [OpenReceives() for _ in range(self.size)]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
         self.ready = self._queue(self.mains)
         self.returned: set[int] = set()
@@ -228,6 +216,8 @@ class SimWorld:
             self.unwaited[rank][id(request)] = request
         # Does somebody else run between here and the wait? In a lane always: the rank's main program.
         request.watched = self.checks and (guarded or not lane.is_main)
+        if kind == "receive" and self.checks and (guarded or self.open[rank].starts):
+            self.open[rank].check(rank, request, guarded)
         if kind == "send":
             alpha, beta = self.links.cost(rank, world_peer)
             request.depart = depart = max(lane.time, lane.out_free)
@@ -297,10 +287,7 @@ class SimWorld:
 
     def _check_untouched(self, request: SimRequest) -> None:
         if checksum(request.array) != request.checksum:
-            raise BufferReuseError(
-                f"rank {request.lane.rank}: the buffer of its {request.describe()} was changed while the operation was "
-                "in flight; wait() first, or give each message a buffer of its own"
-            )
+            raise changed(request.lane.rank, request.describe())
 
     def _match_one_wildcard(self) -> bool:
         """Nobody can run: let exactly one wildcard receive have its message, then everybody runs on."""
@@ -338,7 +325,8 @@ class SimWorld:
     def wait(self, request: Any) -> None:
         lane = self.running
         receiving = request.kind == "receive"
-        self.unwaited[lane.rank].pop(id(request), None)
+        if self.unwaited[lane.rank].pop(id(request), None) is not None and receiving:
+            self.open[lane.rank].close(request)
         event = request.event
         event.start = lane.time if receiving else request.depart
         if not request.matched and not request.eager:

@@ -230,6 +230,48 @@ def main(comm):
     assert f"program.py:{run.line('comm.recv')}" in output
 
 
+CHANGED = {
+    "a send": ("comm.isend(array, 1 - comm.rank)", "the buffer of its send to rank .* was changed"),
+    "what a lane sends": ("all_reduce(comm, array, async_op=True)", "the buffer of its all_reduce/ring: send to rank .* was changed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_buffer_that_changes_in_flight(run, what):
+    call, words = CHANGED[what]
+    code, output = run(
+        f"""
+def main(comm):
+    array, got = np.ones(1 << 16), np.zeros(1 << 16)
+    work = {call}
+    array[:] = 7
+    if "isend" in {call!r}:
+        comm.recv(got, 1 - comm.rank)
+    work.wait()
+""",
+        2,
+    )
+    assert code == 1
+    assert re.search(rf"rank \d: {words}", output), output
+    assert f"program.py:{run.line('work = ')}" in output
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["comm.sendrecv(array, comm.rank, array, comm.rank)", "[comm.irecv(array, 0), comm.irecv(array[1:], 0)]"],
+)
+def test_a_receive_into_memory_that_is_in_use(run, call):
+    code, output = run(f"\ndef main(comm):\n    array = np.ones(4)\n    {call}\n", 1)
+    assert code == 1
+    assert "give each message a buffer of its own" in output, output
+
+
+def test_python_objects_are_no_message(run):
+    code, output = run("\ndef main(comm):\n    comm.send(np.array([None]), 0)\n", 1)
+    assert code == 2
+    assert "rank 0: send of an array of Python objects" in output, output
+
+
 def test_different_collectives_that_meet_are_named(run):
     code, output = run(
         """

@@ -24,6 +24,7 @@ from minidist.base.errors import (
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import ANY, LinkModel, SimWorld, seeded
+from minidist.comm.buffers import checksum
 from minidist.comm.reports import Waiting, find_cycle
 
 
@@ -368,6 +369,53 @@ def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     SimWorld(2, checks=False).run(program)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u1"])
+def test_filling_an_array_changes_its_checksum(dtype):
+    """Sizes and values with many factors of two, whose sums wrap to the same number."""
+    for size in (1 << 13, 1 << 16, 3 << 16, (1 << 16) + 1):
+        arrays = [np.full(size, value, dtype) for value in (0, 1, 2, 7)]
+        arrays.append(arrays[0].copy())
+        arrays[-1][: size // 2] = 1
+        assert len({checksum(array) for array in arrays}) == len(arrays)
+
+
+def test_a_receive_into_memory_of_another_open_receive():
+    def program(comm, a, b, blocking):
+        array = np.zeros(8)
+        if comm.rank == 0:
+            requests = [comm.irecv(array[6:], 1), comm.irecv(array[:2], 1), comm.irecv(array[a], 1)]
+            if blocking:
+                comm.recv(array[b], 1)
+            else:
+                requests.append(comm.irecv(array[b], 1))
+        else:
+            requests = [comm.isend(np.ones(2), 0) for _ in range(4)]
+        comm.waitall(requests)
+        if comm.rank == 0:  # what has been waited for is free again
+            comm.irecv(array[:6], 1).wait()
+        else:
+            comm.send(np.ones(6), 0)
+
+    SimWorld(2).run(program, slice(2, 4), slice(4, 6), False)
+    for blocking in (False, True):
+        for b in (slice(2, 4), slice(3, 5), slice(1, 3)):
+            with pytest.raises(BufferReuseError, match=r"rank 0: its receive from rank 1.* is into memory of its receive"):
+                SimWorld(2).run(program, slice(2, 4), b, blocking)
+    SimWorld(2, checks=False).run(program, slice(2, 4), slice(3, 5), False)
+
+
+def test_a_sendrecv_of_one_buffer():
+    def program(comm):
+        array, empty = np.zeros(4), np.empty(0)
+        comm.sendrecv(array[:2], 1 - comm.rank, array[2:], 1 - comm.rank)
+        comm.sendrecv(empty, 1 - comm.rank, empty, 1 - comm.rank)
+        comm.sendrecv(array[:2], 1 - comm.rank, array[1:3], 1 - comm.rank)
+
+    with pytest.raises(BufferReuseError, match="rank 0: sendrecv receives into the memory that it sends from") as caught:
+        SimWorld(2).run(program)
+    assert line(program, "array[1:3]") in str(caught.value)
+
+
 def test_a_buffer_that_changes_while_a_lane_sends_it():
     with pytest.raises(BufferReuseError, match="rank 0: the buffer of its broadcast/ring: send"):
         SimWorld(2).run(late_receiver)
@@ -398,6 +446,8 @@ WRONG = {
     "Fortran order": (lambda c: c.send(np.ones((4, 4)).T[:, :2], 1), "strides"),
     "no array": (lambda c: c.send([1.0, 2.0], 1), "a list; messages are arrays"),
     "a read-only receive": (lambda c: c.recv(np.broadcast_to(numbers(1), (1,)), 1), "read-only"),
+    "Python objects": (lambda c: c.send(np.array([None]), 1), "Python objects.*send_object"),
+    "a structure with Python objects": (lambda c: c.recv(np.zeros(1, "i4,O"), 1), "Python objects"),
     "a negative time": (lambda c: c.compute(seconds=-1.0), "time does not run backwards"),
     "a negative color": (lambda c: c.split(-1), "color of at least 0"),
     "a group without its caller": (lambda c: c.group([1 - c.rank], "x"), "with its caller"),
