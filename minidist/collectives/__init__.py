@@ -168,7 +168,7 @@ def _call(
         )
     channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"))
     run = partial(function, channel, array, *arguments)
-    return channel.post(run) if async_op else run()
+    return channel.post(run, [a for a in (array, *arguments) if isinstance(a, np.ndarray)]) if async_op else run()
 
 
 def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:

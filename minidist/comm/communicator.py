@@ -58,9 +58,16 @@ class Request:
 class Work:
     """A posted collective: `wait()` returns what the blocking call would have returned."""
 
-    __slots__ = ("comm", "context", "end", "finished", "function", "operation", "posted", "result", "site", "waiter")
+    __slots__ = (
+        "arrays", "checksums", "comm", "context", "end", "finished", "function", "operation", "posted", "result", "site", "waiter",
+    )  # fmt: skip
 
-    def __init__(self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float) -> None:
+    def __init__(
+        self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float,
+        arrays: Sequence[np.ndarray] = (),
+    ) -> None:  # fmt: skip
+        self.arrays = arrays  # the program must leave them alone until the wait
+        self.checksums: list[int] = []
         self.comm, self.function, self.operation, self.site, self.posted = comm, function, operation, site, posted
         self.context = copy_context()  # the work runs as if it had run here: same purpose, same everything
         self.finished = False
@@ -241,9 +248,13 @@ class Comm:
         self._calls += 1
         return channel
 
-    def post(self, function: Callable[[], Any]) -> Work:
-        """Run `function` in this communicator's lane; called on the channel that the function uses."""
-        return self.world.post_work(Work(self, function, self.operation, self.site or user_site(2), self.world.time()))
+    def post(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
+        """Run `function` in this communicator's lane; called on the channel that the function uses.
+
+        arrays: what it reads and writes, and nobody else until its wait.
+        """
+        site = self.site or user_site(2)
+        return self.world.post_work(Work(self, function, self.operation, site, self.world.time(), arrays))
 
     # ------------------------------------------------------------------------------------------------------------------
 

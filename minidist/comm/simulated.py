@@ -111,6 +111,7 @@ class SimWorld:
         self.sends: dict[Key, deque[SimRequest]] = {}
         self.receives: dict[Key, deque[SimRequest]] = {}
         self.wildcards: dict[tuple[str, int, int], deque[SimRequest]] = {}  # context, destination, tag
+        self.posted: list[list[Work]] = [[] for _ in range(self.size)]  # works in lanes whose arrays are watched
         self.open = [OpenReceives() for _ in range(self.size)]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
         self.ready = self._queue(self.mains)
@@ -191,7 +192,23 @@ class SimWorld:
     def _block(self, on: Request | Work) -> None:
         lane = self.running
         lane.waiting = on
+        works = self.posted[lane.rank] if lane.is_main else None
+        if works:
+            self._check_unchanged(works)
         self.hub.switch()
+        if works:
+            self._remember(works)
+
+    def _remember(self, works: Sequence[Work]) -> None:
+        """The main program runs from here on: what is in the arrays of its works in lanes?"""
+        for work in works:
+            work.checksums = [checksum(array) for array in work.arrays]
+
+    def _check_unchanged(self, works: Sequence[Work]) -> None:
+        """The main program ran until here: has it written into the arrays of its works in lanes?"""
+        for work in works:
+            if work.checksums != [checksum(array) for array in work.arrays]:
+                raise changed(self.running.rank, work.describe())
 
     # posting and matching ---------------------------------------------------------------------------------------------
 
@@ -354,6 +371,9 @@ class SimWorld:
             lane = self.lanes[(rank, name)] = Lane(rank, f"lane:{name}")
         lane.queue.append(work)
         self.unwaited[rank][id(work)] = work
+        if self.checks and work.arrays:
+            self.posted[rank].append(work)
+            self._remember((work,))
         if lane.greenlet is None or lane.greenlet.dead:
             self._spawn(lane, self._run_lane)
             self.ready.append(lane)
@@ -366,6 +386,8 @@ class SimWorld:
             lane.time = max(lane.time, work.posted)
             work.result = work.function()
             work.end, work.finished = lane.time, True
+            if work.checksums:
+                self.posted[lane.rank].remove(work)
             if work.waiter is not None:
                 self.ready.append(work.waiter)
                 work.waiter = None

@@ -379,6 +379,41 @@ def test_filling_an_array_changes_its_checksum(dtype):
         assert len({checksum(array) for array in arrays}) == len(arrays)
 
 
+@pytest.mark.parametrize("when", ["at once", "before its turn", "on its way"])
+def test_an_array_that_changes_while_a_lane_works_on_it(when):
+    """Whether the lane has begun or not, and also what it will send later."""
+
+    def program(comm):
+        array, other = np.ones(5), np.ones(5)
+        works = []
+        if when == "before its turn":
+            works.append(all_reduce(comm, other, async_op=True))
+        works.append(all_reduce(comm, array, async_op=True))
+        if when != "at once":
+            comm.sendrecv(numbers(1), comm.size - 1 - comm.rank, numbers(0), comm.size - 1 - comm.rank)
+        array[comm.rank] = 100.0
+        for work in works:
+            work.wait()
+        return array
+
+    with pytest.raises(BufferReuseError, match=r"rank \d: the buffer of its all_reduce/ring, posted at .* was changed"):
+        SimWorld(3).run(program)
+    SimWorld(3, checks=False).run(program)
+
+
+def test_works_of_one_lane_may_use_one_array():
+    def program(comm):
+        array = np.ones(5)
+        works = [all_reduce(comm, array, async_op=True) for _ in range(3)]
+        comm.barrier()
+        for work in works:
+            work.wait()
+        array[:] += 1.0
+        return array[0]
+
+    assert SimWorld(2).run(program) == [9.0, 9.0]
+
+
 def test_a_receive_into_memory_of_another_open_receive():
     def program(comm, a, b, blocking):
         array = np.zeros(8)
@@ -417,22 +452,23 @@ def test_a_sendrecv_of_one_buffer():
 
 
 def test_a_buffer_that_changes_while_a_lane_sends_it():
-    with pytest.raises(BufferReuseError, match="rank 0: the buffer of its broadcast/ring: send"):
+    with pytest.raises(BufferReuseError, match="rank 0: the buffer of its mine: send"):
         SimWorld(2).run(late_receiver)
 
 
 def late_receiver(comm):
     """Rank 0's lane waits for rank 1, which joins only after rank 0 has changed the array."""
     array = np.ones(4)
+    channel = comm.collective("mine")
     if comm.rank == 0:
-        work = broadcast(comm, array, algorithm="ring", async_op=True)
+        work = channel.post(lambda: channel.send(array, 1))
         comm.send(np.empty(0), 1, tag=1)  # the lane runs meanwhile
         array[0] = 7.0
         comm.send(np.empty(0), 1, tag=1)
     else:
         comm.recv(np.empty(0), 0, tag=1)
         comm.recv(np.empty(0), 0, tag=1)
-        work = broadcast(comm, array, algorithm="ring", async_op=True)
+        work = channel.post(lambda: channel.recv(array, 0))
     work.wait()
 
 
