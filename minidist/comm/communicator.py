@@ -9,6 +9,7 @@ A *lane* is how an operation becomes nonblocking: the blocking function runs in 
 main program, first posted, first run. There is no second, asynchronous version of any algorithm.
 """
 
+import math
 import operator
 import pickle
 from collections.abc import Callable, Sequence
@@ -181,6 +182,10 @@ class Comm:
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
         """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
+        if not 0.0 <= seconds < math.inf:
+            raise UsageError(
+                f"rank {self.rank}: compute of {seconds:g} s; time does not run backwards, nor for ever: pass seconds of at least 0"
+            )
         self.world.compute(operations, seconds, name)
 
     def progress(self) -> None:

@@ -32,6 +32,8 @@ def launch(
 
     Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
     else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong input, else 1.
+    `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. `os._exit` leaves no chance to say a word: under MPI the
+    launcher decides what becomes of the others, and may report success; never call it in a rank.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     flags, rest = parser().parse_known_args(words)
@@ -45,6 +47,10 @@ def launch(
                 raise UsageError(f"unknown flag {word}{nearest(word.split('=')[0], FLAGS)}")
         return run(main, *arguments, ranks=ranks if flags.ranks is None else flags.ranks, timeout=flags.timeout, trace=flags.trace,
                    eager_bytes=flags.eager_bytes, synchronous=flags.synchronous, **options)  # fmt: skip
+    except SystemExit as end:
+        for note in getattr(end, "__notes__", ()):
+            print(f"minidist: SystemExit {end.code} {note}; the run ends", file=sys.stderr)
+        raise
     except MinidistError as error:
         print(f"minidist: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
         sys.exit(error.exit_code)

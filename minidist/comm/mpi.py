@@ -14,6 +14,7 @@ lane is a greenlet that tests its request and hands control back; `progress()` a
 
 import contextvars
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -87,6 +88,7 @@ class MPIWorld:
         self.running: Lane | None = None  # None: the main program
         self.main = getcurrent()
         self.waiting: MPIRequest | Work | Entering | Returned | None = None  # of the main program; the watchdog looks at it
+        self.handling: BaseException | None = None  # it waits inside an `except` or `finally`: what brought it there
         self.state = "computing"
         self.open = OpenReceives()
         self.unwaited: dict[int, Request | Work] = {}
@@ -232,11 +234,12 @@ class MPIWorld:
             self._wait_in_lane(request, self.running)
         else:
             self.waiting = request
+            self.handling = sys.exc_info()[1]
             if self.active:
                 self._poll(request)
             else:
                 self._block(request)
-            self.waiting = None
+            self.waiting = self.handling = None
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:

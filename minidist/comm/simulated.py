@@ -10,6 +10,8 @@ posted): a program that relies on buffering deadlocks here, always, instead of o
 
 import contextvars
 import ctypes
+import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,13 +43,14 @@ Key = tuple[str, int, int, int]  # context, source, destination (world ranks), t
 class Lane:
     """One flow of control of a rank, with a clock and two ports: the main program, or a communicator's lane."""
 
-    __slots__ = ("greenlet", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
+    __slots__ = ("greenlet", "handling", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
 
     def __init__(self, rank: int, name: str) -> None:
         self.rank, self.name, self.is_main = rank, name, name == "main"
         self.greenlet: greenlet | None = None
         self.time = self.out_free = self.in_free = 0.0
         self.waiting: Request | Work | None = None
+        self.handling: BaseException | None = None  # blocked inside an `except` or `finally`: what brought it there
         self.queue: deque[Work] = deque()
 
 
@@ -121,7 +124,11 @@ class SimWorld:
         members = range(self.size)
 
         def program(lane: Lane) -> None:
-            results[lane.rank] = main(Comm(self, "world", members, lane.rank), *arguments, **keywords)
+            try:
+                results[lane.rank] = main(Comm(self, "world", members, lane.rank), *arguments, **keywords)
+            except SystemExit as end:  # `sys.exit()` is one way to return
+                if end.code:
+                    raise
             self.returned.add(lane.rank)
 
         self.hub = getcurrent()
@@ -131,6 +138,12 @@ class SimWorld:
         try:
             self._schedule()
             self._finish()
+            if watch and watch.error:  # raised in a rank that caught it
+                raise watch.error
+        except BaseException as error:
+            if watch and watch.error and (error is watch.error or isinstance(error, _Stopped)):
+                raise watch.error.with_traceback(error.__traceback__) from None
+            raise
         finally:
             if watch:
                 watch.stop()
@@ -155,7 +168,7 @@ class SimWorld:
                 assert lane.greenlet is not None
                 try:
                     lane.greenlet.switch(lane)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     self._annotate(error, lane)
                     raise
             if not self._match_one_wildcard():
@@ -163,7 +176,7 @@ class SimWorld:
         if len(self.returned) < self.size or any(lane.waiting is not None for lane in self.lanes.values()):
             raise deadlock(self)
 
-    def _annotate(self, error: Exception, lane: Lane) -> None:
+    def _annotate(self, error: BaseException, lane: Lane) -> None:
         if isinstance(error, CommunicationError):
             return  # its text names the ranks, and whose turn it was means nothing
         where = "" if lane.is_main else f" ({lane.name})"
@@ -192,6 +205,7 @@ class SimWorld:
     def _block(self, on: Request | Work) -> None:
         lane = self.running
         lane.waiting = on
+        lane.handling = sys.exc_info()[1]
         works = self.posted[lane.rank] if lane.is_main else None
         if works:
             self._check_unchanged(works)
@@ -409,9 +423,12 @@ class SimWorld:
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
         lane = self.running
         start = lane.time
-        lane.time += seconds + (self.links.seconds(list(operations)) if operations else 0.0)
-        if lane.time < start:
-            raise UsageError(f"rank {lane.rank}: compute of {lane.time - start:g} s; time does not run backwards")
+        end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if not start <= end < math.inf:
+            raise UsageError(
+                f"rank {lane.rank}: compute of {end - start:g} s; time does not run backwards, nor for ever: pass seconds of at least 0"
+            )
+        lane.time = end
         if self.record and lane.time > start:
             self.traces[lane.rank].spans.append(SpanEvent(lane.rank, lane.name, name, start, lane.time))
 
@@ -443,12 +460,20 @@ def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
     return request
 
 
+class _Stopped(BaseException):
+    """Raised in a rank that computes without end; no `except Exception` of the rank's may take it for its own."""
+
+
 class _Watch:
-    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` s without a switch."""
+    """Stops a rank that computes without end: raises in it after `timeout` s without a switch, again and again.
+
+    error: what the run must end with once that has happened, whatever the rank made of it.
+    """
 
     def __init__(self, world: SimWorld) -> None:
         self.world, self.thread_id = world, threading.get_ident()
-        self.stopped, self.fired = threading.Event(), False
+        self.stopped = threading.Event()
+        self.error: RankTimeoutError | None = None
         self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watch")
         self.thread.start()
 
@@ -458,26 +483,25 @@ class _Watch:
             since = since + 1 if self.world.switches == seen else 0
             seen = self.world.switches
             if since >= 4:
-                self._raise_in_rank(self.world.running.rank, self.world.timeout)
-                return
+                since = 0
+                self._raise_in_rank()
 
-    def _raise_in_rank(self, rank: int, timeout: float) -> None:
-        class Stopped(RankTimeoutError):  # Python makes the instance, where the rank is
-            def __init__(self) -> None:
-                super().__init__(
-                    f"rank {rank} computed for more than {timeout:g} s without communicating; "
-                    "it may compute without end: look at the last line of the traceback, or raise --timeout"
-                )
-
-        self.fired = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Stopped))
+    def _raise_in_rank(self) -> None:
+        if self.error is None:
+            self.error = RankTimeoutError(
+                f"rank {self.world.running.rank} computed for more than {self.world.timeout:g} s without communicating; "
+                "it may compute without end: look at the last line of the traceback, or raise --timeout"
+            )
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(_Stopped))
 
     def stop(self) -> None:
         """The run is over; an exception that comes too late for it must not hit what runs next."""
-        self.stopped.set()
-        self.thread.join()
-        if self.fired:
+        while not self.stopped.is_set() or self.thread.is_alive():
+            with suppress(_Stopped):
+                self.stopped.set()
+                self.thread.join()
+        if self.error:
             # It is caught, not withdrawn: Python 3.11 never leaves the state in which withdrawing one puts it.
-            with suppress(RankTimeoutError):
+            with suppress(_Stopped):
                 for _ in range(1000):
                     pass

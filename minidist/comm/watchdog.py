@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from minidist.base.trace import MessageEvent
 from minidist.comm.communicator import ANY, Comm, Request, Work
-from minidist.comm.reports import Waiting, find_cycle
+from minidist.comm.reports import Waiting, error_line, find_cycle
 from minidist.comm.site import Site, site_of, user_site
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class Watchdog:
             site = self._site()
             if str(site) not in str(state["what"]):
                 state["what"] = f"{state['what']}, waited for at {site}"
+            if (error := world.handling) is not None:
+                state["what"] = f"{state['what']}, while it handles {error_line(error)}"
             lanes = [waited.describe() for lane in tuple(world.active) if (waited := lane.waiting) is not None]
             if lanes:
                 state["what"] = f"{state['what']}; its lane waits in {'; '.join(lanes)}"

@@ -110,6 +110,26 @@ def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(r
     assert "rank 0: waits in send to rank 1, tag 0, 32 B" in output
 
 
+def test_a_wait_in_a_clean_up_names_the_error_that_led_there(run):
+    code, output = run(
+        """
+def main(comm):
+    try:
+        if comm.rank == 1:
+            raise ValueError("boom")
+    finally:
+        if comm.rank:
+            comm.barrier()
+""",
+        2,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output, output
+    assert f"while it handles ValueError: boom, raised at program.py:{run.line('raise')}" in output
+
+
 def test_a_deadlock_in_a_lane_names_the_collective(run):
     code, output = run(
         """
@@ -365,6 +385,12 @@ def test_a_request_that_nobody_waited_for(run, what):
     assert code == 1
     assert "rank 0: nobody waited for its" in output, output
     assert f"program.py:{run.line(what)}" in output
+
+
+def test_sys_exit_of_a_virtual_rank_says_which(run):
+    code, output = run("\ndef main(comm):\n    comm.barrier()\n    sys.exit(3 * comm.rank)\n", 1, "--ranks", "2", launcher=False)
+    assert code == 3
+    assert "minidist: SystemExit 3 raised on rank 1 of 2" in output, output
 
 
 def test_a_launcher_of_another_library_is_refused(run):

@@ -4,6 +4,7 @@ import contextvars
 import inspect
 import random
 import re
+import sys
 import time
 from collections import deque
 
@@ -284,6 +285,31 @@ def test_a_mismatch_of_dtypes():
     assert "rank 0 sent message of float32[2] (8 B), rank 1 expected message of float64[1] (8 B)" in text
 
 
+def test_a_mismatch_of_dtypes_of_equal_shape():
+    """What numpy would convert in silence."""
+    assert "dtype mismatch" in mismatch(np.ones(2, np.float32), np.ones(2, np.float64))
+
+
+def test_a_receive_that_was_posted_late_lands_no_earlier():
+    """The port is free and the message there: the receive ends when it was posted, not before; the next one after it."""
+
+    def program(comm):
+        if comm.rank == 0:
+            for request in [comm.isend(np.zeros(1024), 1, tag) for tag in range(2)]:
+                request.wait()
+            return None
+        comm.compute(seconds=1.0)
+        first = comm.irecv(np.zeros(1024), 0, 0)
+        first.wait()
+        second = comm.irecv(np.zeros(1024), 0, 1)
+        port = comm.world.running.in_free
+        second.wait()
+        return port, comm.time(), comm.world.running.in_free
+
+    links = LinkModel(alpha=0.0, beta=2.0**-20)
+    assert SimWorld(2, links=links, eager_bytes=1 << 20).run(program)[1] == (1.0, 1.0 + 2.0**-7, 1.0 + 2.0**-7)
+
+
 @pytest.mark.parametrize(
     ("a", "b"), [((2,), (3,)), ((2, 3), (3, 2)), ((1,), ()), ((2, 3, 4, 5, 6, 7), (6, 4, 5, 6, 7))]
 )
@@ -485,6 +511,8 @@ WRONG = {
     "Python objects": (lambda c: c.send(np.array([None]), 1), "Python objects.*send_object"),
     "a structure with Python objects": (lambda c: c.recv(np.zeros(1, "i4,O"), 1), "Python objects"),
     "a negative time": (lambda c: c.compute(seconds=-1.0), "time does not run backwards"),
+    "a time that is no number": (lambda c: c.compute(seconds=float("nan")), "compute of nan s"),
+    "a time without end": (lambda c: c.compute([(float("inf"), 0.0)]), "compute of inf s"),
     "a negative color": (lambda c: c.split(-1), "color of at least 0"),
     "a group without its caller": (lambda c: c.group([1 - c.rank], "x"), "with its caller"),
     "a group with strangers": (lambda c: c.group([0, 1, 2], "x"), r"distinct ranks of 0\.\.1"),
@@ -575,6 +603,52 @@ def test_a_rank_that_computes_without_end_is_stopped(how):
         SimWorld(2, timeout=0.2).run(program)
     assert time.monotonic() - began < 5
     assert caught.traceback[-1].frame.code.raw.co_name == "program"  # the last line of the traceback is the rank's
+
+
+@pytest.mark.parametrize("caught", [Exception, BaseException])
+def test_a_rank_that_computes_without_end_cannot_swallow_that(caught):
+    def program(comm):
+        while comm.rank == 1:
+            try:
+                while True:
+                    pass
+            except caught:
+                if caught is BaseException:
+                    break
+
+    with pytest.raises(RankTimeoutError, match="rank 1 computed for more than"):
+        SimWorld(2, timeout=0.2).run(program)
+
+
+def test_sys_exit_is_a_return_unless_it_has_a_code():
+    def program(comm, code):
+        comm.barrier()
+        if comm.rank == 0:
+            sys.exit(code)
+        return comm.rank
+
+    for code in (0, None):
+        assert SimWorld(3).run(program, code) == [None, 1, 2]
+    with pytest.raises(SystemExit) as caught:
+        SimWorld(3).run(program, 3)
+    assert caught.value.code == 3
+    assert "raised on rank 0 of 3" in caught.value.__notes__[0]
+
+
+def test_a_deadlock_in_a_clean_up_names_the_error_that_led_there():
+    def program(comm):
+        try:
+            if comm.rank == 1:
+                raise ValueError("boom")
+        finally:
+            if comm.rank:
+                comm.barrier()
+
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(3).run(program)
+    text = str(caught.value)
+    assert re.search(rf"rank 1 waits while it handles ValueError: boom, raised at \S*{line(program, 'boom')}", text), text
+    assert text.count("while it handles") == 1
 
 
 def test_a_slow_program_that_communicates_is_not_stopped_and_nothing_is_raised_later():
