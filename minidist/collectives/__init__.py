@@ -182,7 +182,10 @@ def _call(
         raise UsageError(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
-    channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"))
+    alike = ""
+    if operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast") and array is not None and array.ndim != 1:
+        alike = str(list(array.shape))  # travels flattened: (2, 3) would meet (3, 2)
+    channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"), alike)
     run = partial(function, channel, array, *arguments)
     return channel.post(run, [a for a in (array, *arguments) if isinstance(a, np.ndarray)]) if async_op else run()
 

@@ -43,7 +43,7 @@ class Request:
         self, comm: "Comm", kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
     ) -> None:
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
-        self.operation, self.site, self.event = comm.operation, site, event
+        self.operation, self.site, self.event = comm.signature, site, event
         self.finished = False  # has it been waited for?
 
     def wait(self) -> np.ndarray:
@@ -93,7 +93,7 @@ class Comm:
     def __init__(self, world: "World", name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.members, self.rank = world, name, members, rank
         self.size = len(members)
-        self.operation = "message"
+        self.operation = self.signature = "message"  # signature: what both sides of a message must have alike
         self.context = name
         self.call: int | None = None  # a channel's tag
         self.site: Site | None = None  # where a channel's collective was called
@@ -242,13 +242,17 @@ class Comm:
 
     # collectives ------------------------------------------------------------------------------------------------------
 
-    def collective(self, operation: str) -> "Comm":
-        """A channel for the next collective call; a channel answers itself, so that collectives may be composed."""
+    def collective(self, operation: str, alike: str = "") -> "Comm":
+        """A channel for the next collective call; a channel answers itself, so that collectives may be composed.
+
+        alike: what every member must pass the same, beside the operation: compared with each message.
+        """
         if self.call is not None:
             return self
         channel = Comm.__new__(Comm)
         channel.__dict__.update(self.__dict__)
         channel.operation, channel.context = operation, self.name + "/collectives"
+        channel.signature = f"{operation} {alike}" if alike else operation
         channel.call, channel.site = self._calls % CALLS, user_site(2)
         self._calls += 1
         return channel

@@ -177,7 +177,7 @@ class MPIWorld:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
-                request.header = pack(header_of(comm.operation, array))
+                request.header = pack(header_of(comm.signature, array))
                 request.header_request = handle.Isend([request.header, self.MPI.BYTE], peer, tag + HEADER_TAG)
             start = handle.Issend if self.synchronous else handle.Isend
             request.payload = start([request.buffer, self.MPI.BYTE], peer, tag)
@@ -210,11 +210,11 @@ class MPIWorld:
         self.expected.remove(request)
         self._came_from(request, source)
         assert request.header is not None
-        if request.header != pack(header_of(request.operation, request.array)):
+        expected = pack(header_of(request.operation, request.array))
+        if request.header != expected:  # unpack both: a long name is cut alike
             compare(
-                unpack(bytes(request.header)), header_of(request.operation, request.array), request.event.peer,
-                self.rank, f"{request.site} (receiver)",
-            )  # fmt: skip
+                unpack(bytes(request.header)), unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)"
+            )
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
 

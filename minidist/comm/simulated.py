@@ -67,7 +67,7 @@ class SimRequest(Request):
     ) -> None:  # fmt: skip
         # Not super().__init__: it would be a tenth of the time of a message.
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
-        self.operation, self.site, self.event = comm.operation, site, event
+        self.operation, self.site, self.event = comm.signature, site, event
         self.lane, self.posted, self.order = lane, lane.time, order
         self.finished = self.matched = self.eager = self.watched = False
         self.checksum: int | None = None  # of the bytes that must be there still when the wait ends

@@ -134,6 +134,18 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("shapes", [((2, 3), (3, 2)), ((6,), (2, 3))])
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter"])
+def test_ranks_that_pass_other_shapes_are_told(operation, shapes):
+    """Both travel flattened, in chunks of equal sizes."""
+
+    def program(comm):
+        getattr(collectives, operation)(comm, np.ones(shapes[comm.rank]))
+
+    with pytest.raises(MismatchError, match=r"mismatch: rank . sent .*\[2, 3\]"):
+        SimWorld(2).run(program)
+
+
 def _scatter_in_place(comm):
     array = np.ones(2 * comm.size)
     return collectives.scatter(comm, array if comm.rank == 0 else None, array[2:4])
