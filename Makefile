@@ -17,7 +17,7 @@ demo: .venv/demo.stamp
 	$(BIN)/minidist demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

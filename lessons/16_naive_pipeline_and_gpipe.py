@@ -206,8 +206,9 @@ check("16.gpipe", solution("16.gpipe"))
 #
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/pipeline.py --schedule gpipe --microbatches 8
+#     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
 #
+# The program of a page is `mpi_examples/gpipe.py`.
 # Look at any plan with your own p and m: `minidist schedule gpipe --stages 8 --microbatches 32`.
 #
 # ## 10 What others call it

@@ -229,9 +229,3 @@ def test_offload(world):
     nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
     assert nothing["host"] == nothing["crossed"] == "0"
     assert "0" not in (optimizer["host"], activations["crossed"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_pipeline(world, schedule):
-    code, output = start(world, 3, "pipeline", "--schedule", schedule, "--microbatches", "5")
-    assert code == 0, output
-    assert sorted(line.split(":")[0] for line in output.splitlines()) == ["rank 0", "rank 1", "rank 2"]
-    assert len({line.split("loss ")[1].split(",")[0] for line in output.splitlines()}) == 1

@@ -64,6 +64,21 @@ def snapshot(state: StepState) -> Snapshot:
     return {"loss": {"loss": np.array(state.loss)}, **tensors}
 
 
+def _group(kind: str, name: str) -> str:
+    """Tensors that share a scale: the states of an optimizer each among themselves (a mean and a square differ by far)."""
+    return name.rsplit(".", 1)[-1] if kind == "optimizer" else kind
+
+
+def _scales(kind: str, expected: dict[str, Array]) -> dict[str, float]:
+    """The largest entry of each group, by which a difference is measured; of a counter 0: it must be equal."""
+    scales: dict[str, float] = {}
+    for name, values in expected.items():
+        group = _group(kind, name)
+        largest = float(np.max(np.abs(values))) if values.size and name != "step_count" else 0.0
+        scales[group] = max(scales.get(group, 0.0), largest)
+    return scales
+
+
 class Judge:
     """Compares the states of one rank, step by step, with the reference's snapshots."""
 
@@ -79,15 +94,16 @@ class Judge:
         for kind, tensors in snapshot(state).items():
             expected = self.expected[state.step][kind]
             self._same_names(kind, tensors, expected, state)
-            largest = max((float(np.max(np.abs(b))) for b in expected.values() if b.size), default=0.0)
+            scales = _scales(kind, expected)
             for name, actual in tensors.items():
-                self._judge(kind, name, actual, expected[name], largest, state)
+                if name in expected:
+                    self._judge(kind, name, actual, expected[name], scales[_group(kind, name)], state)
 
     def _same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
         if set(tensors) != set(expected):
             self._differs(f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})")
 
-    def _judge(self, kind: str, name: str, actual: Array, expected: Array, largest: float, state: StepState) -> None:
+    def _judge(self, kind: str, name: str, actual: Array, expected: Array, scale: float, state: StepState) -> None:
         verdict = self.verdict
         verdict.tensors += 1
         if actual.shape != expected.shape or actual.dtype != expected.dtype:
@@ -100,7 +116,8 @@ class Judge:
             verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
         if same:
             return
-        scale = max(1.0, float(np.max(np.abs(expected)))) if kind in ("loss", "weights") else largest
+        if kind in ("loss", "weights"):
+            scale = max(1.0, float(np.max(np.abs(expected))))
         if not difference <= verdict.bound * scale:
             self._differs(f"{kind}: {name!r} at step {state.step} on rank {state.rank} differs by {difference:.3g}")
 

@@ -121,6 +121,15 @@ def test_killed_at_any_write_the_checkpoint_before_it_still_loads(victim, tmp_pa
     assert_holds(tmp_path, 2)
 
 
+@pytest.mark.parametrize("at", range(9))
+def test_saving_a_step_again_does_not_touch_the_first_one(at, tmp_path):
+    first = SimWorld(2).run(write, tmp_path, 1)[0]
+    with pytest.raises(Killed):
+        SimWorld(2).run(lambda comm: write(comm, tmp_path, 1, Fatal(at) if comm.rank == 0 else None))
+    assert_holds(tmp_path, 1)
+    assert Checkpoint(tmp_path).path == first
+
+
 def damage(tmp_path, how):
     path = tmp_path / "step-00000001" / "rank-0001.safetensors"
     data = bytearray(path.read_bytes())

@@ -14,6 +14,7 @@ from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.nn import Module, Sequential
 from minidist.optim import SGD, AdamW
 from minidist.parallel import clip_shards_, fully_shard, gather_tensors, sharded_parameters, shards_of
+from minidist.parallel.fully_shard import State, Unit
 from minidist.parallel.gradients import UnusedParameterError
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 
@@ -256,6 +257,27 @@ def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks
             assert backward == pytest.approx(gather + layers * seconds + gather)  # and the last reduction
         else:
             assert forward == pytest.approx(layers * gather + seconds)  # the wire is the limit
+
+
+def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(monkeypatch):
+    """The order of backward is the order in which forwards ended, reversed: the outermost module comes first in both."""
+    log = []
+    gather, before = Unit.start_gather, State._before_backward
+    monkeypatch.setattr(Unit, "start_gather", lambda self: (log.append(f"gather {self.state.module.name}"), gather(self))[1])
+    monkeypatch.setattr(State, "_before_backward", lambda self: (log.append(f"reached {self.module.name}"), before(self))[1])
+
+    def main(comm):
+        model = shard_gpt(small_gpt(), comm, prefetch=1)
+        loss = loss_of(model, 0, 0, 1)
+        log.clear()
+        loss.backward()
+
+    SimWorld(1).run(main)
+    blocks = "transformer.h.0", "transformer.h.1"
+    assert log == [
+        "reached ", "gather ", f"gather {blocks[1]}", f"reached {blocks[1]}", f"gather {blocks[1]}", f"gather {blocks[0]}",
+        f"reached {blocks[0]}", f"gather {blocks[0]}",
+    ]  # fmt: skip
 
 
 # errors ---------------------------------------------------------------------------------------------------------------

@@ -98,6 +98,8 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size():
                 facts, lowered = validate(made), lower(made)
                 assert validate(lowered) == facts
                 assert computations(lowered) == made
+                costs = uniform(made.stages, 1, 2, 1.5, comm=0.25)
+                assert time_plan(made, costs).last_end == time_plan(made, costs, spans=True).last_end
                 quick, full = time_plan(made), time_plan(made, spans=True)
                 assert (quick.idle, quick.makespan, quick.first_start) == (full.idle, full.makespan, full.first_start)
                 assert time_plan(lowered).idle == quick.idle

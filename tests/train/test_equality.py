@@ -109,6 +109,20 @@ def test_a_wrong_gradient_is_found_and_named(ranks, monkeypatch):
     assert "step 0" in result.first_difference
 
 
+def test_the_float_tier_measures_each_kind_of_state_by_itself():
+    """A square is 1e-4 where a counter is 3: a shift of 1e-12 is within the bound of neither, though 1e-12 of the counter's."""
+    config = TrainConfig.make(**SMALL_GPT, optimizer="adam", micro_batch=2, precision="fp64")
+    expected = expected_snapshots(config, 2)
+    for step in expected:
+        for name, values in step["optimizer"].items():
+            if name.endswith("exp_avg_sq"):
+                assert np.abs(values).max() < 1e-2
+                values += 9e-13
+    result = SimWorld(2).run(compare_rank, config, expected)[0]
+    assert not result.equal
+    assert "exp_avg_sq" in result.first_difference
+
+
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("reduction", ["ordered", "ring"])
 def test_mpi_trains_to_the_simulated_bits(comm, reduction):

@@ -28,7 +28,7 @@ def test_every_schedule_equals_one_device(name, optimizer):
     (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}), (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": "full"}),
 ])  # fmt: skip
 def test_with_replicas_clipping_and_recomputation(ranks, values):
-    result = verdict(ranks, **SMALL, layers=4, clip=0.1, **values)
+    result = verdict(ranks, **SMALL, layers=4, clip=0.1, warmup=1, decay="cosine", **values)
     assert result.equal, result.first_difference
 
 
@@ -76,7 +76,6 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
     ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
     ({"pp": 2, "zero": 1}, "does not combine with --pp 2 yet"),
     ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),
-    ({"recompute": True}, "--recompute belongs to a pipeline"),
     ({"pp": 2, "synchronize_each": True}, "no meaning in a pipeline"),
     ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
     ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
@@ -93,7 +92,8 @@ def test_the_ranks_of_a_pipeline_are_its_degrees():
 
 
 def test_a_users_own_plan(tmp_path):
-    (tmp_path / "mine.csv").write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
-    result = verdict(2, **SMALL, pp=2, layers=2, schedule=str(tmp_path / "mine.csv"), microbatches=2)
+    """Its stages add in different orders, so the tied embedding's two sums must be those of the right stages."""
+    (tmp_path / "mine.csv").write_text("0F0,0F1,0F2,0B2,0B0,0B1\n1F0,1F1,1F2,1B0,1B1,1B2\n")
+    result = verdict(2, **SMALL, pp=2, layers=2, schedule=str(tmp_path / "mine.csv"), microbatches=3)
     assert result.equal, result.first_difference
     assert np.isfinite(result.losses).all()

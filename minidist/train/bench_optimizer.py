@@ -1,6 +1,6 @@
 """AdamW and the gradient norm against PyTorch's fused AdamW and clip_grad_norm_, one thread, in ns an element.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/optimizer.py [elements]
+    OPENBLAS_NUM_THREADS=1 python -m minidist.train.bench_optimizer [elements]
 
 Interleaved rounds; printed are the minima of both sides and the median of the ratios. Needs the extra `peers`.
 """

@@ -1,7 +1,7 @@
 """A tensor-parallel step of GPT blocks beside PyTorch's `parallelize_module` on gloo, in the same processes.
 
-    mpiexec -n 2 python benchmarks/tensor_parallel.py              step times, float32
-    mpiexec -n 2 python benchmarks/tensor_parallel.py --check      gradients, float64: the largest difference
+    mpiexec -n 2 python -m minidist.train.bench_tensor_parallel              step times, float32
+    mpiexec -n 2 python -m minidist.train.bench_tensor_parallel --check      gradients, float64: the largest difference
 
 Each rank holds the same blocks twice: ours, and PyTorch's cut by ColwiseParallel and RowwiseParallel, its fused Q|K|V with
 rows in the order in which a contiguous cut gives each rank whole heads. A round times one side and then the other; a step
