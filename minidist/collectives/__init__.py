@@ -19,9 +19,10 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
-from minidist.collectives.operations import check_op, may_overlap
+from minidist.collectives.operations import check_op
 from minidist.collectives.registry import find
 from minidist.collectives.two_level import TwoLevel
+from minidist.comm.buffers import may_overlap
 from minidist.comm.communicator import Comm
 
 
@@ -29,6 +30,7 @@ def all_reduce(
     comm: Comm, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
 ) -> Any:
     """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it."""
+    _check(comm, "all_reduce", array)
     check_op(op, array)
     return _call(comm, "all_reduce", algorithm, async_op, array, op, variant=op)
 
@@ -42,6 +44,7 @@ def reduce_scatter(
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
     memory of its own.
     """
+    _check(comm, "reduce_scatter", array)
     check_op(op, array)
     sizes = _counts(comm, counts, array.size, "reduce_scatter")
     out = _output(comm, out, sizes[comm.rank], array, "reduce_scatter")
@@ -61,6 +64,7 @@ def all_gather(
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
     already lies at its place in `out` is not copied.
     """
+    _check(comm, "all_gather", shard)
     sizes = _shard_counts(comm, counts, shard.size, "all_gather")
     out = _output(comm, out, sum(sizes), shard, "all_gather")
     return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes))
@@ -68,6 +72,7 @@ def all_gather(
 
 def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> Any:
     """Every rank's `array` becomes the root's, in place; returns it."""
+    _check(comm, "broadcast", array)
     return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, root, "broadcast"))
 
 
@@ -75,6 +80,7 @@ def reduce(
     comm: Comm, array: np.ndarray, root: int = 0, op: str = "sum", *, algorithm: str = "naive", async_op: bool = False
 ) -> Any:
     """The root gets the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
+    _check(comm, "reduce", array)
     check_op(op, array)
     return _call(comm, "reduce", algorithm, async_op, array, _root(comm, root, "reduce"), op, variant=op)
 
@@ -84,6 +90,7 @@ def gather(
     async_op: bool = False,
 ) -> Any:  # fmt: skip
     """The root gets all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
+    _check(comm, "gather", shard)
     sizes = _shard_counts(comm, counts, shard.size, "gather")
     root = _root(comm, root, "gather")
     return _call(comm, "gather", algorithm, async_op, shard, sizes, root, total=sum(sizes))
@@ -99,12 +106,18 @@ def scatter(
     """
     root = _root(comm, root, "scatter")
     sizes: list[int] = []
+    _check(comm, "scatter", out)
     _output(comm, out, out.size, out, "scatter")
     if comm.rank == root:
         if array is None:
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
+        _check(comm, "scatter", array)
         sizes = _counts(comm, counts, array.size, "scatter")
         _output(comm, out, sizes[root], array, "scatter")
+        if may_overlap(out, array):
+            raise UsageError(
+                f"rank {comm.rank}: scatter into its own array, which other ranks still need; pass an out elsewhere"
+            )
     return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0)
 
 
@@ -117,6 +130,7 @@ def all_to_all(
     send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the size must
     divide). Pass both or none.
     """
+    _check(comm, "all_to_all", array)
     if (send_counts is None) != (receive_counts is None):
         raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
     if send_counts is None and array.size % comm.size:
@@ -140,6 +154,13 @@ def barrier(comm: Comm) -> None:
     comm.barrier()
 
 
+def _check(comm: Comm, operation: str, array: Any) -> None:
+    if not hasattr(array, "flags") or isinstance(array, np.generic):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass numpy.array(...)"
+        )
+
+
 def _call(
     comm: Comm, operation: str, algorithm: str, async_op: bool, array: np.ndarray | None, *arguments: Any,
     variant: str = "sum", total: int | None = None,
@@ -161,9 +182,12 @@ def _call(
         raise UsageError(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
-    channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"))
+    alike = ""
+    if operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast") and array is not None and array.ndim != 1:
+        alike = str(list(array.shape))  # travels flattened: (2, 3) would meet (3, 2)
+    channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"), alike)
     run = partial(function, channel, array, *arguments)
-    return channel.post(run) if async_op else run()
+    return channel.post(run, [a for a in (array, *arguments) if isinstance(a, np.ndarray)]) if async_op else run()
 
 
 def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:

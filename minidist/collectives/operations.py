@@ -31,11 +31,6 @@ def divide_if_average(op: str, total: np.ndarray, ranks: int) -> None:
         total /= total.dtype.type(ranks)
 
 
-def may_overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    """May two arrays share memory? (Arrays on a GPU are not looked at.)"""
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
-
-
 def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
     """out = first (op) second; `out` may be one of the two. For algorithms whose ranks must agree on who comes first."""
     _UFUNCS[op](first, second, out=out)

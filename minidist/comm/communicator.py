@@ -9,6 +9,7 @@ A *lane* is how an operation becomes nonblocking: the blocking function runs in 
 main program, first posted, first run. There is no second, asynchronous version of any algorithm.
 """
 
+import math
 import operator
 import pickle
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import BufferReuseError, UsageError
 from minidist.base.trace import MessageEvent, Trace, purpose
+from minidist.comm.buffers import may_overlap
 from minidist.comm.site import Site, user_site
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Request:
         self, comm: "Comm", kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
     ) -> None:
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
-        self.operation, self.site, self.event = comm.operation, site, event
+        self.operation, self.site, self.event = comm.signature, site, event
         self.finished = False  # has it been waited for?
 
     def wait(self) -> np.ndarray:
@@ -57,9 +59,16 @@ class Request:
 class Work:
     """A posted collective: `wait()` returns what the blocking call would have returned."""
 
-    __slots__ = ("comm", "context", "end", "finished", "function", "operation", "posted", "result", "site", "waiter")
+    __slots__ = (
+        "arrays", "checksums", "comm", "context", "end", "finished", "function", "operation", "posted", "result", "site", "waiter",
+    )  # fmt: skip
 
-    def __init__(self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float) -> None:
+    def __init__(
+        self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float,
+        arrays: Sequence[np.ndarray] = (),
+    ) -> None:  # fmt: skip
+        self.arrays = arrays  # the program must leave them alone until the wait
+        self.checksums: list[int] = []
         self.comm, self.function, self.operation, self.site, self.posted = comm, function, operation, site, posted
         self.context = copy_context()  # the work runs as if it had run here: same purpose, same everything
         self.finished = False
@@ -84,7 +93,7 @@ class Comm:
     def __init__(self, world: "World", name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.members, self.rank = world, name, members, rank
         self.size = len(members)
-        self.operation = "message"
+        self.operation = self.signature = "message"  # signature: what both sides of a message must have alike
         self.context = name
         self.call: int | None = None  # a channel's tag
         self.site: Site | None = None  # where a channel's collective was called
@@ -129,6 +138,11 @@ class Comm:
 
     def sendrecv(self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int = 0) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        if self.world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at {self.site or user_site(2)}; "
+                "give each message a buffer of its own"
+            )
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
         self.wait(receive)
@@ -168,6 +182,10 @@ class Comm:
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
         """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
+        if not 0.0 <= seconds < math.inf:
+            raise UsageError(
+                f"rank {self.rank}: compute of {seconds:g} s; time does not run backwards, nor for ever: pass seconds of at least 0"
+            )
         self.world.compute(operations, seconds, name)
 
     def progress(self) -> None:
@@ -224,20 +242,28 @@ class Comm:
 
     # collectives ------------------------------------------------------------------------------------------------------
 
-    def collective(self, operation: str) -> "Comm":
-        """A channel for the next collective call; a channel answers itself, so that collectives may be composed."""
+    def collective(self, operation: str, alike: str = "") -> "Comm":
+        """A channel for the next collective call; a channel answers itself, so that collectives may be composed.
+
+        alike: what every member must pass the same, beside the operation: compared with each message.
+        """
         if self.call is not None:
             return self
         channel = Comm.__new__(Comm)
         channel.__dict__.update(self.__dict__)
         channel.operation, channel.context = operation, self.name + "/collectives"
+        channel.signature = f"{operation} {alike}" if alike else operation
         channel.call, channel.site = self._calls % CALLS, user_site(2)
         self._calls += 1
         return channel
 
-    def post(self, function: Callable[[], Any]) -> Work:
-        """Run `function` in this communicator's lane; called on the channel that the function uses."""
-        return self.world.post_work(Work(self, function, self.operation, self.site or user_site(2), self.world.time()))
+    def post(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
+        """Run `function` in this communicator's lane; called on the channel that the function uses.
+
+        arrays: what it reads and writes, and nobody else until its wait.
+        """
+        site = self.site or user_site(2)
+        return self.world.post_work(Work(self, function, self.operation, site, self.world.time(), arrays))
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -258,6 +284,11 @@ class Comm:
         flags = getattr(array, "flags", None)
         if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
             raise UsageError(f"rank {self.rank}: {kind} of {_why_not(array)}, at {site}")
+        if array.dtype.hasobject:
+            raise UsageError(
+                f"rank {self.rank}: {kind} of an array of Python objects, which are addresses in this process; "
+                f"convert it to numbers, or use send_object, at {site}"
+            )
         return self.world.post(self, kind, array, peer, tag, site, guarded)
 
 

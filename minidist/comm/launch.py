@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,8 @@ def launch(
 
     Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
     else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong input, else 1.
+    `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. `os._exit` leaves no chance to say a word: under MPI the
+    launcher decides what becomes of the others, and may report success; never call it in a rank.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     flags, rest = parser().parse_known_args(words)
@@ -44,6 +47,10 @@ def launch(
                 raise UsageError(f"unknown flag {word}{nearest(word.split('=')[0], FLAGS)}")
         return run(main, *arguments, ranks=ranks if flags.ranks is None else flags.ranks, timeout=flags.timeout, trace=flags.trace,
                    eager_bytes=flags.eager_bytes, synchronous=flags.synchronous, **options)  # fmt: skip
+    except SystemExit as end:
+        for note in getattr(end, "__notes__", ()):
+            print(f"minidist: SystemExit {end.code} {note}; the run ends", file=sys.stderr)
+        raise
     except MinidistError as error:
         print(f"minidist: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -160,24 +167,27 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
 
 def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     """Say once what went wrong on this rank and end all processes. Does not return."""
-    place = f"rank {world.rank} of {world.size}"
-    if isinstance(error, MinidistError):
-        text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
-        text = "\n  ".join([text, *getattr(error, "__notes__", ())])
-    elif isinstance(error, SystemExit | KeyboardInterrupt):
-        text = f"{place}: {type(error).__name__} {error}; the job ends."
-    else:
-        text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
-    sys.stdout.flush()  # Abort would lose what was printed before
-    print(f"minidist: {text}", file=sys.stderr, flush=True)
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
-    if world.watchdog:
-        world.watchdog.write()
-    time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
-    world.MPI.COMM_WORLD.Abort(code)
-    os._exit(code)  # some libraries return from Abort
+    try:
+        place = f"rank {world.rank} of {world.size}"
+        if isinstance(error, MinidistError):
+            text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
+            text = "\n  ".join([text, *getattr(error, "__notes__", ())])
+        elif isinstance(error, SystemExit | KeyboardInterrupt):
+            text = f"{place}: {type(error).__name__} {error}; the job ends."
+        else:
+            text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
+        sys.stdout.flush()  # Abort would lose what was printed before
+        print(f"minidist: {text}", file=sys.stderr, flush=True)
+        if world.watchdog:
+            with suppress(Exception):  # a full disk must not keep the others waiting
+                world.watchdog.write()
+        time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
+    finally:
+        world.MPI.COMM_WORLD.Abort(code)
+        os._exit(code)  # some libraries return from Abort
 
 
 def tune() -> None:

@@ -14,6 +14,7 @@ lane is a greenlet that tests its request and hands control back; `progress()` a
 
 import contextvars
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,11 +25,12 @@ from greenlet import getcurrent, greenlet
 
 from minidist.base.errors import LauncherError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.comm.buffers import OpenReceives, changed, checksum
 from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
-from minidist.comm.site import Site, user_site
+from minidist.comm.site import Site
 from minidist.comm.staging import fetch, is_device_array, pinned_like, put
-from minidist.comm.watchdog import Watchdog
+from minidist.comm.watchdog import Entering, Returned, Watchdog
 
 HEADER_TAG = CALLS  # added to a message's tag, which is below it
 
@@ -36,27 +38,17 @@ HEADER_TAG = CALLS  # added to a message's tag, which is below it
 class MPIRequest(Request):
     """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
 
-    __slots__ = ("buffer", "header", "header_request", "payload")
+    __slots__ = ("buffer", "checksum", "header", "header_request", "payload")
 
     def __init__(
         self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
     ) -> None:
         super().__init__(comm, kind, array, peer, tag, site, event)
         self.buffer = array  # on the host
+        self.checksum: int | None = None  # of what is sent
         self.header: bytes | bytearray | None = None
         self.header_request: Any = None
         self.payload: Any = None  # MPI's request; None until the header has come
-
-
-class Entering:
-    """What a rank waits in while it makes a communicator: for the watchdog's report."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
-        self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {user_site(2)}"
-
-    def describe(self) -> str:
-        return self.text
 
 
 class Lane:
@@ -95,8 +87,10 @@ class MPIWorld:
         self.active: list[Lane] = []
         self.running: Lane | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: MPIRequest | Work | Entering | None = None  # of the main program; the watchdog looks at it
+        self.waiting: MPIRequest | Work | Entering | Returned | None = None  # of the main program; the watchdog looks at it
+        self.handling: BaseException | None = None  # it waits inside an `except` or `finally`: what brought it there
         self.state = "computing"
+        self.open = OpenReceives()
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
@@ -114,12 +108,13 @@ class MPIWorld:
         return [result]
 
     def finish(self) -> None:
-        """Raise when a request was never waited for or a message never received; then stop the watchdog. Collective."""
+        """Raise when a request was never waited for or a message never received. Collective."""
         self.state = "returned"
         for item in self.unwaited.values():
             raise UnwaitedRequestError(
                 f"rank {self.rank}: nobody waited for its {item.describe()}; call wait() on every request"
             )
+        self.waiting = Returned()
         to_me = np.empty(self.size, np.int64)
         self.base.Alltoall(np.array(self.sent, np.int64), to_me)
         for source, (sent, received) in enumerate(zip(to_me, self.received, strict=True)):
@@ -129,13 +124,14 @@ class MPIWorld:
                     "every send needs a receive"
                 )
         self.base.Barrier()  # nobody leaves while another still has something to report
-        if self.watchdog:
-            self.watchdog.stop()
+        self.waiting = None
         while self.handles:  # newest first
             self.handles.popitem()[1].Free()
 
     def close(self) -> None:
-        """Give back the last of MPI's resources. Collective; nothing works afterwards."""
+        """Stop the watchdog and give back the last of MPI's resources. Collective; nothing works afterwards."""
+        if self.watchdog:
+            self.watchdog.stop()
         self.base.Free()
 
     # posting ----------------------------------------------------------------------------------------------------------
@@ -176,13 +172,18 @@ class MPIWorld:
             self.unwaited[id(request)] = request
         handle = self.handles[comm.context]
         if kind == "send":
+            # Does the user's program run between here and the wait? Beside a lane always.
+            if self.checks and (guarded or self.running is not None) and request.buffer is array:
+                request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
-                request.header = pack(header_of(comm.operation, array))
+                request.header = pack(header_of(comm.signature, array))
                 request.header_request = handle.Isend([request.header, self.MPI.BYTE], peer, tag + HEADER_TAG)
             start = handle.Issend if self.synchronous else handle.Isend
             request.payload = start([request.buffer, self.MPI.BYTE], peer, tag)
         else:
+            if self.checks and (guarded or self.open.starts):
+                self.open.check(self.rank, request, guarded)
             source = self.MPI.ANY_SOURCE if peer == ANY else peer
             if self.checks:
                 request.header = bytearray(HEADER_BYTES)
@@ -209,11 +210,11 @@ class MPIWorld:
         self.expected.remove(request)
         self._came_from(request, source)
         assert request.header is not None
-        if request.header != pack(header_of(request.operation, request.array)):
+        expected = pack(header_of(request.operation, request.array))
+        if request.header != expected:  # unpack both: a long name is cut alike
             compare(
-                unpack(bytes(request.header)), header_of(request.operation, request.array), request.event.peer,
-                self.rank, f"{request.site} (receiver)",
-            )  # fmt: skip
+                unpack(bytes(request.header)), unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)"
+            )
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
 
@@ -233,14 +234,18 @@ class MPIWorld:
             self._wait_in_lane(request, self.running)
         else:
             self.waiting = request
+            self.handling = sys.exc_info()[1]
             if self.active:
                 self._poll(request)
             else:
                 self._block(request)
-            self.waiting = None
+            self.waiting = self.handling = None
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
+        if request.checksum is not None and checksum(request.array) != request.checksum:
+            raise changed(self.rank, request.describe())
         if receiving:
+            self.open.close(request)
             self.received[event.peer] += 1
             if event.staged:
                 put(request.buffer, request.array)

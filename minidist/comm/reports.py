@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from minidist.base.errors import DeadlockError
 from minidist.comm.communicator import ANY, Request, Work
-from minidist.comm.site import site_of
+from minidist.comm.site import Site, site_of
 
 if TYPE_CHECKING:
     from minidist.comm.simulated import Lane, SimRequest, SimWorld
@@ -45,6 +45,16 @@ def _waited_at(lane: "Lane", item: Request | Work) -> str:
     frame = lane.greenlet.gr_frame if lane.greenlet is not None and lane.is_main else None
     site = site_of(frame) if frame is not None else item.site
     return "" if site == item.site else f", waited for at {site}"
+
+
+def error_line(error: BaseException | None) -> str:
+    """An exception, its text and the line that raised it."""
+    assert error is not None
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = f", raised at {Site(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:
@@ -118,6 +128,8 @@ def deadlock(world: "SimWorld") -> DeadlockError:
     lines += [f"  {w}" for w in shown]
     if len(waiting) > len(shown):
         lines.append(f"  ... and {len(waiting) - len(shown)} more")
+    for lane in [lane for lane in (*world.mains, *world.lanes.values()) if lane.waiting and lane.handling][:6]:
+        lines.append(f"  rank {lane.rank} waits while it handles {error_line(lane.handling)}")
     cycle = find_cycle(waiting)
     if cycle:
         lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))

@@ -10,8 +10,9 @@ posted): a program that relies on buffering deadlocks here, always, instead of o
 
 import contextvars
 import ctypes
+import math
+import sys
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +22,6 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidist.base.errors import (
-    BufferReuseError,
     CommunicationError,
     RankTimeoutError,
     UnmatchedMessageError,
@@ -29,6 +29,7 @@ from minidist.base.errors import (
     UsageError,
 )
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.comm.buffers import OpenReceives, changed, checksum
 from minidist.comm.choosers import Candidate, Chooser, earliest
 from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import ANY, Comm, Request, Work
@@ -42,13 +43,14 @@ Key = tuple[str, int, int, int]  # context, source, destination (world ranks), t
 class Lane:
     """One flow of control of a rank, with a clock and two ports: the main program, or a communicator's lane."""
 
-    __slots__ = ("greenlet", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
+    __slots__ = ("greenlet", "handling", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
 
     def __init__(self, rank: int, name: str) -> None:
         self.rank, self.name, self.is_main = rank, name, name == "main"
         self.greenlet: greenlet | None = None
         self.time = self.out_free = self.in_free = 0.0
         self.waiting: Request | Work | None = None
+        self.handling: BaseException | None = None  # blocked inside an `except` or `finally`: what brought it there
         self.queue: deque[Work] = deque()
 
 
@@ -65,24 +67,12 @@ class SimRequest(Request):
     ) -> None:  # fmt: skip
         # Not super().__init__: it would be a tenth of the time of a message.
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
-        self.operation, self.site, self.event = comm.operation, site, event
+        self.operation, self.site, self.event = comm.signature, site, event
         self.lane, self.posted, self.order = lane, lane.time, order
         self.finished = self.matched = self.eager = self.watched = False
         self.checksum: int | None = None  # of the bytes that must be there still when the wait ends
         self.waiter: Lane | None = None
         self.depart = self.arrival = self.sent = 0.0
-
-
-def checksum(array: np.ndarray) -> int:
-    """Of the array's bytes: enough to notice that somebody wrote into it.
-
-    Above 64 KiB a sum of 8-byte words, eight times as fast; it misses only a change that keeps the sum.
-    """
-    raw: Any = array.reshape(-1).view(np.uint8)
-    if raw.size <= 1 << 16:
-        return zlib.crc32(raw)
-    whole = raw.size // 8 * 8
-    return int(np.add.reduce(raw[:whole].view(np.uint64))) ^ zlib.crc32(raw[whole:])
 
 
 class SimWorld:
@@ -124,6 +114,8 @@ class SimWorld:
         self.sends: dict[Key, deque[SimRequest]] = {}
         self.receives: dict[Key, deque[SimRequest]] = {}
         self.wildcards: dict[tuple[str, int, int], deque[SimRequest]] = {}  # context, destination, tag
+        self.posted: list[list[Work]] = [[] for _ in range(self.size)]  # works in lanes whose arrays are watched
+        self.open = [OpenReceives() for _ in range(self.size)]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
         self.ready = self._queue(self.mains)
         self.returned: set[int] = set()
@@ -132,7 +124,11 @@ class SimWorld:
         members = range(self.size)
 
         def program(lane: Lane) -> None:
-            results[lane.rank] = main(Comm(self, "world", members, lane.rank), *arguments, **keywords)
+            try:
+                results[lane.rank] = main(Comm(self, "world", members, lane.rank), *arguments, **keywords)
+            except SystemExit as end:  # `sys.exit()` is one way to return
+                if end.code:
+                    raise
             self.returned.add(lane.rank)
 
         self.hub = getcurrent()
@@ -142,6 +138,12 @@ class SimWorld:
         try:
             self._schedule()
             self._finish()
+            if watch and watch.error:  # raised in a rank that caught it
+                raise watch.error
+        except BaseException as error:
+            if watch and watch.error and (error is watch.error or isinstance(error, _Stopped)):
+                raise watch.error.with_traceback(error.__traceback__) from None
+            raise
         finally:
             if watch:
                 watch.stop()
@@ -166,7 +168,7 @@ class SimWorld:
                 assert lane.greenlet is not None
                 try:
                     lane.greenlet.switch(lane)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     self._annotate(error, lane)
                     raise
             if not self._match_one_wildcard():
@@ -174,7 +176,7 @@ class SimWorld:
         if len(self.returned) < self.size or any(lane.waiting is not None for lane in self.lanes.values()):
             raise deadlock(self)
 
-    def _annotate(self, error: Exception, lane: Lane) -> None:
+    def _annotate(self, error: BaseException, lane: Lane) -> None:
         if isinstance(error, CommunicationError):
             return  # its text names the ranks, and whose turn it was means nothing
         where = "" if lane.is_main else f" ({lane.name})"
@@ -203,7 +205,24 @@ class SimWorld:
     def _block(self, on: Request | Work) -> None:
         lane = self.running
         lane.waiting = on
+        lane.handling = sys.exc_info()[1]
+        works = self.posted[lane.rank] if lane.is_main else None
+        if works:
+            self._check_unchanged(works)
         self.hub.switch()
+        if works:
+            self._remember(works)
+
+    def _remember(self, works: Sequence[Work]) -> None:
+        """The main program runs from here on: what is in the arrays of its works in lanes?"""
+        for work in works:
+            work.checksums = [checksum(array) for array in work.arrays]
+
+    def _check_unchanged(self, works: Sequence[Work]) -> None:
+        """The main program ran until here: has it written into the arrays of its works in lanes?"""
+        for work in works:
+            if work.checksums != [checksum(array) for array in work.arrays]:
+                raise changed(self.running.rank, work.describe())
 
     # posting and matching ---------------------------------------------------------------------------------------------
 
@@ -228,6 +247,8 @@ class SimWorld:
             self.unwaited[rank][id(request)] = request
         # Does somebody else run between here and the wait? In a lane always: the rank's main program.
         request.watched = self.checks and (guarded or not lane.is_main)
+        if kind == "receive" and self.checks and (guarded or self.open[rank].starts):
+            self.open[rank].check(rank, request, guarded)
         if kind == "send":
             alpha, beta = self.links.cost(rank, world_peer)
             request.depart = depart = max(lane.time, lane.out_free)
@@ -297,10 +318,7 @@ class SimWorld:
 
     def _check_untouched(self, request: SimRequest) -> None:
         if checksum(request.array) != request.checksum:
-            raise BufferReuseError(
-                f"rank {request.lane.rank}: the buffer of its {request.describe()} was changed while the operation was "
-                "in flight; wait() first, or give each message a buffer of its own"
-            )
+            raise changed(request.lane.rank, request.describe())
 
     def _match_one_wildcard(self) -> bool:
         """Nobody can run: let exactly one wildcard receive have its message, then everybody runs on."""
@@ -338,7 +356,8 @@ class SimWorld:
     def wait(self, request: Any) -> None:
         lane = self.running
         receiving = request.kind == "receive"
-        self.unwaited[lane.rank].pop(id(request), None)
+        if self.unwaited[lane.rank].pop(id(request), None) is not None and receiving:
+            self.open[lane.rank].close(request)
         event = request.event
         event.start = lane.time if receiving else request.depart
         if not request.matched and not request.eager:
@@ -366,6 +385,9 @@ class SimWorld:
             lane = self.lanes[(rank, name)] = Lane(rank, f"lane:{name}")
         lane.queue.append(work)
         self.unwaited[rank][id(work)] = work
+        if self.checks and work.arrays:
+            self.posted[rank].append(work)
+            self._remember((work,))
         if lane.greenlet is None or lane.greenlet.dead:
             self._spawn(lane, self._run_lane)
             self.ready.append(lane)
@@ -378,6 +400,8 @@ class SimWorld:
             lane.time = max(lane.time, work.posted)
             work.result = work.function()
             work.end, work.finished = lane.time, True
+            if work.checksums:
+                self.posted[lane.rank].remove(work)
             if work.waiter is not None:
                 self.ready.append(work.waiter)
                 work.waiter = None
@@ -399,9 +423,12 @@ class SimWorld:
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
         lane = self.running
         start = lane.time
-        lane.time += seconds + (self.links.seconds(list(operations)) if operations else 0.0)
-        if lane.time < start:
-            raise UsageError(f"rank {lane.rank}: compute of {lane.time - start:g} s; time does not run backwards")
+        end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if not start <= end < math.inf:
+            raise UsageError(
+                f"rank {lane.rank}: compute of {end - start:g} s; time does not run backwards, nor for ever: pass seconds of at least 0"
+            )
+        lane.time = end
         if self.record and lane.time > start:
             self.traces[lane.rank].spans.append(SpanEvent(lane.rank, lane.name, name, start, lane.time))
 
@@ -433,12 +460,20 @@ def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
     return request
 
 
+class _Stopped(BaseException):
+    """Raised in a rank that computes without end; no `except Exception` of the rank's may take it for its own."""
+
+
 class _Watch:
-    """Stops a rank that computes without end: raises RankTimeoutError in it after `timeout` s without a switch."""
+    """Stops a rank that computes without end: raises in it after `timeout` s without a switch, again and again.
+
+    error: what the run must end with once that has happened, whatever the rank made of it.
+    """
 
     def __init__(self, world: SimWorld) -> None:
         self.world, self.thread_id = world, threading.get_ident()
-        self.stopped, self.fired = threading.Event(), False
+        self.stopped = threading.Event()
+        self.error: RankTimeoutError | None = None
         self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watch")
         self.thread.start()
 
@@ -448,26 +483,25 @@ class _Watch:
             since = since + 1 if self.world.switches == seen else 0
             seen = self.world.switches
             if since >= 4:
-                self._raise_in_rank(self.world.running.rank, self.world.timeout)
-                return
+                since = 0
+                self._raise_in_rank()
 
-    def _raise_in_rank(self, rank: int, timeout: float) -> None:
-        class Stopped(RankTimeoutError):  # Python makes the instance, where the rank is
-            def __init__(self) -> None:
-                super().__init__(
-                    f"rank {rank} computed for more than {timeout:g} s without communicating; "
-                    "it may compute without end: look at the last line of the traceback, or raise --timeout"
-                )
-
-        self.fired = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Stopped))
+    def _raise_in_rank(self) -> None:
+        if self.error is None:
+            self.error = RankTimeoutError(
+                f"rank {self.world.running.rank} computed for more than {self.world.timeout:g} s without communicating; "
+                "it may compute without end: look at the last line of the traceback, or raise --timeout"
+            )
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(_Stopped))
 
     def stop(self) -> None:
         """The run is over; an exception that comes too late for it must not hit what runs next."""
-        self.stopped.set()
-        self.thread.join()
-        if self.fired:
+        while not self.stopped.is_set() or self.thread.is_alive():
+            with suppress(_Stopped):
+                self.stopped.set()
+                self.thread.join()
+        if self.error:
             # It is caught, not withdrawn: Python 3.11 never leaves the state in which withdrawing one puts it.
-            with suppress(RankTimeoutError):
+            with suppress(_Stopped):
                 for _ in range(1000):
                     pass

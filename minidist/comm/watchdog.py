@@ -18,16 +18,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidist.base.trace import MessageEvent
-from minidist.comm.communicator import ANY, Request, Work
-from minidist.comm.reports import Waiting, find_cycle
-from minidist.comm.site import Site, site_of
+from minidist.comm.communicator import ANY, Comm, Request, Work
+from minidist.comm.reports import Waiting, error_line, find_cycle
+from minidist.comm.site import Site, site_of, user_site
 
 if TYPE_CHECKING:
     from minidist.comm.mpi import MPIWorld
 
+RETURNED = "has returned, and waits for the others to finish"
 INTERVAL = 1.0  # seconds between two looks
 _FIELDS = tuple(field.name for field in fields(MessageEvent))
 _values = attrgetter(*_FIELDS)  # a tenth of the time of dataclasses.asdict
+
+
+class Entering:
+    """What a rank waits in while it makes a communicator: for the watchdog's report."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
+        self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {user_site(2)}"
+
+    def describe(self) -> str:
+        return self.text
+
+
+class Returned:
+    """What a rank waits in when its program is over: for the others to finish, whom it may have to report."""
 
 
 class Watchdog:
@@ -61,6 +77,7 @@ class Watchdog:
         return self.folder / f"rank{self.world.rank}.trace.jsonl"
 
     def _watch(self) -> None:
+        self.write()
         seen: object = None
         completed, since = -1, time.monotonic()
         while not self.stopping.wait(self.interval):
@@ -76,16 +93,19 @@ class Watchdog:
         """This rank's state and its trace so far, into its files."""
         world, waiting = self.world, self.world.waiting
         state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
-        if waiting is not None:
+        if waiting is not None and world.state != "returned":
+            assert isinstance(waiting, Request | Work | Entering)
             state |= {"state": "waiting", "what": waiting.describe()}
             if isinstance(waiting, Request):
                 members = waiting.comm.members
                 state["peers"] = list(members) if waiting.peer == ANY else [members[waiting.peer]]
-            elif not isinstance(waiting, Work):
+            elif isinstance(waiting, Entering):
                 state["peers"] = waiting.peers
             site = self._site()
             if str(site) not in str(state["what"]):
                 state["what"] = f"{state['what']}, waited for at {site}"
+            if (error := world.handling) is not None:
+                state["what"] = f"{state['what']}, while it handles {error_line(error)}"
             lanes = [waited.describe() for lane in tuple(world.active) if (waited := lane.waiting) is not None]
             if lanes:
                 state["what"] = f"{state['what']}; its lane waits in {'; '.join(lanes)}"
@@ -112,11 +132,23 @@ class Watchdog:
         """Print every rank's pending operation (once for the job) and end the job."""
         try:
             os.close(os.open(self.folder / "reported", os.O_CREAT | os.O_EXCL))
-            time.sleep(1.5 * self.interval)  # let the others write what they do now
+            self._await_the_others()
             print(self.text(), file=sys.stderr, flush=True)
+            time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
         except FileExistsError:
-            time.sleep(4 * self.interval)  # somebody else reports and ends the job
+            for _ in range(40):  # somebody else reports and ends the job; go on only if it could not
+                self.write()
+                time.sleep(self.interval)
         self.world.MPI.COMM_WORLD.Abort(1)
+
+    def _await_the_others(self) -> None:
+        """Until each has written what it does now: two looks, or more on a machine that is busy, at most 5 s."""
+        began = time.time()
+        time.sleep(1.5 * self.interval)
+        self.write()
+        files = [path for rank in range(self.world.size) if (path := self._state_file(rank)).exists()]
+        while time.time() < began + 5 and any(path.exists() and path.stat().st_mtime < began for path in files):
+            time.sleep(self.interval / 4)
 
     def text(self) -> str:
         """The report."""
@@ -135,7 +167,7 @@ class Watchdog:
                 lines.append(f"  rank {rank}: waits in {state['what']}")
                 waiting.append(Waiting(rank, "main", tuple(state["peers"]), state["what"]))
             else:
-                lines.append(f"  rank {rank}: {'has returned' if state['state'] == 'returned' else state['what']}")
+                lines.append(f"  rank {rank}: {RETURNED if state['state'] == 'returned' else state['what']}")
         cycle = find_cycle(waiting)
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))

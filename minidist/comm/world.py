@@ -11,6 +11,8 @@ from minidist.comm.site import Site
 
 
 class World(Protocol):
+    checks: bool  # compare headers and watch buffers in flight
+
     def register(self, comm: Comm) -> None:
         """A communicator was made on this rank."""
 

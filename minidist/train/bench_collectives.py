@@ -158,6 +158,7 @@ def main(rounds: int, sizes: list[int]) -> None:
         library = world.MPI.Get_library_version().splitlines()[0].strip("\0 ")
         print(json.dumps({"environment": {**environment("gloo" in sides), "mpi": library}, "rows": result}))
     world.finish()
+    world.close()
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ def main(case_name: str, rounds: int) -> None:
     if comm.rank == 0:
         print(json.dumps({"environment": environment(theirs is not None), "rows": rows(times, comm.size, rounds)}))
     world.finish()
+    world.close()
 
 
 def rows(times: dict[str, list[float]], ranks: int, rounds: int) -> list[dict[str, Any]]:

@@ -119,6 +119,10 @@ BAD = {
     "an out of another dtype": (lambda c: collectives.all_gather(c, np.ones(1), out=np.ones(2, "f4")), "float32"),
     "an out with gaps": (lambda c: collectives.scatter(c, np.ones(4), np.ones(4)[::2]), "strides"),
     "an out that is its input": (lambda c: _reduce_scatter_in_place(c), "its own input"),
+    "an out in the array that it comes from": (lambda c: _scatter_in_place(c), "its own array"),
+    "a list": (lambda c: collectives.all_reduce(c, [1.0, 2.0]), "all_reduce of a list"),
+    "a list to scatter": (lambda c: collectives.scatter(c, [1.0, 2.0], np.ones(1)), "scatter of a list|receive"),
+    "a number": (lambda c: collectives.all_gather(c, np.float64(1)), "all_gather of a float64"),
     "an input with gaps": (lambda c: collectives.all_reduce(c, np.ones(4)[::2]), "strides"),
     "a root that is no rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
     "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
@@ -128,6 +132,23 @@ BAD = {
     "half of the counts": (lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[1, 3]), "both"),
     "no array at the root": (lambda c: collectives.scatter(c, None, np.ones(2)), "must pass the array"),
 }
+
+
+@pytest.mark.parametrize("shapes", [((2, 3), (3, 2)), ((6,), (2, 3))])
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter"])
+def test_ranks_that_pass_other_shapes_are_told(operation, shapes):
+    """Both travel flattened, in chunks of equal sizes."""
+
+    def program(comm):
+        getattr(collectives, operation)(comm, np.ones(shapes[comm.rank]))
+
+    with pytest.raises(MismatchError, match=r"mismatch: rank . sent .*\[2, 3\]"):
+        SimWorld(2).run(program)
+
+
+def _scatter_in_place(comm):
+    array = np.ones(2 * comm.size)
+    return collectives.scatter(comm, array if comm.rank == 0 else None, array[2:4])
 
 
 def _reduce_scatter_in_place(comm):

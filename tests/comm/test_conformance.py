@@ -91,6 +91,12 @@ def test_payloads_are_asked_for_in_the_order_of_their_headers(comm):
 
 
 @pytest.mark.mpi(2)
+def test_the_bytes_of_the_headers_are_recorded(comm):
+    programs.groups_and_lanes(comm)
+    assert {message.header_bytes for message in comm.trace.messages} == {64}
+
+
+@pytest.mark.mpi(2)
 def test_without_checks_there_are_no_headers(comm):
     from minidist.comm.mpi import MPIWorld
 

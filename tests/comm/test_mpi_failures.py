@@ -8,13 +8,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.mpi_runner import mpiexec
 
+TIMEOUT = "2"  # seconds until a wait is reported: enough for ranks that have to share a busy core
 ROOT = Path(__file__).parents[2]
 PREAMBLE = """
 import os, sys, time
@@ -37,7 +37,7 @@ def run(tmp_path):
     if "Open MPI" in version or "OpenRTE" in version:
         options = ["--oversubscribe", "--bind-to", "none"]
 
-    def run(source, ranks, *flags, environment=(), launcher=True, timeout=20):
+    def run(source, ranks, *flags, environment=(), launcher=True, timeout=120):
         program = tmp_path / "program.py"
         program.write_text(PREAMBLE + source + "\nlaunch(main)\n")
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -74,7 +74,6 @@ def main(comm):
 
 
 def test_a_deadlock_names_every_rank_with_its_line(run):
-    began = time.monotonic()
     code, output = run(
         """
 def main(comm):
@@ -82,7 +81,7 @@ def main(comm):
 """,
         3,
         "--timeout",
-        "1",
+        TIMEOUT,
     )
     assert code != 0
     for rank in range(3):
@@ -92,7 +91,6 @@ def main(comm):
         ), output
     assert "circle: rank 0 -> rank 1 -> rank 2 -> rank 0" in output
     assert output.count("every rank's pending operation") == 1  # one report
-    assert time.monotonic() - began < 8
 
 
 SEND_FIRST = """
@@ -106,10 +104,30 @@ def main(comm):
 def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(run):
     code, output = run(SEND_FIRST, 2)
     assert (code, output.count("through")) == (0, 2), output
-    code, output = run(SEND_FIRST, 2, "--synchronous", "--timeout", "0.8")
+    code, output = run(SEND_FIRST, 2, "--synchronous", "--timeout", TIMEOUT)
     assert code != 0
     assert output.count(f"program.py:{run.line('comm.send')}") == 2, output
     assert "rank 0: waits in send to rank 1, tag 0, 32 B" in output
+
+
+def test_a_wait_in_a_clean_up_names_the_error_that_led_there(run):
+    code, output = run(
+        """
+def main(comm):
+    try:
+        if comm.rank == 1:
+            raise ValueError("boom")
+    finally:
+        if comm.rank:
+            comm.barrier()
+""",
+        2,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output, output
+    assert f"while it handles ValueError: boom, raised at program.py:{run.line('raise')}" in output
 
 
 def test_a_deadlock_in_a_lane_names_the_collective(run):
@@ -124,7 +142,7 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert "rank 0: waits in all_reduce/ring, posted at" in output, output
@@ -141,7 +159,7 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert "rank 0: has returned" in output, output
@@ -161,10 +179,35 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert re.search(rf"rank 1: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output), output
+
+
+def test_a_rank_that_computes_while_the_others_have_returned_is_named_with_its_line(run):
+    code, output = run(
+        """
+def main(comm):
+    while comm.rank == 1:
+        pass
+""",
+        3,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    for rank in (0, 2):
+        assert f"rank {rank}: has returned, and waits for the others to finish" in output, output
+    assert re.search(rf"rank 1: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output), output
+
+
+def test_a_result_that_cannot_be_sent_ends_the_job(run):
+    """The others are in the gather of the results, and would wait for ever."""
+    code, output = run("\ndef main(comm):\n    return (lambda: 1) if comm.rank == 1 else 1\n", 2)
+    assert code == 1, output
+    assert "rank 1 of 2 raised; the job ends" in output, output
+    assert "pickle" in output
 
 
 def test_a_rank_that_does_not_come_to_a_group_is_named(run):
@@ -177,7 +220,7 @@ def main(comm):
 """,
         2,
         "--timeout",
-        "0.8",
+        TIMEOUT,
     )
     assert code != 0
     assert "rank 0: waits in making the communicator world.1pair of ranks [0, 1]" in output, output
@@ -205,6 +248,48 @@ def main(comm):
     assert code == 1
     assert f"{what}: rank 0 sent" in output, output
     assert f"program.py:{run.line('comm.recv')}" in output
+
+
+CHANGED = {
+    "a send": ("comm.isend(array, 1 - comm.rank)", "the buffer of its send to rank .* was changed"),
+    "what a lane sends": ("all_reduce(comm, array, async_op=True)", "the buffer of its all_reduce/ring: send to rank .* was changed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_buffer_that_changes_in_flight(run, what):
+    call, words = CHANGED[what]
+    code, output = run(
+        f"""
+def main(comm):
+    array, got = np.ones(1 << 16), np.zeros(1 << 16)
+    work = {call}
+    array[:] = 7
+    if "isend" in {call!r}:
+        comm.recv(got, 1 - comm.rank)
+    work.wait()
+""",
+        2,
+    )
+    assert code == 1
+    assert re.search(rf"rank \d: {words}", output), output
+    assert f"program.py:{run.line('work = ')}" in output
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["comm.sendrecv(array, comm.rank, array, comm.rank)", "[comm.irecv(array, 0), comm.irecv(array[1:], 0)]"],
+)
+def test_a_receive_into_memory_that_is_in_use(run, call):
+    code, output = run(f"\ndef main(comm):\n    array = np.ones(4)\n    {call}\n", 1)
+    assert code == 1
+    assert "give each message a buffer of its own" in output, output
+
+
+def test_python_objects_are_no_message(run):
+    code, output = run("\ndef main(comm):\n    comm.send(np.array([None]), 0)\n", 1)
+    assert code == 2
+    assert "rank 0: send of an array of Python objects" in output, output
 
 
 def test_different_collectives_that_meet_are_named(run):
@@ -300,6 +385,12 @@ def test_a_request_that_nobody_waited_for(run, what):
     assert code == 1
     assert "rank 0: nobody waited for its" in output, output
     assert f"program.py:{run.line(what)}" in output
+
+
+def test_sys_exit_of_a_virtual_rank_says_which(run):
+    code, output = run("\ndef main(comm):\n    comm.barrier()\n    sys.exit(3 * comm.rank)\n", 1, "--ranks", "2", launcher=False)
+    assert code == 3
+    assert "minidist: SystemExit 3 raised on rank 1 of 2" in output, output
 
 
 def test_a_launcher_of_another_library_is_refused(run):

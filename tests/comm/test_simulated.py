@@ -4,6 +4,7 @@ import contextvars
 import inspect
 import random
 import re
+import sys
 import time
 from collections import deque
 
@@ -24,6 +25,7 @@ from minidist.base.errors import (
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import ANY, LinkModel, SimWorld, seeded
+from minidist.comm.buffers import checksum
 from minidist.comm.reports import Waiting, find_cycle
 
 
@@ -283,6 +285,31 @@ def test_a_mismatch_of_dtypes():
     assert "rank 0 sent message of float32[2] (8 B), rank 1 expected message of float64[1] (8 B)" in text
 
 
+def test_a_mismatch_of_dtypes_of_equal_shape():
+    """What numpy would convert in silence."""
+    assert "dtype mismatch" in mismatch(np.ones(2, np.float32), np.ones(2, np.float64))
+
+
+def test_a_receive_that_was_posted_late_lands_no_earlier():
+    """The port is free and the message there: the receive ends when it was posted, not before; the next one after it."""
+
+    def program(comm):
+        if comm.rank == 0:
+            for request in [comm.isend(np.zeros(1024), 1, tag) for tag in range(2)]:
+                request.wait()
+            return None
+        comm.compute(seconds=1.0)
+        first = comm.irecv(np.zeros(1024), 0, 0)
+        first.wait()
+        second = comm.irecv(np.zeros(1024), 0, 1)
+        port = comm.world.running.in_free
+        second.wait()
+        return port, comm.time(), comm.world.running.in_free
+
+    links = LinkModel(alpha=0.0, beta=2.0**-20)
+    assert SimWorld(2, links=links, eager_bytes=1 << 20).run(program)[1] == (1.0, 1.0 + 2.0**-7, 1.0 + 2.0**-7)
+
+
 @pytest.mark.parametrize(
     ("a", "b"), [((2,), (3,)), ((2, 3), (3, 2)), ((1,), ()), ((2, 3, 4, 5, 6, 7), (6, 4, 5, 6, 7))]
 )
@@ -368,23 +395,106 @@ def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     SimWorld(2, checks=False).run(program)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u1"])
+def test_filling_an_array_changes_its_checksum(dtype):
+    """Sizes and values with many factors of two, whose sums wrap to the same number."""
+    for size in (1 << 13, 1 << 16, 3 << 16, (1 << 16) + 1):
+        arrays = [np.full(size, value, dtype) for value in (0, 1, 2, 7)]
+        arrays.append(arrays[0].copy())
+        arrays[-1][: size // 2] = 1
+        assert len({checksum(array) for array in arrays}) == len(arrays)
+
+
+@pytest.mark.parametrize("when", ["at once", "before its turn", "on its way"])
+def test_an_array_that_changes_while_a_lane_works_on_it(when):
+    """Whether the lane has begun or not, and also what it will send later."""
+
+    def program(comm):
+        array, other = np.ones(5), np.ones(5)
+        works = []
+        if when == "before its turn":
+            works.append(all_reduce(comm, other, async_op=True))
+        works.append(all_reduce(comm, array, async_op=True))
+        if when != "at once":
+            comm.sendrecv(numbers(1), comm.size - 1 - comm.rank, numbers(0), comm.size - 1 - comm.rank)
+        array[comm.rank] = 100.0
+        for work in works:
+            work.wait()
+        return array
+
+    with pytest.raises(BufferReuseError, match=r"rank \d: the buffer of its all_reduce/ring, posted at .* was changed"):
+        SimWorld(3).run(program)
+    SimWorld(3, checks=False).run(program)
+
+
+def test_works_of_one_lane_may_use_one_array():
+    def program(comm):
+        array = np.ones(5)
+        works = [all_reduce(comm, array, async_op=True) for _ in range(3)]
+        comm.barrier()
+        for work in works:
+            work.wait()
+        array[:] += 1.0
+        return array[0]
+
+    assert SimWorld(2).run(program) == [9.0, 9.0]
+
+
+def test_a_receive_into_memory_of_another_open_receive():
+    def program(comm, a, b, blocking):
+        array = np.zeros(8)
+        if comm.rank == 0:
+            requests = [comm.irecv(array[6:], 1), comm.irecv(array[:2], 1), comm.irecv(array[a], 1)]
+            if blocking:
+                comm.recv(array[b], 1)
+            else:
+                requests.append(comm.irecv(array[b], 1))
+        else:
+            requests = [comm.isend(np.ones(2), 0) for _ in range(4)]
+        comm.waitall(requests)
+        if comm.rank == 0:  # what has been waited for is free again
+            comm.irecv(array[:6], 1).wait()
+        else:
+            comm.send(np.ones(6), 0)
+
+    SimWorld(2).run(program, slice(2, 4), slice(4, 6), False)
+    for blocking in (False, True):
+        for b in (slice(2, 4), slice(3, 5), slice(1, 3)):
+            with pytest.raises(BufferReuseError, match=r"rank 0: its receive from rank 1.* is into memory of its receive"):
+                SimWorld(2).run(program, slice(2, 4), b, blocking)
+    SimWorld(2, checks=False).run(program, slice(2, 4), slice(3, 5), False)
+
+
+def test_a_sendrecv_of_one_buffer():
+    def program(comm):
+        array, empty = np.zeros(4), np.empty(0)
+        comm.sendrecv(array[:2], 1 - comm.rank, array[2:], 1 - comm.rank)
+        comm.sendrecv(empty, 1 - comm.rank, empty, 1 - comm.rank)
+        comm.sendrecv(array[:2], 1 - comm.rank, array[1:3], 1 - comm.rank)
+
+    with pytest.raises(BufferReuseError, match="rank 0: sendrecv receives into the memory that it sends from") as caught:
+        SimWorld(2).run(program)
+    assert line(program, "array[1:3]") in str(caught.value)
+
+
 def test_a_buffer_that_changes_while_a_lane_sends_it():
-    with pytest.raises(BufferReuseError, match="rank 0: the buffer of its broadcast/ring: send"):
+    with pytest.raises(BufferReuseError, match="rank 0: the buffer of its mine: send"):
         SimWorld(2).run(late_receiver)
 
 
 def late_receiver(comm):
     """Rank 0's lane waits for rank 1, which joins only after rank 0 has changed the array."""
     array = np.ones(4)
+    channel = comm.collective("mine")
     if comm.rank == 0:
-        work = broadcast(comm, array, algorithm="ring", async_op=True)
+        work = channel.post(lambda: channel.send(array, 1))
         comm.send(np.empty(0), 1, tag=1)  # the lane runs meanwhile
         array[0] = 7.0
         comm.send(np.empty(0), 1, tag=1)
     else:
         comm.recv(np.empty(0), 0, tag=1)
         comm.recv(np.empty(0), 0, tag=1)
-        work = broadcast(comm, array, algorithm="ring", async_op=True)
+        work = channel.post(lambda: channel.recv(array, 0))
     work.wait()
 
 
@@ -398,7 +508,11 @@ WRONG = {
     "Fortran order": (lambda c: c.send(np.ones((4, 4)).T[:, :2], 1), "strides"),
     "no array": (lambda c: c.send([1.0, 2.0], 1), "a list; messages are arrays"),
     "a read-only receive": (lambda c: c.recv(np.broadcast_to(numbers(1), (1,)), 1), "read-only"),
+    "Python objects": (lambda c: c.send(np.array([None]), 1), "Python objects.*send_object"),
+    "a structure with Python objects": (lambda c: c.recv(np.zeros(1, "i4,O"), 1), "Python objects"),
     "a negative time": (lambda c: c.compute(seconds=-1.0), "time does not run backwards"),
+    "a time that is no number": (lambda c: c.compute(seconds=float("nan")), "compute of nan s"),
+    "a time without end": (lambda c: c.compute([(float("inf"), 0.0)]), "compute of inf s"),
     "a negative color": (lambda c: c.split(-1), "color of at least 0"),
     "a group without its caller": (lambda c: c.group([1 - c.rank], "x"), "with its caller"),
     "a group with strangers": (lambda c: c.group([0, 1, 2], "x"), r"distinct ranks of 0\.\.1"),
@@ -489,6 +603,52 @@ def test_a_rank_that_computes_without_end_is_stopped(how):
         SimWorld(2, timeout=0.2).run(program)
     assert time.monotonic() - began < 5
     assert caught.traceback[-1].frame.code.raw.co_name == "program"  # the last line of the traceback is the rank's
+
+
+@pytest.mark.parametrize("caught", [Exception, BaseException])
+def test_a_rank_that_computes_without_end_cannot_swallow_that(caught):
+    def program(comm):
+        while comm.rank == 1:
+            try:
+                while True:
+                    pass
+            except caught:
+                if caught is BaseException:
+                    break
+
+    with pytest.raises(RankTimeoutError, match="rank 1 computed for more than"):
+        SimWorld(2, timeout=0.2).run(program)
+
+
+def test_sys_exit_is_a_return_unless_it_has_a_code():
+    def program(comm, code):
+        comm.barrier()
+        if comm.rank == 0:
+            sys.exit(code)
+        return comm.rank
+
+    for code in (0, None):
+        assert SimWorld(3).run(program, code) == [None, 1, 2]
+    with pytest.raises(SystemExit) as caught:
+        SimWorld(3).run(program, 3)
+    assert caught.value.code == 3
+    assert "raised on rank 0 of 3" in caught.value.__notes__[0]
+
+
+def test_a_deadlock_in_a_clean_up_names_the_error_that_led_there():
+    def program(comm):
+        try:
+            if comm.rank == 1:
+                raise ValueError("boom")
+        finally:
+            if comm.rank:
+                comm.barrier()
+
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(3).run(program)
+    text = str(caught.value)
+    assert re.search(rf"rank 1 waits while it handles ValueError: boom, raised at \S*{line(program, 'boom')}", text), text
+    assert text.count("while it handles") == 1
 
 
 def test_a_slow_program_that_communicates_is_not_stopped_and_nothing_is_raised_later():
