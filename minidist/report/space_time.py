@@ -83,7 +83,10 @@ def _rows(traces: Sequence[Trace]) -> Rows:
 
 
 def _label(rank: int, lane: str) -> str:
-    return f"rank {rank}" if lane == "main" else lane.replace("lane:", "lane ")
+    if lane == "main":
+        return f"rank {rank}"
+    name = lane.removeprefix("lane:")
+    return "its lane" if name == "world" else f"its lane on {name}"
 
 
 def _longest(traces: Sequence[Trace]) -> float:
