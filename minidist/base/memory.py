@@ -41,6 +41,8 @@ class MemoryAccount:
         """Count the buffer behind `array` under `purpose`, once, until it is freed. Returns `array`."""
         if purpose not in MEMORY_PURPOSES:
             raise ValueError(f"unknown memory purpose {purpose!r}; one of {', '.join(MEMORY_PURPOSES)}")
+        if not xp.is_array(array):
+            return array  # a NumPy scalar, which arithmetic on arrays of shape () gives
         buffer = xp.owner(array)
         if id(buffer) not in self._live and buffer.nbytes > 0:
             self._live[id(buffer)] = purpose

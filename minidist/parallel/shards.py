@@ -6,7 +6,7 @@ A shard begins at a multiple of `alignment` elements. With 1,024, the block of t
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -96,6 +96,11 @@ class Shard:
             self._grad = track(xp.zeros(self.size, self.flat.dtype), "gradient")
         return self._grad
 
+    def scale(self, coefficient: float) -> None:
+        """Multiply the gradient, when there is one; nothing is touched when the coefficient is 1."""
+        if self.filled and coefficient != 1.0:
+            self.grad_buffer()[...] *= coefficient
+
     def release_grad(self) -> None:
         """Drop the gradient's array."""
         self._grad, self.filled = None, False
@@ -128,31 +133,43 @@ class Shard:
         return slices
 
 
-def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float) -> float:
-    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = ()) -> xp.Array:
+    """Sums of squares by blocks of 1,024 elements of the whole gradient, in its global order, on every rank.
 
-    Each rank sends the float64 sums of its blocks of 1,024 elements (8 B each) to everybody, (n-1) times, under purpose
-    `clip_norm`; all add them in the global order, unit by unit. Errors: UsageError when blocks cross shard boundaries.
+    skip: parameters that do not count (somebody else counts them). Each rank sends the float64 sums of its own blocks
+    (8 B each) to everybody, (n-1) times, under purpose `clip_norm`. Errors: UsageError when blocks cross shard boundaries.
     """
+    sums = []
     for shard in shards:
         if shard.alignment % NORM_BLOCK:
             raise UsageError(
                 f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
             )
-    sums = [block_square_sums(shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)) for shard in shards]
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)
+        left_out = [place for parameter, place, _, _ in shard.ranges() if parameter in skip]
+        if left_out:
+            gradient = xp.array(gradient)
+            for place in left_out:
+                gradient[place] = 0
+        sums.append(block_square_sums(gradient))
     with purpose("clip_norm"):
         everybody = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
     blocks, start = [], 0
     for part in sums:
         blocks.append(everybody[:, start : start + part.size].reshape(-1))
         start += part.size
-    norm = norm_from_blocks(np.concatenate(blocks))
-    coefficient = clip_coefficient(norm, max_norm)
-    if coefficient != 1.0:
-        for shard in shards:
-            if shard.filled:
-                shard.grad_buffer()[...] *= coefficient
+    return np.concatenate(blocks)
+
+
+def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float) -> float:
+    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+
+    See `shard_square_sums`; all add the sums in the global order, unit by unit.
+    """
+    norm = norm_from_blocks(shard_square_sums(comm, shards))
+    for shard in shards:
+        shard.scale(clip_coefficient(norm, max_norm))
     return norm
 
 
