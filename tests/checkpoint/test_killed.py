@@ -12,6 +12,7 @@ from minidist.checkpoint import Checkpoint, Local, Storage, local_pieces, read_l
 from minidist.comm import SimWorld
 from tests.checkpoint.test_directory import assert_holds, write
 
+
 class Deadly(Storage):
     """Kills this process (SIGKILL) at moment `at`: around every call that changes the disk, and in the middle of a write."""
 
