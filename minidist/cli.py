@@ -219,6 +219,32 @@ def report(
 
 
 @app.command()
+def museum(
+    number: Annotated[str | None, typer.Argument(help="an exhibit, such as 1 or 4b; default: a table of all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")] = None,
+    tests: Annotated[bool, typer.Option(help="also run the tests that catch it, where minidist's tests are there")] = True,
+    json_output: Json = False,
+) -> None:
+    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches it."""
+    from minidist.museum import exhibits, find, visit
+    from minidist.museum.visiting import table
+
+    if output is not None and number is None:
+        raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
+    visits = [visit(exhibit, tests) for exhibit in (exhibits() if number is None else find(number))]
+    if output is not None:
+        from minidist.report.frame import save
+
+        say(f"written: {save(visits[0].figure(command_line()), output)}")
+    if json_output:
+        print(json.dumps([seen.as_dict() for seen in visits]))
+    elif number is None:
+        print(table(visits))
+    else:
+        print("\n\n\n".join(seen.text() for seen in visits))
+
+
+@app.command()
 def schedule(
     plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
