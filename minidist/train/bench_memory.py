@@ -9,7 +9,7 @@ from typing import Any
 from minidist.base.errors import UsageError, nearest
 from minidist.base.memory import MemoryAccount, memory_account
 from minidist.base.process import tune_process
-from minidist.train.bench_step import CASES, StepCase, Step, environment, interleave, make_model, own_step
+from minidist.train.bench_step import CASES, Step, StepCase, environment, interleave, make_model, own_step
 
 TARGET = 1.05
 
