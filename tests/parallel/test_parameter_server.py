@@ -248,7 +248,7 @@ def run_for(consistency, seconds):
         initial(),
         gradient,
         lambda comm, clock: comm.time() >= seconds,
-        lambda worker: 3.0 if worker == 2 else 1.0,
+        lambda worker, clock: 3.0 if worker == 2 else 1.0,
     )
     check_run(world, results, cfg)
     return [r.pushes for r in results[1:]], results[0].staleness
@@ -270,7 +270,7 @@ def test_bsp_takes_the_closed_form_time():
     alpha, beta, steps = 2.0**-10, 2.0**-20, 5
     world = SimWorld(2, links=LinkModel(alpha=alpha, beta=beta))
     cfg = config(1, "bsp", "sgd")
-    world.run(ps.run, cfg, initial(), gradient, steps, lambda worker: 1.0)
+    world.run(ps.run, cfg, initial(), gradient, steps, lambda worker, clock: 1.0)
     nbytes = sum(w.nbytes for w in initial().values())
     start = alpha + beta * nbytes
     step = 1.0 + alpha + beta * (16 + nbytes)

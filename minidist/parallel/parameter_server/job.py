@@ -30,13 +30,13 @@ def run(
     initial: Weights,
     gradient: Gradient,
     steps: int | Callable[[Comm, int], bool],
-    seconds: Callable[[int], float] = lambda worker: 0.0,
+    seconds: Callable[[int, int], float] = lambda worker, clock: 0.0,
 ) -> ServerResult:
     """Train with `config.servers` servers and `comm.size - config.servers` workers; a call of all ranks.
 
     initial: {key: array}, of one dtype; rank 0's count (broadcast, purpose startup). gradient(worker, clock, weights): what
     a worker computes. steps: pushes of each worker, or a function (comm, clock) -> "is this push the last one?".
-    seconds(worker): virtual time of a gradient.
+    seconds(worker, clock): virtual time of a gradient.
 
     A push sends to every server a head of 2 + (its sparse keys) numbers of 8 B, its dense keys' gradient, and for each
     sparse key the touched rows (8 B and a row each); a pull the server's keys; at the end every server sends its keys to all

@@ -1,7 +1,7 @@
 """A run again, on one device: the same updates, one after the other, in the order that the servers' traces recorded."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base import arrays as xp
@@ -16,11 +16,13 @@ from minidist.parallel.parameter_server.worker import Gradient
 @dataclass
 class ServerRecord:
     """What one server did. updates: the (worker, clock) pairs of each update; versions[worker, clock]: the version of its
-    weights that the gradient was computed with; gaps: for each pull, how far the reader was ahead of the slowest."""
+    weights that the gradient was computed with; gaps: for each pull, how far the reader was ahead of the slowest; times: of
+    each update, when the head of the push that completed it had come."""
 
     updates: list[list[tuple[int, int]]]
     versions: dict[tuple[int, int], int]
     gaps: list[float]
+    times: list[float] = field(default_factory=list)
 
 
 def read_records(traces: Sequence[Trace], config: ServerConfig) -> list[ServerRecord]:
@@ -43,12 +45,14 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
             seen[worker] += 1
             if not aggregate:
                 record.updates.append([(worker, seen[worker] - 1)])
+                record.times.append(message.end)
             while aggregate:
                 clock = len(record.updates)
                 parts = [(w, clock) for w in range(workers) if total[w] > clock]
                 if not parts or any(seen[w] <= clock for w, _ in parts):
                     break
                 record.updates.append(parts)
+                record.times.append(message.end)
         elif message.kind == "send" and message.purpose == "parameter_pull" and message.peer >= servers:
             worker = message.peer - servers
             if seen[worker] == total[worker]:
@@ -60,8 +64,14 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
     return record
 
 
-def replay(records: Sequence[ServerRecord], config: ServerConfig, initial: Weights, gradient: Gradient) -> Weights:
-    """The same updates in the recorded order, one after the other on one device. Sends nothing."""
+def replay(
+    records: Sequence[ServerRecord], config: ServerConfig, initial: Weights, gradient: Gradient,
+    observe: Callable[[int, int, Weights], None] = lambda server, version, weights: None,
+) -> Weights:  # fmt: skip
+    """The same updates in the recorded order, one after the other on one device. Sends nothing.
+
+    observe(server, version, weights): called after each update, with that server's weights.
+    """
     shards = make_shards(config.servers, initial, config.sparse)
     states = [Updates(config, shard) for shard in shards]
     history = [[xp.array(shard.flat)] for shard in shards]
@@ -85,6 +95,7 @@ def replay(records: Sequence[ServerRecord], config: ServerConfig, initial: Weigh
                 staleness = state.version - record.versions[parts[0]]
                 state.apply([shard.gradient(gradients[part]) for part in parts], parts[0][1], staleness)
                 past.append(xp.array(shard.flat))
+                observe(shards.index(shard), state.version, shard.weights)
                 moved = True
     for state, record in zip(states, records, strict=True):
         if state.version < len(record.updates):

@@ -20,14 +20,14 @@ Gradient = Callable[[int, int, Weights], Mapping[str, Any]]  # (worker, clock, w
 
 def work(
     comm: Comm, shards: Sequence[Shard], gradient: Gradient,
-    steps: int | Callable[[Comm, int], bool], seconds: Callable[[int], float],
+    steps: int | Callable[[Comm, int], bool], seconds: Callable[[int, int], float],
 ) -> int:  # fmt: skip
     """Until the last push; returns their number. shards: of all servers, in order; the pulled weights are put into them."""
     worker, clock = comm.rank - len(shards), 0
     weights: Weights = {key: value for shard in shards for key, value in shard.weights.items()}
     while True:
         contributions = gradient(worker, clock, weights)
-        comm.compute(seconds=seconds(worker), name="gradient")
+        comm.compute(seconds=seconds(worker, clock), name="gradient")
         last = clock + 1 >= steps if isinstance(steps, int) else steps(comm, clock)
         pulls = []
         if not last:
