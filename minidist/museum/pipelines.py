@@ -8,7 +8,7 @@ from minidist.base.errors import MinidistError
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.pipeline.plan import from_text, get_schedule
-from minidist.pipeline.runtime import Pipeline, pipeline, shared
+from minidist.pipeline.runtime import Pipeline, messages, pipeline, shared
 from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
@@ -28,7 +28,7 @@ def one_receive_buffer(patch: Patch) -> None:
         def empty(shape: Any, dtype: Any) -> Any:
             return buffers.setdefault((shape, str(dtype)), np.empty(shape, dtype))
 
-    patch.setattr(pipeline, "np", Shared())
+    patch.setattr(messages, "np", Shared())
 
 
 def data_axis_before_tied(patch: Patch) -> None:
@@ -54,8 +54,9 @@ def largest_buffer(patch: Patch) -> None:
     right = pipeline.exchange_shapes
 
     def largest(comm: Any, home: Any, stages: Any, inputs: Any, run: Any) -> Any:
-        entering = right(comm, home, stages, inputs, run)
-        return {(stage, i): entering.get((stage, 0), meta) for (stage, i), meta in entering.items()}
+        borders = right(comm, home, stages, inputs, run)
+        borders.meta = {(a, b, i): borders.meta.get((a, b, 0), meta) for (a, b, i), meta in borders.meta.items()}
+        return borders
 
     patch.setattr(pipeline, "exchange_shapes", largest)
 

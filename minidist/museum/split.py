@@ -70,7 +70,12 @@ def norm_of_own_tiles(patch: Patch) -> None:
 
 def replicas_counted_once_a_rank(patch: Patch) -> None:
     """replicated parameters enter the norm once a rank"""
-    patch.setattr(replicas, "_is_cut", lambda parameter: True)
+    patch.setattr(replicas, "_cut_over", lambda parameter: (("tp",), 1))
+
+
+def shared_heads_not_summed(patch: Patch) -> None:
+    """ranks that hold copies of one key-value head keep what their own query heads say"""
+    patch.setattr(linear.ColumnParallelLinear, "_shared", lambda self, parameter: parameter)
 
 
 def data_axis_only(patch: Patch) -> None:
@@ -211,6 +216,12 @@ EXHIBITS = [
         "30", "gradients of keys and values do not travel home",
         "Keys and values go round the ring, and so must their gradients. They were added where the blocks happened to be at the end.",
         gradients_stay, jobs.long_context(), (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
+    ),
+    Exhibit(
+        "32", "gradients of a key-value head that ranks share are not summed",
+        "With fewer key-value heads than ranks, some ranks hold copies of one head. They are replicas within a cut matrix, and neither the "
+        "code for replicas nor that for cut matrices felt responsible.",
+        shared_heads_not_summed, jobs.shared_heads, (Catch(TENSOR, "test_fewer_key_value_heads_than_ranks", (4, 2, False)),),
     ),
     Exhibit(
         "31a", "gradients of different experts are summed",

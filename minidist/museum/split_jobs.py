@@ -16,7 +16,7 @@ from minidist.parallel import DistributedDataParallel
 from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
 from minidist.parallel.context import gradient_axes as axes_of_a_sequence
 from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
-from minidist.parallel.tensor import clip_grad_norm_, full_tensor, gpt_plan, parallelize_module
+from minidist.parallel.tensor import clip_grad_norm_, full_tensor, gpt_plan, llama_plan, parallelize_module
 
 
 def gradient_axes(mesh: Mesh) -> Comm:
@@ -48,6 +48,24 @@ def split(sequence_parallel: bool = False, clip: float | None = None) -> Callabl
         return loop(model, loss_of, flat, whole=whole, before_step=before, lr=0.3)
 
     return lambda: recorded(2, main)
+
+
+def shared_heads() -> Recording:
+    """A Llama with one key-value head on two ranks."""
+
+    def main(comm: Comm) -> tuple[list[float], Tensors]:
+        sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 1, max_position_embeddings=LENGTH)
+        model = parallelize_module(Llama(sizes, dtype=np.float64, seed=3), comm, llama_plan(WORDS))
+        layouts = {p.name: (p.layout, p.shape) for p in model.parameters()}
+
+        def whole(parameter: Any, tile: Array) -> Array:
+            layout, shape = layouts[parameter.name]
+            return tile if ".k_proj." in parameter.name or ".v_proj." in parameter.name else np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
+
+        flat = FlatParameters(model.parameters())
+        return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3)  # type: ignore[no-any-return]
+
+    return recorded(2, main)
 
 
 def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recording]:
