@@ -5,9 +5,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, no_grad
+from minidist.autograd import Tensor, causal_attention_composite, no_grad
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
+from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld, init_device_mesh
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
 from minidist.nn.recompute import recompute
@@ -34,6 +35,7 @@ from minidist.parallel.tensor import (
     parallelize_module,
     reduce_from_tensor_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
+    regions,
     scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
     vocab_parallel_cross_entropy,
@@ -245,7 +247,9 @@ def test_the_loss_never_holds_the_full_logits_and_sends_three_numbers_a_row():
 
 def gpt(ranks, words=13, dropout=0.0, layers=2):
     heads = 6 if ranks == 3 else 4
-    config = GPTConfig(vocab_size=words, n_positions=LENGTH, n_embd=24, n_layer=layers, n_head=heads, dropout=dropout)
+    config = GPTConfig(
+        vocab_size=words, n_positions=LENGTH, n_embd=24, n_layer=layers, n_head=heads, dropout=dropout, attention_dropout=dropout
+    )
     return GPT(config, dtype=np.float64, seed=3)
 
 
@@ -281,7 +285,7 @@ def test_gpt_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, s
     assert_gpt(ranks, optimizer, sequence_parallel=sequence_parallel)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel):
     assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
@@ -318,11 +322,12 @@ def test_logits_are_gathered_without_the_padding():
 # --- Llama ---
 
 
-def llama(ranks, tied=False):
-    heads, kv = (6, 3) if ranks == 3 else (8, 4)
+def llama(ranks, tied=False, kv=None, dropout=0.0):
+    heads, kv = (6, kv or 3) if ranks == 3 else (8, kv or 4)
     config = LlamaConfig(
         vocab_size=13, hidden_size=48, intermediate_size=36, num_hidden_layers=2, num_attention_heads=heads,
         num_key_value_heads=kv, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
+        attention_dropout=dropout,
     )  # fmt: skip
     return Llama(config, dtype=np.float64, seed=3)
 
@@ -344,6 +349,18 @@ def test_llama_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer,
     for history, replica in results:
         assert_equal(history, one_device_llama(3 if ranks == 3 else 4, optimizer, tied))
         assert replica == results[0][1]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_llama_with_attention_dropout(sequence_parallel):
+    expected = train(llama(4, dropout=0.25), gpt_loss(13), "sgd")
+
+    def main(comm):
+        model = parallelize_module(llama(4, dropout=0.25), comm, llama_plan(13, sequence_parallel))
+        return train(model, gpt_loss(13), "sgd", {"tp": comm})
+
+    for history in SimWorld(2).run(main):
+        assert_equal(history, expected)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -412,16 +429,16 @@ def test_a_replica_that_differs_is_named():
 # --- counts ---
 
 
-def block_traffic(ranks, sequence_parallel, heads=4, batch=2, length=16, width=24):
-    """Per rank the sent messages of a forward and a backward of one GPT block."""
+def block_traffic(ranks, sequence_parallel, heads=4, batch=2, length=16, width=24, dtype=np.float32, dropout=0.0, **options):
+    """Per rank the bytes of activations that a GPT block keeps after forward; and the traces of its forward and backward."""
 
     def main(comm):
         sp = sequence_parallel
         rows = length // comm.size if sp else length
-        x = Tensor(np.ones((batch, rows, width), np.float32), requires_grad=True)
+        x = Tensor(np.ones((batch, rows, width), dtype), requires_grad=True)
         plan = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(9, sp).items() if "h.*." in name}
-        with account_memory() as account:
-            block = Block(GPTConfig(n_embd=width, n_head=heads), np.float32)
+        with account_memory() as account, batch_coordinates():
+            block = Block(GPTConfig(n_embd=width, n_head=heads, dropout=dropout, attention_dropout=dropout), dtype, **options)
             block.initialize(0)
             block = parallelize_module(block, comm, plan)
             y = block(x)
@@ -472,23 +489,49 @@ def test_sequence_parallel_sends_the_same_bytes_and_a_quarter_more_for_regathers
         assert sum(m.nbytes for m in trace.sent()) - large == 6 * 2 * (ranks - 1) * width // ranks * 4
 
 
-def test_activation_bytes_are_the_papers():
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_activation_bytes_are_the_papers(dtype):
     """Korthikanti et al. 2022, equations 2 and 4: sbh (10 + 24/t + 5as/(ht)) bytes, with the sequence split
-    sbh/t (34 + 5as/h). Theirs are 2-byte values, with two 1-byte masks outside attention (2 sbh of the 10) and 3 more
-    bytes a score for dropout inside it; ours are 4-byte values without dropout: twice 8 + 24/t + 2as/(ht).
+    sbh/t (34 + 5as/h). These are 2-byte values, and masks of 1 byte: with i bytes a value the 10 are 4 i and two masks, the
+    24 are 12 i, and the 5 are 2 i (softmax, and what dropout left of it) and a mask. Beside it, 1 / standard deviation of
+    each row for two norms.
     """
     batch, length, width, heads = 2, 16, 24, 4
+    sbh, i = batch * length * width, np.dtype(dtype).itemsize
 
-    def expected(ranks, split):
-        sbh = batch * length * width
-        norms = 4 * sbh + 2 * batch * length  # normalised rows and norm outputs; 1 / standard deviation of a row
-        scores = batch * heads * length * (length + 1)  # exponentials and 1 / their sums
-        return 4 * (norms // (ranks if split else 1) + (12 * sbh + scores) // ranks)
+    def paper(t, split, i):
+        whole, cut, scores = 4 * i + 2, 12 * i, (2 * i + 1) * heads * length / width
+        return sbh * (whole / (t if split else 1) + cut / t + scores / t)
 
+    assert paper(1, False, 2) == sbh * (34 + 5 * heads * length / width)  # the paper's own numbers
+    assert paper(4, False, 2) == sbh * (10 + 24 / 4 + 5 * heads * length / (width * 4))
+    assert paper(4, True, 2) == sbh / 4 * (34 + 5 * heads * length / width)
     for ranks in (1, 2, 4):
         for split in (False, True):
-            kept, _ = block_traffic(ranks, split)
-            assert kept == [expected(ranks, split)] * ranks, (ranks, split)
+            kept, _ = block_traffic(ranks, split, dtype=dtype, dropout=0.1, attention_fn=causal_attention_composite)
+            deviations = 2 * batch * length * i // (ranks if split else 1)
+            assert kept == [paper(ranks, split, i) + deviations] * ranks, (ranks, split)
+
+
+def test_without_regathers_splitting_the_sequence_would_save_much_less(monkeypatch):
+    """The inputs of the two column-parallel layers are then kept whole on every rank: 2 sbh values more than the paper's."""
+    batch, length, width = 2, 16, 24
+    right, _ = block_traffic(2, True)
+    monkeypatch.setattr(regions, "_Gathered", lambda whole, shard, comm: whole)
+    wrong, _ = block_traffic(2, True)
+    assert [b - a for a, b in zip(right, wrong, strict=True)] == [2 * batch * length * width * 4 // 2] * 2
+
+
+def test_fused_attention_keeps_one_value_a_score_instead_of_two():
+    """The causal half is still computed in whole blocks; besides, 1 / sum of each row, and the mask while weights are dropped."""
+    batch, length, width, heads = 2, 16, 24, 4
+    scores, sbh = batch * heads * length * length, batch * length * width
+    for ranks in (1, 2, 4):
+        for dropout, masks in ((0.0, 0), (0.1, 1)):
+            kept, _ = block_traffic(ranks, False, dropout=dropout)
+            expected = 4 * 4 * sbh + 2 * masks * sbh + 8 * batch * length  # norms and masks outside, on every rank
+            expected += (12 * 4 * sbh + 4 * (scores + batch * heads * length) + masks * scores) // ranks
+            assert kept == [expected] * ranks, (ranks, dropout)
 
 
 def test_regathered_arrays_are_gone_when_their_readers_are():

@@ -143,6 +143,8 @@ class SplitHeads(ParallelStyle):
                 setattr(module, kind, getattr(module, kind) // cutter.comm.size)
         if not hasattr(module, "heads"):
             raise UsageError(f"SplitHeads is for attention; {name!r} is a {type(module).__name__} without heads")
+        if hasattr(module, "attn_dropout"):
+            module.attn_dropout.first = cutter.comm.rank * module.heads
         return module
 
 
