@@ -228,6 +228,8 @@ class Unit:
         self.replicas, self.group, self.keep, self.persistent = replicas, group, keep, persistent
         self.op, self.algorithm = op, algorithm
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
+        for parameter in set(self.flat.parameters) - set(self.trainable):
+            parameter.register_post_accumulate_grad_hook(self._thawed)
         self.arriving: xp.Array | None = None  # what a gather under way writes to
         self.gather: Work | None = None
         self.reduction: Work | None = None
@@ -298,6 +300,12 @@ class Unit:
         if self.trainable and not self.reduced:
             self._unused(self.trainable[0])
         self.reduced = False
+
+    def _thawed(self, parameter: Parameter) -> None:
+        raise UsageError(
+            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no optimizer "
+            "has its shard; set requires_grad before fully_shard, or build and shard the model anew"
+        )
 
     def _unused(self, parameter: Parameter) -> None:
         raise UnusedParameterError(

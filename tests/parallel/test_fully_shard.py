@@ -313,6 +313,16 @@ def test_a_parameter_without_gradient_is_named():
         SimWorld(2).run(main)
 
 
+def test_unfreezing_after_sharding_is_one_sentence():
+    def main(comm):
+        model = shard_gpt(small_gpt(frozen=("ln_f",)), comm)
+        model.transformer.ln_f.weight.requires_grad = True
+        loss_of(model, 0, 0, 1).backward()
+
+    with pytest.raises(UsageError, match=r"'transformer\.ln_f\.weight' was frozen when its module was sharded"):
+        SimWorld(2).run(main)
+
+
 def test_evaluation_leaves_nothing_whole():
     def main(comm):
         from minidist.autograd import no_grad
