@@ -8,12 +8,14 @@ rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al.
 """
 
 from operator import itemgetter
+from typing import Any
 
 from minidist.autograd import elementwise, reductions, shaping
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import rounded, wide
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once
@@ -24,24 +26,24 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    q, k, v = _heads(qkv.data, 3, heads)
-    out = xp.empty((batch, length, width), qkv.dtype, qkv.data)
-    (o,) = _heads(out, 1, heads)
-    saved = _forward(q, k, v, o)
+    values = wide(qkv.data)
+    q, k, v = _heads(values, 3, heads)
+    out = xp.empty((batch, length, width), values.dtype, qkv.data)
+    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv.dtype)
+    out = rounded(out, qkv.dtype)
     kept = qkv.saved()
 
     def grad(g: xp.Array) -> xp.Array:
-        q, k, v = _heads(kept.data, 3, heads)
+        q, k, v = _heads(wide(kept.data), 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
-        (do,), (dq, dk, dv) = _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        (o,), (do,), (dq, dk, dv) = _heads(wide(out), 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
         _backward(q, k, v, o, do, saved, dq, dk, dv)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
     costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
-    return record(
-        "causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=[e for pair in saved for e in pair]
-    )
+    arrays = [e for pair in saved for e in pair]
+    return record("causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=arrays, storage=qkv.dtype)
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -50,13 +52,16 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise mismatch(
             "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
         )
-    o = xp.empty(q.shape, q.dtype, q.data)
-    saved = _forward(q.data, k.data, v.data, o)
+    values = wide(q.data)
+    o = xp.empty(q.shape, values.dtype, q.data)
+    saved = _forward(values, wide(k.data), wide(v.data), o, q.dtype)
+    o = rounded(o, q.dtype)
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-        result = xp.empty_like(o), xp.empty_like(o), xp.empty_like(o)
-        _backward(kept_q.data, kept_k.data, kept_v.data, o, g, saved, *result)
+        out = wide(o)
+        result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
+        _backward(wide(kept_q.data), wide(kept_k.data), wide(kept_v.data), out, g, saved, *result)
         return result
 
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -69,6 +74,7 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         flops=flops,
         costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
         saved=[e for pair in saved for e in pair],
+        storage=q.dtype,
     )
 
 
@@ -85,8 +91,11 @@ def _samples_at_once(q: xp.Array) -> int:
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
 
 
-def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[xp.Array, xp.Array]]:
-    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums)."""
+def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, storage: Any) -> list[tuple[xp.Array, xp.Array]]:
+    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
+
+    The exponentials, numbers from 0 to 1, are kept as `storage`; the row sums, one number a query, as they are.
+    """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     diagonal = _diagonal(min(_BLOCK, length), q)
@@ -105,7 +114,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[x
             part = on[:, :, start:end]
             xp.matmul(e.swapaxes(2, 3), vn[:, :, :end], out=part)
             part *= inverse
-            saved.append((e, inverse))
+            saved.append((rounded(e, storage), inverse))
     return saved
 
 
@@ -122,7 +131,8 @@ def _backward(
         dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
         for start in reversed(range(0, length, _BLOCK)):
             end = min(start + _BLOCK, length)
-            e, inverse = saved.pop()
+            kept, inverse = saved.pop()
+            e = wide(kept)
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
             ds = vn[:, :, :end] @ do.swapaxes(2, 3)

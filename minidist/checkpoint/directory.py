@@ -188,7 +188,7 @@ class Checkpoint:
             raise UsageError(f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}")
         entry = self.tensors[name]
         stop = int(np.prod(entry["shape"])) if stop is None else stop
-        result = np.empty(stop - start, np.dtype(entry["dtype"]))
+        result = np.empty(stop - start, named_dtype(entry["dtype"]))
         for piece in entry["pieces"]:
             place = _indices(piece, entry["shape"])
             if isinstance(place, slice):

@@ -21,12 +21,13 @@ import numpy as np
 from minidist.autograd import Function, Tensor, no_grad
 from minidist.autograd import meter as current_meter
 from minidist.base.errors import MismatchError, UsageError
+from minidist.base.half import is_floating
 from minidist.base.memory import track
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
-from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
+from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer
 from minidist.pipeline.passes import lower
 from minidist.pipeline.plan import Action, Plan, parts, show, unpack
@@ -145,10 +146,11 @@ class Pipeline:
         for flat in self.flats:
             flat.zero_grad()
 
-    def clip_grad_norm_(self, max_norm: float) -> float:
+    def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
         """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose clip_norm).
 
         The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same everywhere.
+        optimizer: as for `optim.clip_by_norm_`.
         """
         mine: dict[int, Any] = {}
         for number, stage in self.stages.items():
@@ -168,10 +170,7 @@ class Pipeline:
                 if rank == self.comm.rank:
                     blocks[starts[at] : starts[at + 1]] = mine[number]
             blocks = np.asarray(all_reduce(self.comm, blocks, algorithm="ordered"))
-        norm = norm_from_blocks(blocks)
-        for flat in self.flats:
-            scale_gradients_(flat, clip_coefficient(norm, max_norm))
-        return norm
+        return clip_by_norm_(self.flats, norm_from_blocks(blocks), max_norm, optimizer)
 
     # --- one action ---
 
@@ -202,7 +201,7 @@ class Pipeline:
 
     def _forward(self, stage: int, i: int) -> None:
         leaves = [self.inputs[i]] if stage == 0 else [_leaf(array) for array in self.ready.pop(("F", stage, i))]
-        if stage == 0 and self.inputs[i].dtype.kind == "f":
+        if stage == 0 and is_floating(self.inputs[i].dtype):
             leaves = [Tensor(self.inputs[i])]
         keeps = self.plan.updates != "none"
         with nullcontext() if keeps and (stage, i) not in self.recomputed else no_grad():
@@ -226,14 +225,14 @@ class Pipeline:
         last = stage + 1 == self.plan.stages
         gradients = [None] * len(outputs) if last else self.ready.pop(("B", stage, i))
         if not last:
-            floats = [output for output in outputs if output.dtype.kind == "f"]
+            floats = [output for output in outputs if is_floating(output.dtype)]
             outputs = floats
         pairs = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if output.requires_grad]
         work = _backward_from(pairs, weights)
         if weights == "deferred":
             self.deferred[stage, i] = work
         if stage:
-            self._hand_over("B", stage, stage - 1, i, [_gradient(leaf) for leaf in leaves if leaf.dtype.kind == "f"])
+            self._hand_over("B", stage, stage - 1, i, [_gradient(leaf) for leaf in leaves if is_floating(leaf.dtype)])
 
     def _hand_over(self, direction: str, stage: int, target: int, i: int, arrays: list[Any]) -> None:
         """To the neighbour on this rank, or into the tray from which SEND takes it."""
@@ -247,7 +246,7 @@ class Pipeline:
         kind, stage, i = action
         border = self._entering[stage if kind == "RECV_F" else stage + 1, i]
         if kind == "RECV_B":
-            border = [(shape, dtype) for shape, dtype in border if np.dtype(dtype).kind == "f"]
+            border = [(shape, dtype) for shape, dtype in border if is_floating(named_dtype(dtype))]
         source = self.home[stage + (1 if kind == "RECV_B" else -1), i]
         requests = []
         with purpose("pipeline_activation" if kind == "RECV_F" else "pipeline_gradient"):
@@ -297,7 +296,7 @@ class Pipeline:
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[Any]:
         module = self.stages[stage].module
-        leaves = arrays if stage == 0 and arrays[0].dtype.kind != "f" else [Tensor(array) for array in arrays]
+        leaves = arrays if stage == 0 and not is_floating(arrays[0].dtype) else [Tensor(array) for array in arrays]
         with no_grad(), batch_coordinates():
             result = module(*leaves)
         counted = current_meter.get()
@@ -360,7 +359,7 @@ def _backward_from(pairs: list[tuple[Tensor, Any]], weights: str) -> Any:
 
 
 def _leaf(array: Any) -> Tensor:
-    return Tensor(array, requires_grad=array.dtype.kind == "f")
+    return Tensor(array, requires_grad=is_floating(array.dtype))
 
 
 def _gradient(leaf: Tensor) -> Any:
