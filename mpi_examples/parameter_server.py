@@ -39,7 +39,7 @@ def main(comm, servers, consistency, slow):
     config = ps.ServerConfig(servers, consistency, lambda slices: SGD(slices, lr=4.0), sparse=frozenset(["logits"]))
     initial = {"logits": np.zeros((data.vocab_size, data.vocab_size), np.float32), "bias": np.zeros(1, np.float32)}
     slow_one = comm.size - servers - 1
-    result = ps.run(comm, config, initial, gradient, STEPS, lambda worker: slow if worker == slow_one else 1.0)
+    result = ps.run(comm, config, initial, gradient, STEPS, lambda worker, clock: slow if worker == slow_one else 1.0)
     traces = gather_traces(comm)
     if comm.rank == 0:
         probabilities = softmax(result.weights["logits"])

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm

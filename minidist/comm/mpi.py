@@ -18,12 +18,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from minidist.base.errors import LauncherError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.base.errors import LauncherError, RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.buffers import OpenReceives, changed, checksum
 from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
@@ -83,6 +83,7 @@ class MPIWorld:
         self.base = MPI.COMM_WORLD.Dup()  # for making groups and for this class's own business
         self.handles: dict[str, Any] = {}
         self.trace = Trace(self.rank, self.size)
+        self.dead: dict[int, float] = {}  # always empty: a death ends the job
         self.lanes: dict[str, Lane] = {}
         self.active: list[Lane] = []
         self.running: Lane | None = None  # None: the main program
@@ -127,6 +128,12 @@ class MPIWorld:
         self.waiting = None
         while self.handles:  # newest first
             self.handles.popitem()[1].Free()
+
+    def kill(self, rank: int) -> NoReturn:
+        """The caller's own rank dies, and the job with it: MPI's rule. (`SimWorld(on_failure="isolate")` has another.)"""
+        if rank != self.rank:
+            raise UsageError(f"rank {self.rank}: kill of rank {rank}; under MPI a rank can kill only itself")
+        raise RankDeadError(f"rank {rank}: killed, and under MPI the job ends with it", rank)
 
     def close(self) -> None:
         """Stop the watchdog and give back the last of MPI's resources. Collective; nothing works afterwards."""

@@ -13,6 +13,11 @@ from minidist.comm.site import Site
 class World(Protocol):
     checks: bool  # compare headers and watch buffers in flight
 
+    @property
+    def dead(self) -> dict[int, float]:
+        """World ranks that were killed -> when (SimWorld(on_failure="isolate") only)."""
+        ...
+
     def register(self, comm: Comm) -> None:
         """A communicator was made on this rank."""
 

@@ -4,7 +4,7 @@
     rank 1   shard has an inf ──▶ skips the step ...                     has gone on: a deadlock, or worse, mixed messages
 
 A rank sees its own shard, stage or tile. So each says with one byte whether it saw an overflow, and the largest answer, over the
-ranks of all axes together, is everybody's: 2 (n - 1) bytes of all ranks in all, and everybody knows before anybody steps.
+ranks of all axes together, is everybody's: log2 n messages of one byte from each, and everybody knows before anybody steps.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,11 +23,12 @@ from minidist.optim import DynamicLossScaler
 def agree_on_overflow(comm: Comm, overflow: bool) -> bool:
     """True on every rank of `comm` when it is True on one. comm: all ranks that step together, whatever the axes.
 
-    An all-reduce (maximum) of one byte, purpose `overflow`: all ranks together send 2 (n - 1) bytes.
+    An all-reduce (maximum) of one byte by recursive doubling, purpose `overflow`: log2 n bytes from each of n ranks when n is a
+    power of two (else see `closed_form.recursive_doubling_all_reduce`).
     """
     flag = np.array([overflow], np.uint8)
     with purpose("overflow"):
-        all_reduce(comm, flag, "max")
+        all_reduce(comm, flag, "max", algorithm="recursive_doubling")
     return bool(flag[0])
 
 

@@ -366,6 +366,15 @@ def main(comm):
     assert json.loads((folder / "rank1.json").read_text())["what"].startswith("computing at")
 
 
+def test_world_kill_ends_the_job_as_mpi_has_it(run):
+    code, output = run("\ndef main(comm):\n    if comm.rank == 1:\n        comm.world.kill(1)\n    comm.barrier()\n", 2)
+    assert code == 1
+    assert "minidist: rank 1: killed, and under MPI the job ends with it" in output, output
+    code, output = run("\ndef main(comm):\n    comm.world.kill(1 - comm.rank)\n", 2)
+    assert code == 2
+    assert "under MPI a rank can kill only itself" in output, output
+
+
 def test_a_message_that_nobody_received(run):
     code, output = run(
         """

@@ -7,7 +7,7 @@ from minidist.autograd import DeferredWeights, Parameter, Tensor
 from minidist.base.errors import MinidistError
 from minidist.comm import SimWorld
 from minidist.pipeline.plan import from_text, get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, pipeline, shared
+from minidist.pipeline.runtime import Pipeline, PipelineStage, messages, pipeline, shared
 from minidist.pipeline.validate import PlanError, validate
 from tests.pipeline import test_runtime
 from tests.pipeline.cases import plan_of
@@ -52,7 +52,7 @@ def one_receive_buffer(monkeypatch):
         def empty(shape, dtype):
             return buffers.setdefault((shape, str(dtype)), empty(shape, dtype))
 
-    monkeypatch.setattr(pipeline, "np", Shared())
+    monkeypatch.setattr(messages, "np", Shared())
 
 
 def data_axis_before_tied(monkeypatch):
@@ -78,8 +78,9 @@ def largest_buffer(monkeypatch):
     exchange = pipeline.exchange_shapes
 
     def largest(comm, home, stages, inputs, run):
-        entering = exchange(comm, home, stages, inputs, run)
-        return {(stage, i): entering.get((stage, 0), meta) for (stage, i), meta in entering.items()}
+        borders = exchange(comm, home, stages, inputs, run)
+        borders.meta = {(a, b, i): borders.meta.get((a, b, 0), meta) for (a, b, i), meta in borders.meta.items()}
+        return borders
 
     monkeypatch.setattr(pipeline, "exchange_shapes", largest)
 
