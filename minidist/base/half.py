@@ -20,7 +20,7 @@ _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
 
 def is_half(dtype: Any) -> bool:
     """Is it a float of two bytes? (bfloat16 is of NumPy's kind "V", because ml_dtypes brings it.)"""
-    return dtype.itemsize == 2 and dtype.kind in "fV"  # type: ignore[no-any-return]
+    return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 def is_floating(dtype: Any) -> bool:
