@@ -6,7 +6,8 @@ A shard begins at a multiple of `alignment` elements. With 1,024, the block of t
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
@@ -54,6 +56,7 @@ class Shard:
         self.size = flat.padded_numel // comm.size
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
         self.own: xp.Array | None = None  # set when the whole is released
+        self.on_host: Callable[[], AbstractContextManager[None]] = nullcontext  # around allocations, when it lives there
         self._grad: xp.Array | None = None
         flat.shard = self  # so that zero_grad of the model reaches it
         self.filled = False  # does _grad hold sums of this step?
@@ -94,7 +97,8 @@ class Shard:
     def grad_buffer(self) -> xp.Array:
         """The array of the shard's gradient, zeros at first."""
         if self._grad is None:
-            self._grad = track(xp.zeros(self.size, self.flat.dtype), "gradient")
+            with self.on_host():
+                self._grad = track(xp.zeros(self.size, self.flat.dtype, self.data), "gradient")
         return self._grad
 
     def release_grad(self) -> None:
@@ -178,9 +182,8 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
 
 def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
     """One kind of optimizer state of the shard as one array; elements that have none are zero."""
-    state = optimizer.state
-    dtypes = [array.dtype for arrays in state.values() for array in arrays.values()]
-    whole = xp.zeros(shard.size, dtypes[0] if dtypes else shard.data.dtype)
+    state, dtype = optimizer.state, shard.data.dtype
+    whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
     for piece in shard.slices():
         if piece.name in state:
             whole[piece.start : piece.stop] = state[piece.name][key]

@@ -190,7 +190,8 @@ def test_what_a_step_keeps_is_half_as_large_and_its_workspace_is_gone(dtype):
     assert half.get("workspace", 0) == 0
     assert peak["workspace"] > 0
     assert after["parameter"] == after["gradient"] == 2 * sum(p.size for p in gpt(np.float32, context=32).parameters())
-    assert all(after.get(purpose, 0) == 0 for purpose in ("workspace", "activation", "activation_gradient"))
+    assert after["workspace"] == after["activation_gradient"] == 0
+    assert after["activation"] == 8 * rows  # the tokens, which this test holds itself
 
 
 def test_the_logits_overflow_without_a_warning(recwarn):
