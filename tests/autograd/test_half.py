@@ -18,6 +18,17 @@ EPS = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 TARGETS = np.array([[0, 5, 2, 3], [1, 0, 5, -100]])
 ANGLES = ag.rotary_angles(np.arange(4), 6)
 
+
+
+class Dropping:
+    """Of attention weights: every third one."""
+
+    scale = 1.5
+
+    def mask(self, batch, heads, length):
+        return np.arange(batch * heads * length * length).reshape(batch, heads, length, length) % 3 > 0
+
+
 # name -> (operation, shapes of its operands)
 OPERATIONS = {
     "linear": (lambda x, w, b: ag.linear(x, w, b), [(2, 4, 6), (5, 6), (5,)]),
@@ -36,6 +47,8 @@ OPERATIONS = {
     "swiglu": (ag.swiglu, [(3, 7), (3, 7)]),
     "tanh": (ag.tanh, [(3, 7)]),
     "sigmoid": (ag.sigmoid, [(3, 7)]),
+    "dropout": (lambda x: ag.dropout(x, np.eye(3, 7) < 1, 1 / 0.9), [(3, 7)]),
+    "causal_attention dropped": (lambda x: ag.causal_attention(x, 2, Dropping()), [(2, 4, 24)]),
     "sqrt": (lambda x: ag.sqrt(x * x + 1.0), [(3, 7)]),
     "rotary": (lambda x: ag.rotary(x, ANGLES), [(2, 4, 2, 6)]),
     "cross_entropy": (lambda x: ag.cross_entropy(x, TARGETS), [(2, 4, 6)]),
