@@ -351,6 +351,18 @@ def bench_step(
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
+@bench_app.command("memory")
+def bench_memory(
+    cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 12,
+    json_output: Json = False,
+) -> None:
+    """What the account of memory costs a training step, when it is on and when it keeps a timeline."""
+    from minidist.train.bench_memory import bench_memory as bench
+
+    show_bench(bench(cases or None, rounds=rounds), json_output)
+
+
 def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
     """The environment, then a row a measurement."""
     if result is None:

@@ -3,12 +3,12 @@
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.parallel.gradients import Bucket, GradientReducer
-from minidist.parallel.offload import HostCopy, HostPool, OffloadedOptimizer
+from minidist.parallel.offload import CPUOffloadPolicy, HostCopy, HostPool, OffloadedOptimizer
 from minidist.parallel.shards import Shard, clip_shards_, gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 
 __all__ = [
-    "HostCopy", "HostPool", "OffloadedOptimizer",
+    "CPUOffloadPolicy", "HostCopy", "HostPool", "OffloadedOptimizer",
     "Bucket", "DistributedDataParallel", "GradientReducer", "Shard", "ZeroOptimizer", "clip_shards_", "fully_shard",
     "gather_tensors", "sharded_parameters", "shards_of",
 ]  # fmt: skip

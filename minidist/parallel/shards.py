@@ -6,7 +6,8 @@ A shard begins at a multiple of `alignment` elements. With 1,024, the block of t
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Shard:
         self.size = flat.padded_numel // comm.size
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
         self.own: xp.Array | None = None  # set when the whole is released
+        self.on_host: Callable[[], AbstractContextManager[None]] = nullcontext  # around allocations, when it lives there
         self._grad: xp.Array | None = None
         flat.shard = self  # so that zero_grad of the model reaches it
         self.filled = False  # does _grad hold sums of this step?
@@ -93,7 +95,8 @@ class Shard:
     def grad_buffer(self) -> xp.Array:
         """The array of the shard's gradient, zeros at first."""
         if self._grad is None:
-            self._grad = track(xp.zeros(self.size, self.flat.dtype), "gradient")
+            with self.on_host():
+                self._grad = track(xp.zeros(self.size, self.flat.dtype, self.data), "gradient")
         return self._grad
 
     def release_grad(self) -> None:

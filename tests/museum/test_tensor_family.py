@@ -2,6 +2,7 @@
 
 import pytest
 
+from minidist.base.errors import MismatchError
 from minidist.parallel.tensor import linear, replicas, sequence, shards, vocabulary
 from tests.parallel import test_tensor as right
 
@@ -76,6 +77,13 @@ def test_bug_11_the_norm_of_a_ranks_own_tiles(monkeypatch):
 
 
 def test_bug_11_replicated_parameters_counted_once_a_rank(monkeypatch):
-    monkeypatch.setattr(replicas, "_is_cut", lambda parameter: True)
+    monkeypatch.setattr(replicas, "_cut_over", lambda parameter: (("tp",), 1))
     with pytest.raises(AssertionError):
         right.test_the_clip_norm_counts_every_global_element_once(2, False)
+
+
+def test_key_value_gradients_of_ranks_that_share_a_head_are_not_summed(monkeypatch):
+    """Every holder keeps what its own query heads say, and the copies drift apart."""
+    monkeypatch.setattr(linear.ColumnParallelLinear, "_shared", lambda self, parameter: parameter)
+    with pytest.raises(MismatchError, match=r"'model\.layers\.0\.self_attn\.k_proj\.weight' .* not the same on rank 1"):
+        right.test_fewer_key_value_heads_than_ranks(4, 2, False)
