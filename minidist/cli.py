@@ -219,6 +219,32 @@ def report(
 
 
 @app.command()
+def museum(
+    number: Annotated[str | None, typer.Argument(help="an exhibit, such as 1 or 4b; default: a table of all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")] = None,
+    tests: Annotated[bool, typer.Option(help="also run the tests that catch it, where minidist's tests are there")] = True,
+    json_output: Json = False,
+) -> None:
+    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches it."""
+    from minidist.museum import exhibits, find, visit
+    from minidist.museum.visiting import table
+
+    if output is not None and number is None:
+        raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
+    visits = [visit(exhibit, tests) for exhibit in (exhibits() if number is None else find(number))]
+    if output is not None:
+        from minidist.report.frame import save
+
+        say(f"written: {save(visits[0].figure(command_line()), output)}")
+    if json_output:
+        print(json.dumps([seen.as_dict() for seen in visits]))
+    elif number is None:
+        print(table(visits))
+    else:
+        print("\n\n\n".join(seen.text() for seen in visits))
+
+
+@app.command()
 def schedule(
     plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
@@ -296,6 +322,32 @@ def partition(
         print(f"stage {number}: layers {stage.first} to {stage.last} on {stage.replicas} machine{'s' if stage.replicas > 1 else ''}")
 
 
+@app.command()
+def staleness(
+    consistency: Annotated[list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")] = None,
+    workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
+    slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
+    who: Annotated[str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")] = "last",
+    seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
+    json_output: Json = False,
+) -> None:
+    """A parameter server with slow workers: gradients a second, staleness and loss of each consistency."""
+    from minidist.train.staleness import staleness_runs, table
+
+    runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
+    if json_output:
+        print(json.dumps([run.__dict__ for run in runs]))
+    else:
+        say(table(runs))
+    if output is not None:
+        from minidist.report.frame import save
+        from minidist.report.staleness import staleness as picture
+
+        title = f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g} times as long"
+        say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
+
+
 @bench_app.command("collectives")
 def bench_collectives(
     ranks: Annotated[int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")] = None,
@@ -349,6 +401,18 @@ def bench_step(
     if ranks > 1:
         show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
         return
+    show_bench(bench(cases or None, rounds=rounds), json_output)
+
+
+@bench_app.command("memory")
+def bench_memory(
+    cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 12,
+    json_output: Json = False,
+) -> None:
+    """What the account of memory costs a training step, when it is on and when it keeps a timeline."""
+    from minidist.train.bench_memory import bench_memory as bench
+
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
