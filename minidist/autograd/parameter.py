@@ -53,11 +53,11 @@ class Parameter(Tensor):
         self._data = track(xp.as_array(data), "parameter")
         self._shape = self._data.shape
         self._dtype = self._data.dtype
-        self._requires_grad = requires_grad
+        self.name = name
+        self.requires_grad = requires_grad
         self._grad: xp.Array | None = None
         self._version = 0
         self.flat: Any = None  # the FlatParameters that owns the storage
-        self.name = name
         self.contributions = 0
         self.stale = True  # the buffer (if any) holds values from before zero_grad
         self.reduced = False  # is the gradient a sum over ranks, which what comes next must not be mixed into?
@@ -110,6 +110,8 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        if value and self._dtype.kind in "biu":
+            raise DtypeError(f"parameter {self.name!r} is {self._dtype}: only floats have gradients; use requires_grad=False, or cast it")
         self._requires_grad = value
 
     @property

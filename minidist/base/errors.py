@@ -55,6 +55,14 @@ class RankTimeoutError(CommunicationError):
     """A rank computed, or waited, longer than --timeout."""
 
 
+class RankDeadError(CommunicationError):
+    """A rank was killed. rank: the world rank that is dead."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class LauncherError(CommunicationError):
     """There is no launcher, it does not belong to the MPI library, or it could not start the ranks."""
 

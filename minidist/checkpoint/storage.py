@@ -22,7 +22,11 @@ class Storage:
         with path.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            self.sync(file.fileno())
+
+    def sync(self, descriptor: int) -> None:
+        """Wait until the file or directory is on disk."""
+        os.fsync(descriptor)
 
     def remove(self, path: Path) -> None:
         """One file less."""
@@ -33,6 +37,6 @@ class Storage:
         os.replace(source, target)
         folder = os.open(target.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            self.sync(folder)
         finally:
             os.close(folder)

@@ -6,6 +6,7 @@ receiving two messages into the same place. Both worlds ask here. Arrays on a GP
 
 import zlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from minidist.base.errors import BufferReuseError
 
 if TYPE_CHECKING:
-    from minidist.comm.communicator import Request
+    from minidist.comm.communicator import Request, Work
 
 
 _ROW = 8 * 509  # bytes; a prime number of words
@@ -44,6 +45,19 @@ def changed(rank: int, what: str) -> BufferReuseError:
         f"rank {rank}: the buffer of its {what} was changed while the operation was "
         "in flight; wait() first, or give each message a buffer of its own"
     )
+
+
+def remember(works: "Sequence[Work]") -> None:
+    """The main program runs from here on: what is in the arrays of its works in lanes?"""
+    for work in works:
+        work.checksums = [checksum(array) for array in work.arrays]
+
+
+def check_unchanged(rank: int, works: "Sequence[Work]") -> None:
+    """The main program ran until here: has it written into the arrays of its works in lanes?"""
+    for work in works:
+        if work.checksums != [checksum(array) for array in work.arrays]:
+            raise changed(rank, work.describe())
 
 
 class OpenReceives:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, UsageError
+from minidist.base.errors import BufferReuseError, RankDeadError, UsageError
 from minidist.base.trace import MessageEvent, Trace, purpose
 from minidist.comm.buffers import may_overlap
 from minidist.comm.site import Site, user_site
@@ -60,7 +60,8 @@ class Work:
     """A posted collective: `wait()` returns what the blocking call would have returned."""
 
     __slots__ = (
-        "arrays", "checksums", "comm", "context", "end", "finished", "function", "operation", "posted", "result", "site", "waiter",
+        "arrays", "checksums", "comm", "context", "end", "error", "finished", "function", "operation", "posted", "result", "site",
+        "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,7 @@ class Work:
         self.context = copy_context()  # the work runs as if it had run here: same purpose, same everything
         self.finished = False
         self.result: Any = None
+        self.error: RankDeadError | None = None  # what wait() raises instead
         self.end = posted
         self.waiter: Any = None  # who is blocked in wait()
 
@@ -138,6 +140,8 @@ class Comm:
 
     def sendrecv(self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int = 0) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        if self.world.lean and self.world.exchange(self, outgoing, dest, incoming, source, tag):
+            return
         if self.world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at {self.site or user_site(2)}; "

@@ -8,7 +8,8 @@ from minidist.comm.communicator import ANY, Request, Work
 from minidist.comm.site import Site, site_of
 
 if TYPE_CHECKING:
-    from minidist.comm.simulated import Lane, SimRequest, SimWorld
+    from minidist.comm.simulated import SimWorld
+    from minidist.comm.simulated_request import Lane, SimRequest
 
 
 @dataclass(frozen=True)

@@ -9,70 +9,36 @@ posted): a program that relies on buffering deadlocks here, always, instead of o
 """
 
 import contextvars
-import ctypes
 import math
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidist.base.errors import (
     CommunicationError,
-    RankTimeoutError,
+    RankDeadError,
     UnmatchedMessageError,
     UnwaitedRequestError,
     UsageError,
 )
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
-from minidist.comm.buffers import OpenReceives, changed, checksum
-from minidist.comm.choosers import Candidate, Chooser, earliest
+from minidist.comm import queues
+from minidist.comm.buffers import OpenReceives, changed, check_unchanged, checksum, remember
+from minidist.comm.choosers import Chooser, earliest
 from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import ANY, Comm, Request, Work
+from minidist.comm.deaths import Deaths, check_rank
+from minidist.comm.endless import EndlessWatch, Stopped
 from minidist.comm.header import compare, dtype_name, header_of
+from minidist.comm.queues import Key, Wild, behind_wildcard
 from minidist.comm.reports import deadlock
+from minidist.comm.simulated_request import Lane, SimRequest
 from minidist.comm.site import Site
-
-Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag
-
-
-class Lane:
-    """One flow of control of a rank, with a clock and two ports: the main program, or a communicator's lane."""
-
-    __slots__ = ("greenlet", "handling", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
-
-    def __init__(self, rank: int, name: str) -> None:
-        self.rank, self.name, self.is_main = rank, name, name == "main"
-        self.greenlet: greenlet | None = None
-        self.time = self.out_free = self.in_free = 0.0
-        self.waiting: Request | Work | None = None
-        self.handling: BaseException | None = None  # blocked inside an `except` or `finally`: what brought it there
-        self.queue: deque[Work] = deque()
-
-
-class SimRequest(Request):
-    """A request and what the simulated world must remember of it until it has been waited for."""
-
-    __slots__ = (
-        "arrival", "checksum", "depart", "eager", "lane", "matched", "order", "posted", "sent", "waiter", "watched",
-    )  # fmt: skip
-
-    def __init__(
-        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent, lane:
-        Lane, order: int,
-    ) -> None:  # fmt: skip
-        # Not super().__init__: it would be a tenth of the time of a message.
-        self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
-        self.operation, self.site, self.event = comm.signature, site, event
-        self.lane, self.posted, self.order = lane, lane.time, order
-        self.finished = self.matched = self.eager = self.watched = False
-        self.checksum: int | None = None  # of the bytes that must be there still when the wait ends
-        self.waiter: Lane | None = None
-        self.depart = self.arrival = self.sent = 0.0
 
 
 class SimWorld:
@@ -81,11 +47,13 @@ class SimWorld:
     eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
     headers and watch buffers in flight. timeout: seconds of real time that one rank may compute without communicating.
-    record: keep traces.
+    record: keep traces. on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
-    on any rank ends the run and is raised here, with a note naming the rank.
+    on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
     """
+
+    lean = False
 
     def __init__(
         self,
@@ -97,13 +65,19 @@ class SimWorld:
         checks: bool = True,
         timeout: float = 60.0,
         record: bool = True,
+        on_failure: str = "end",
     ) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
+        if on_failure not in ("end", "isolate"):
+            raise UsageError(f'on_failure={on_failure!r}; it must be "end" or "isolate"')
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.eager_limit = eager_bytes or -1  # an empty message is synchronous too
-        self.kind = "simulated"
+        self.kind, self.on_failure = "simulated", on_failure
+        self.running: Lane  # whose turn it is
+        self.busy = False  # in a run
+        self.doomed: dict[int, int] = {}
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -113,12 +87,14 @@ class SimWorld:
         self.lanes: dict[tuple[int, str], Lane] = {}
         self.sends: dict[Key, deque[SimRequest]] = {}
         self.receives: dict[Key, deque[SimRequest]] = {}
-        self.wildcards: dict[tuple[str, int, int], deque[SimRequest]] = {}  # context, destination, tag
+        self.wildcards: dict[Wild, deque[SimRequest]] = {}
         self.posted: list[list[Work]] = [[] for _ in range(self.size)]  # works in lanes whose arrays are watched
         self.open = [OpenReceives() for _ in range(self.size)]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
         self.ready = self._queue(self.mains)
         self.returned: set[int] = set()
+        self.deaths = Deaths(self, self.doomed)
+        self.mortal = self.on_failure == "isolate" or bool(self.doomed)  # look for deaths at each post
         self.switches = self.posts = 0
         results: list[Any] = [None] * self.size
         members = range(self.size)
@@ -129,26 +105,50 @@ class SimWorld:
             except SystemExit as end:  # `sys.exit()` is one way to return
                 if end.code:
                     raise
-            self.returned.add(lane.rank)
+            if lane.rank not in self.deaths.times:
+                self.returned.add(lane.rank)
 
-        self.hub = getcurrent()
+        self.hub, self.busy = getcurrent(), True
         for lane in self.mains:
             self._spawn(lane, program)
-        watch = _Watch(self) if self.timeout else None
+        watch = EndlessWatch(self) if self.timeout else None
         try:
             self._schedule()
             self._finish()
             if watch and watch.error:  # raised in a rank that caught it
                 raise watch.error
         except BaseException as error:
-            if watch and watch.error and (error is watch.error or isinstance(error, _Stopped)):
+            if watch and watch.error and (error is watch.error or isinstance(error, Stopped)):
                 raise watch.error.with_traceback(error.__traceback__) from None
             raise
         finally:
             if watch:
                 watch.stop()
             self._kill_all()
-        return results
+            self.busy = False
+        return [None if rank in self.dead else result for rank, result in enumerate(results)]
+
+    def kill(self, rank: int, *, after_messages: int | None = None) -> None:
+        """Rank `rank` (a world rank) dies: now, when called by a rank of a run, or, before a run or in it, when it is about
+        to post one message more than `after_messages` from here on (0: instead of its next message).
+
+        In a world with on_failure="isolate" the others go on: see `comm/deaths.py`. Otherwise RankDeadError ends the run.
+        """
+        check_rank(self, rank)
+        if after_messages is not None:
+            if after_messages < 0:
+                raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
+            (self.doomed if not self.busy else self.deaths.doomed)[rank] = after_messages
+            self.mortal = True
+        elif not self.busy:
+            raise UsageError(f"kill of rank {rank} outside a run: pass after_messages, or call it on a rank of the run")
+        else:
+            self.deaths.kill(rank)
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """The ranks that have been killed in this run (the last one), with the virtual time of each death."""
+        return self.deaths.times
 
     def _queue(self, lanes: Sequence[Lane]) -> deque[Lane]:
         """The lanes that can run. A test makes it a queue of another order: neither times nor results may change."""
@@ -171,9 +171,11 @@ class SimWorld:
                 except (Exception, SystemExit) as error:
                     self._annotate(error, lane)
                     raise
-            if not self._match_one_wildcard():
+            if not self._match_one_wildcard() and not (self.dead and self.deaths.tell()):
                 break
-        if len(self.returned) < self.size or any(lane.waiting is not None for lane in self.lanes.values()):
+        if len(self.returned) + len(self.dead) < self.size or any(
+            lane.waiting is not None and lane.rank not in self.dead for lane in self.lanes.values()
+        ):
             raise deadlock(self)
 
     def _annotate(self, error: BaseException, lane: Lane) -> None:
@@ -183,9 +185,11 @@ class SimWorld:
         error.add_note(f"raised on rank {lane.rank} of {self.size}{where}, virtual time {lane.time:.6g} s")
 
     def _finish(self) -> None:
-        for queue in self.sends.values():
+        for (context, source, *_), queue in self.sends.items():
             for request in queue:
                 rank = request.lane.rank
+                if self.dead and (source in self.dead or context.endswith("/collectives")):
+                    continue  # on the wire when its sender died, or of a collective that was given up
                 raise UnmatchedMessageError(
                     f"rank {rank}: nobody received its {request.describe()}; every send needs a receive"
                 )
@@ -204,25 +208,16 @@ class SimWorld:
 
     def _block(self, on: Request | Work) -> None:
         lane = self.running
+        if lane.rank in self.dead:
+            raise GreenletExit
         lane.waiting = on
         lane.handling = sys.exc_info()[1]
         works = self.posted[lane.rank] if lane.is_main else None
         if works:
-            self._check_unchanged(works)
+            check_unchanged(lane.rank, works)
         self.hub.switch()
         if works:
-            self._remember(works)
-
-    def _remember(self, works: Sequence[Work]) -> None:
-        """The main program runs from here on: what is in the arrays of its works in lanes?"""
-        for work in works:
-            work.checksums = [checksum(array) for array in work.arrays]
-
-    def _check_unchanged(self, works: Sequence[Work]) -> None:
-        """The main program ran until here: has it written into the arrays of its works in lanes?"""
-        for work in works:
-            if work.checksums != [checksum(array) for array in work.arrays]:
-                raise changed(self.running.rank, work.describe())
+            remember(works)
 
     # posting and matching ---------------------------------------------------------------------------------------------
 
@@ -234,6 +229,8 @@ class SimWorld:
     ) -> SimRequest:
         lane = self.running
         rank, nbytes = lane.rank, array.nbytes
+        if self.mortal:
+            self.deaths.before_post(rank)
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
             rank, lane.name, kind, world_peer, tag, nbytes, current_purpose(), comm.operation, comm.name, lane.time,
@@ -259,17 +256,21 @@ class SimWorld:
                 request.checksum = checksum(array)
             key = (comm.context, rank, world_peer, tag)
             receives = self.receives.get(key)
-            if receives and not self._behind_wildcard(receives[0], key):
+            if receives and not behind_wildcard(self.wildcards, receives[0], key):
                 self._deliver(request, receives.popleft())
                 if not receives:
                     del self.receives[key]
                 return request
+            if self.mortal and world_peer in self.dead:
+                request.eager = False
+                self.deaths.fail(request, world_peer)
+                return request
             if request.eager:
                 request.array = array.copy()
                 request.checksum = None
-            _append(self.sends, key, request)
+            queues.append(self.sends, key, request)
         elif peer == ANY:
-            _append(self.wildcards, (comm.context, rank, tag), request)
+            queues.append(self.wildcards, (comm.context, rank, tag), request)
             if request.watched:
                 request.checksum = checksum(array)
         else:
@@ -279,17 +280,13 @@ class SimWorld:
                 self._deliver(sends.popleft(), request)
                 if not sends:
                     del self.sends[key]
+            elif self.mortal and not sends and world_peer in self.dead:
+                self.deaths.fail(request, world_peer)
             else:
-                _append(self.receives, key, request)
+                queues.append(self.receives, key, request)
                 if request.watched:
                     request.checksum = checksum(array)
         return request
-
-    def _behind_wildcard(self, receive: SimRequest, key: Key) -> bool:
-        """Was a wildcard receive for the same messages posted before `receive`? Then it chooses first."""
-        context, _, destination, tag = key
-        wildcards = self.wildcards.get((context, destination, tag))
-        return wildcards is not None and wildcards[0].order < receive.order
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """A send and its receive have met: compare, copy once, wake whoever waits."""
@@ -324,32 +321,26 @@ class SimWorld:
         """Nobody can run: let exactly one wildcard receive have its message, then everybody runs on."""
         if not self.wildcards:
             return False
-        candidates: list[Candidate] = []
-        keys: list[Key] = []
-        for key, sends in self.sends.items():
-            context, source, destination, tag = key
-            receives = self.wildcards.get((context, destination, tag))
-            if receives is not None:
-                time = max(sends[0].arrival, receives[0].posted)
-                candidates.append(Candidate(time, destination, source, context, tag))
-                keys.append(key)
-        if not candidates:
+        found = queues.candidates(self.sends, self.wildcards)
+        if not found:
             return False
-        in_order = sorted(range(len(candidates)), key=candidates.__getitem__)  # not in the order of the schedule
-        chosen = self.chooser([candidates[i] for i in in_order])
-        context, source, destination, tag = key = keys[in_order[chosen]]
-        receive = _take(self.wildcards, (context, destination, tag))
-        send = _take(self.sends, key)
+        chosen = self.chooser([candidate for candidate, _ in found])
+        context, source, destination, tag = key = found[chosen][1]
+        receive = queues.take(self.wildcards, (context, destination, tag))
+        send = queues.take(self.sends, key)
         receive.peer, receive.event.peer = receive.comm.members.index(source), source
         self._deliver(send, receive)
-        self._match_waiting(context, destination, tag)
+        self.match_waiting(context, destination, tag)
         return True
 
-    def _match_waiting(self, context: str, destination: int, tag: int) -> None:
+    def match_waiting(self, context: str, destination: int, tag: int) -> None:
         """Receives that stood behind a wildcard may match now."""
         for key in [k for k in self.receives if k[0] == context and k[2:] == (destination, tag)]:
-            while key in self.receives and key in self.sends and not self._behind_wildcard(self.receives[key][0], key):
-                self._deliver(_take(self.sends, key), _take(self.receives, key))
+            while key in self.receives and key in self.sends and not behind_wildcard(self.wildcards, self.receives[key][0], key):
+                self._deliver(queues.take(self.sends, key), queues.take(self.receives, key))
+
+    def exchange(self, *_: Any) -> bool:
+        return False
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
@@ -361,8 +352,11 @@ class SimWorld:
         event = request.event
         event.start = lane.time if receiving else request.depart
         if not request.matched and not request.eager:
-            request.waiter = lane
-            self._block(request)
+            if request.error is None:
+                request.waiter = lane
+                self._block(request)
+            if request.error is not None:
+                self._raise(request.error)
         if request.checksum is not None:
             self._check_untouched(request)
         if receiving:
@@ -376,6 +370,13 @@ class SimWorld:
             lane.time = end
         event.end = lane.time
 
+    def _raise(self, error: RankDeadError) -> NoReturn:
+        """The news of a death takes one latency from there to here."""
+        lane = self.running
+        latency, _ = self.links.cost(error.rank, lane.rank)
+        lane.time = max(lane.time, self.dead[error.rank] + latency)
+        raise error
+
     # lanes ------------------------------------------------------------------------------------------------------------
 
     def post_work(self, work: Work) -> Work:
@@ -387,7 +388,7 @@ class SimWorld:
         self.unwaited[rank][id(work)] = work
         if self.checks and work.arrays:
             self.posted[rank].append(work)
-            self._remember((work,))
+            remember((work,))
         if lane.greenlet is None or lane.greenlet.dead:
             self._spawn(lane, self._run_lane)
             self.ready.append(lane)
@@ -398,7 +399,12 @@ class SimWorld:
             work = lane.queue.popleft()
             getcurrent().gr_context = work.context
             lane.time = max(lane.time, work.posted)
-            work.result = work.function()
+            try:
+                work.result = work.function()
+            except RankDeadError as error:
+                if self.on_failure == "end":
+                    raise
+                work.error = error  # raised by its wait
             work.end, work.finished = lane.time, True
             if work.checksums:
                 self.posted[lane.rank].remove(work)
@@ -413,6 +419,8 @@ class SimWorld:
             work.waiter = lane
             self._block(work)
         lane.time = max(lane.time, work.end)
+        if work.error is not None:
+            raise work.error
         return work.result
 
     # clock ------------------------------------------------------------------------------------------------------------
@@ -442,66 +450,3 @@ class SimWorld:
     def end_time(self) -> float:
         """Virtual seconds until the last rank's main program was done."""
         return max(lane.time for lane in self.mains)
-
-
-def _append(queues: dict[Any, deque[SimRequest]], key: Any, request: SimRequest) -> None:
-    queue = queues.get(key)
-    if queue is None:
-        queue = queues[key] = deque()
-    queue.append(request)
-
-
-def _take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
-    """The oldest; no empty queue stays behind."""
-    queue = queues[key]
-    request = queue.popleft()
-    if not queue:
-        del queues[key]
-    return request
-
-
-class _Stopped(BaseException):
-    """Raised in a rank that computes without end; no `except Exception` of the rank's may take it for its own."""
-
-
-class _Watch:
-    """Stops a rank that computes without end: raises in it after `timeout` s without a switch, again and again.
-
-    error: what the run must end with once that has happened, whatever the rank made of it.
-    """
-
-    def __init__(self, world: SimWorld) -> None:
-        self.world, self.thread_id = world, threading.get_ident()
-        self.stopped = threading.Event()
-        self.error: RankTimeoutError | None = None
-        self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watch")
-        self.thread.start()
-
-    def _watch(self) -> None:
-        seen, since = -1, 0
-        while not self.stopped.wait(self.world.timeout / 4):
-            since = since + 1 if self.world.switches == seen else 0
-            seen = self.world.switches
-            if since >= 4:
-                since = 0
-                self._raise_in_rank()
-
-    def _raise_in_rank(self) -> None:
-        if self.error is None:
-            self.error = RankTimeoutError(
-                f"rank {self.world.running.rank} computed for more than {self.world.timeout:g} s without communicating; "
-                "it may compute without end: look at the last line of the traceback, or raise --timeout"
-            )
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(_Stopped))
-
-    def stop(self) -> None:
-        """The run is over; an exception that comes too late for it must not hit what runs next."""
-        while not self.stopped.is_set() or self.thread.is_alive():
-            with suppress(_Stopped):
-                self.stopped.set()
-                self.thread.join()
-        if self.error:
-            # It is caught, not withdrawn: Python 3.11 never leaves the state in which withdrawing one puts it.
-            with suppress(_Stopped):
-                for _ in range(1000):
-                    pass

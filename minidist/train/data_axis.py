@@ -23,7 +23,7 @@ from minidist.base.arrays import Array
 from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
-from minidist.optim import block_square_sums, scale_gradients_
+from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import (
     DistributedDataParallel,
     GradientReducer,
@@ -87,10 +87,9 @@ class DataAxis:
             gradient[place] = 0
         return block_square_sums(gradient)
 
-    def scale(self, coefficient: float) -> None:
-        """Multiply all gradients."""
-        for flat in self.flats:
-            scale_gradients_(flat, coefficient)
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale all gradients, whose norm over all axes is `norm`."""
+        clip_by_norm_(self.flats, norm, max_norm)
 
     def step(self) -> None:
         """The optimizer's step, and whatever makes every rank's parameters new."""
@@ -175,9 +174,8 @@ class ShardedOptimizer(DataAxis):
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
         return shard_square_sums(self.shards[0].comm, self.shards, skip)
 
-    def scale(self, coefficient: float) -> None:
-        for shard in self.shards:
-            shard.scale(coefficient)
+    def clip(self, norm: float, max_norm: float) -> None:
+        clip_by_norm_(self.shards, norm, max_norm)
 
     def step(self) -> None:
         self.zero.step()

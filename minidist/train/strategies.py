@@ -18,7 +18,7 @@ from minidist.base.arrays import Array
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
-from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks
+from minidist.optim import block_square_sums, norm_from_blocks
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
 from minidist.pipeline.runtime import cut_model
@@ -91,7 +91,7 @@ class Strategy:
         """Clip by the norm of the global gradient, in which every element of the model counts once; the norm before."""
         norm = norm_from_blocks(self.square_sums())
         for axis in self.data_axes:
-            axis.scale(clip_coefficient(norm, max_norm))
+            axis.clip(norm, max_norm)
         return norm
 
     def square_sums(self) -> Array:

@@ -57,3 +57,12 @@ def test_a_recomputed_function_may_not_close_over_what_needs_a_gradient():
     x.grad = None
     checkpoint(lambda a, b: a * b, x, y).backward()
     assert x.grad.tolist() == [4.0]
+
+
+def test_an_integer_parameter_has_no_gradient():
+    with pytest.raises(DtypeError, match="'steps' is int64: only floats have gradients"):
+        Parameter(np.arange(3), name="steps")
+    counter = Parameter(np.arange(3), requires_grad=False, name="steps")
+    with pytest.raises(DtypeError, match="use requires_grad=False, or cast it"):
+        counter.requires_grad = True
+    assert not counter.requires_grad

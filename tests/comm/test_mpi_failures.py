@@ -150,6 +150,24 @@ def main(comm):
     assert "its lane waits in all_reduce/ring: " in output
 
 
+def test_a_deadlock_without_checks_and_record_names_the_exchange(run):
+    code, output = run(
+        """
+from functools import partial
+launch = partial(launch, checks=False, record=False)
+def main(comm):
+    if comm.rank:
+        all_reduce(comm, one())
+""",
+        3,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert re.search(r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, at program.py", output), output
+    assert f"program.py:{run.line('all_reduce(comm')}" in output
+
+
 def test_a_rank_that_returned_is_named(run):
     code, output = run(
         """
@@ -364,6 +382,15 @@ def main(comm):
     messages = [json.loads(line) for line in (folder / "rank1.trace.jsonl").read_text().splitlines()]
     assert [m["operation"] for m in messages] == ["barrier"] * 6
     assert json.loads((folder / "rank1.json").read_text())["what"].startswith("computing at")
+
+
+def test_world_kill_ends_the_job_as_mpi_has_it(run):
+    code, output = run("\ndef main(comm):\n    if comm.rank == 1:\n        comm.world.kill(1)\n    comm.barrier()\n", 2)
+    assert code == 1
+    assert "minidist: rank 1: killed, and under MPI the job ends with it" in output, output
+    code, output = run("\ndef main(comm):\n    comm.world.kill(1 - comm.rank)\n", 2)
+    assert code == 2
+    assert "under MPI a rank can kill only itself" in output, output
 
 
 def test_a_message_that_nobody_received(run):

@@ -6,9 +6,9 @@
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
 RECV posts a receive into a *fresh* buffer: the stage's first layer keeps its input for backward, so a buffer that is used again
-would change a gradient behind its back. SEND starts; that of an activation is waited for when its gradient has come back, so
-that 1F1B's memory is what the plan says, that of a gradient at the end of the step. Neighbours on one rank hand
-their arrays over. Every plan is judged before anything runs, so a wrong one is a sentence and not a hang.
+would change a gradient behind its back. SEND starts; it is waited for when the plan says that it must have arrived, so that
+1F1B's memory is what the plan says (messages.py). Neighbours on one rank hand their arrays over. Every plan is judged before
+anything runs, so a wrong one is a sentence and not a hang.
 """
 
 import hashlib
@@ -18,26 +18,26 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Function, Tensor, no_grad
+from minidist.autograd import Tensor, no_grad
 from minidist.autograd import meter as current_meter
 from minidist.base.errors import MismatchError, UsageError
-from minidist.base.memory import track
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
-from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
 from minidist.parallel import GradientReducer
 from minidist.pipeline.passes import lower
 from minidist.pipeline.plan import Action, Plan, parts, show, unpack
-from minidist.pipeline.runtime.shapes import Key, Meta, exchange_shapes, signature
+from minidist.pipeline.runtime.messages import Messages
+from minidist.pipeline.runtime.norm import clip_grad_norm
+from minidist.pipeline.runtime.shapes import Key, exchange_shapes, has_gradient, signature
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.pipeline.runtime.stages import PipelineStage
+from minidist.pipeline.runtime.walk import backward_from, by_target, gradient_of, leaf
 from minidist.pipeline.timing import Times
 from minidist.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
-LARGEST_TAG = 2**14
 
 
 class Pipeline:
@@ -86,23 +86,21 @@ class Pipeline:
                 f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built with "
                 f"{sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
             )
-        self.home: dict[Key, int] = {}
-        for rank, order in enumerate(plan.orders):
-            for action in (unpack(part) for item in order for part in parts(item)):
-                self.home.setdefault(action[1:], rank) if action.kind == "F" else None
-        self.order = [[unpack(part) for part in parts(item)] for item in self.plan.orders[comm.rank]]
-        self.names = [show(item) for item in self.plan.orders[comm.rank]]
+        orders = [[[unpack(part) for part in parts(item)] for item in order] for order in self.plan.orders]
+        home: dict[Key, int] = {}
+        for rank, order in enumerate(orders):
+            home.update({action[1:]: rank for item in order for action in item if action.kind == "F"})
+        self.order, self.names = orders[comm.rank], [show(item) for item in self.plan.orders[comm.rank]]
         self.recomputed = {action[1:] for item in self.order for action in item if action.kind == "RECOMPUTE"}
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
+        self.messages = Messages(comm, self.plan, orders, home)
         self._same_plan()
         self.shared = SharedGradients(comm.dup(), {n: stage.parameters for n, stage in self.stages.items()}, tied)
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
         if data is not None and data.size > 1:
             for n, stage in sorted(self.stages.items()):
                 self.reducers[n] = [GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros") for flat in stage.flats if len(flat)]
-        self._tags = self._number_messages()
         self._seen: Any = None
-        self._entering: dict[Key, Meta] = {}
 
     # --- a step ---
 
@@ -112,66 +110,56 @@ class Pipeline:
         Every rank passes the micro-batches (arrays; their first dims may differ), the first stage reads the inputs, the last the
         targets. Gradients are added to what the parameters have; call `zero_grad` before.
         """
+        self._enter(inputs, targets)
+        self._run_items(0, len(self.order))
+        self._sum_gradients()
+        with purpose("metrics"):
+            return [float(value) for value in all_reduce(self.comm, self.losses, algorithm="ordered")]  # type: ignore[union-attr]
+
+    def _enter(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         self._check(inputs, targets)
         now = [signature(value) for value in inputs]
         if now != self._seen:
-            self._entering = exchange_shapes(self.comm, self.home, self.plan.stages, inputs, self._dry_run)
+            self.messages.know(exchange_shapes(self.comm, self.messages.home, self.plan.stages, inputs, self._dry_run))
             self._seen = now
         self.inputs, self.targets = inputs, targets
         self.losses = np.zeros(self.plan.microbatches)
-        self.posted: dict[tuple[str, int, int], list[Any]] = {}  # receives by (kind, stage, micro-batch)
-        self.ready: dict[tuple[str, int, int], list[Any]] = {}  # arrays for or from a stage: ("F" | "B", stage, micro-batch)
-        self.alive: dict[Key, tuple[list[Any], Any]] = {}
+        self.messages.begin()
+        self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
         self.deferred: dict[Key, Any] = {}
-        self.sends: dict[Action, list[Any]] = {}
-        for name, item in zip(self.names, self.order, strict=True):
+
+    def _run_items(self, first: int, last: int) -> None:
+        """The items first..last-1 of this rank's order."""
+        for at in range(first, last):
+            item = self.order[at]
             if len(item) == 2:  # an overlapped pair begins when both have what they need
                 for action in item:
                     self._receive(action)
             for action in item:
-                self._do(action, name)
-        for requests in self.sends.values():
-            self.comm.waitall(requests)
+                self._do(action, self.names[at])
+            self.messages.after(at)
+
+    def _sum_gradients(self) -> None:
+        """What is summed when all actions are done: shared parameters over their places, then everything over the replicas."""
+        self.messages.finish()
         if self.plan.updates != "none":
             self.shared.add()
             self._reduce([n for n in self.reducers if n in self.shared.stages])
             for reducer in (reducer for each in self.reducers.values() for reducer in each):
                 reducer.finish()
-        with purpose("metrics"):
-            return [float(value) for value in all_reduce(self.comm, self.losses, algorithm="ordered")]  # type: ignore[union-attr]
+            self.shared.mark_added()
 
     def zero_grad(self) -> None:
         """Forget the gradients of this rank's stages."""
         for flat in self.flats:
             flat.zero_grad()
 
-    def clip_grad_norm_(self, max_norm: float) -> float:
+    def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
         """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose clip_norm).
 
         The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same everywhere.
         """
-        mine: dict[int, Any] = {}
-        for number, stage in self.stages.items():
-            own = [p for p in stage.parameters if p.requires_grad and (number, self.comm.rank, p.name) not in self.shared.copies]
-            whole = [np.zeros(0), *(np.zeros(p.size) if p.grad is None else p.grad.reshape(-1) for p in own)]
-            mine[number] = block_square_sums(np.concatenate(whole[1:] or whole))
-        with purpose("clip_norm"):
-            holders = self.plan.holders()
-            order = [(stage, rank) for stage, ranks in holders.items() for rank in ranks]
-            counts = np.zeros(len(order))
-            for at, (number, rank) in enumerate(order):
-                counts[at] = len(mine[number]) if rank == self.comm.rank else 0
-            counts = np.asarray(all_reduce(self.comm, counts, algorithm="ordered"))
-            blocks = np.zeros(int(counts.sum()))
-            starts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
-            for at, (number, rank) in enumerate(order):
-                if rank == self.comm.rank:
-                    blocks[starts[at] : starts[at + 1]] = mine[number]
-            blocks = np.asarray(all_reduce(self.comm, blocks, algorithm="ordered"))
-        norm = norm_from_blocks(blocks)
-        for flat in self.flats:
-            scale_gradients_(flat, clip_coefficient(norm, max_norm))
-        return norm
+        return clip_grad_norm(self, max_norm, optimizer)
 
     # --- one action ---
 
@@ -179,9 +167,9 @@ class Pipeline:
         kind, stage, i = action
         match kind:
             case "RECV_F" | "RECV_B":
-                self._post(action)
+                self.messages.post(action)
             case "SEND_F" | "SEND_B":
-                self._send(action)
+                self.messages.send(action)
             case "REDUCE_GRAD":
                 self._reduce([stage] if stage in self.reducers and stage not in self.shared.stages else [])
             case _:
@@ -200,79 +188,53 @@ class Pipeline:
                         self._backward(stage, i, "now" if kind == "B" else "deferred")
                 self._advance(action, name)
 
+    def _receive(self, action: Action) -> None:
+        """Wait for what an F, I or B needs."""
+        if action.kind in ("F", "I", "B"):
+            self.messages.receive("F" if action.kind == "F" else "B", action.stage, action.microbatch)
+
     def _forward(self, stage: int, i: int) -> None:
-        leaves = [self.inputs[i]] if stage == 0 else [_leaf(array) for array in self.ready.pop(("F", stage, i))]
-        if stage == 0 and self.inputs[i].dtype.kind == "f":
-            leaves = [Tensor(self.inputs[i])]
+        if stage == 0:
+            leaves = [Tensor(self.inputs[i]) if has_gradient(self.inputs[i].dtype) else self.inputs[i]]
+        else:
+            sources = self.messages.borders.into[stage, i]
+            leaves = [leaf(array) for source in sources for array in self.messages.take("F", source, stage, i)]
         keeps = self.plan.updates != "none"
         with nullcontext() if keeps and (stage, i) not in self.recomputed else no_grad():
             outputs = self._run(stage, i, leaves)
         if keeps:
             self.alive[stage, i] = leaves, None if (stage, i) in self.recomputed else outputs
         if stage + 1 == self.plan.stages:
-            self.losses[i] = outputs[0].item() if outputs[0].size == 1 else 0.0
-        else:
-            self._hand_over("F", stage, stage + 1, i, [output.data for output in outputs])
+            (output,) = outputs[stage + 1][:1]
+            self.losses[i] = output.item() if output.size == 1 else 0.0
+            return
+        for target, tensors in outputs.items():
+            self.messages.hand_over("F", stage, target, i, [tensor.data for tensor in tensors])
 
-    def _run(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
+    def _run(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
         result = self.stages[stage].module(*leaves)
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-        return list(result) if isinstance(result, (tuple, list)) else [result]
+        return by_target(result, stage)
 
     def _backward(self, stage: int, i: int, weights: str) -> None:
         leaves, outputs = self.alive.pop((stage, i))
-        last = stage + 1 == self.plan.stages
-        gradients = [None] * len(outputs) if last else self.ready.pop(("B", stage, i))
-        if not last:
-            floats = [output for output in outputs if output.dtype.kind == "f"]
-            outputs = floats
-        pairs = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if output.requires_grad]
-        work = _backward_from(pairs, weights)
+        if stage + 1 == self.plan.stages:
+            roots, gradients = outputs[stage + 1], [None] * len(outputs[stage + 1])
+        else:
+            targets = self.messages.borders.out[stage, i]
+            roots = [output for target in targets for output in outputs[target] if has_gradient(output.dtype)]
+            gradients = [array for target in targets for array in self.messages.take("B", target, stage, i)]
+        work = backward_from(roots, gradients, weights)
         if weights == "deferred":
             self.deferred[stage, i] = work
-        if stage:
-            self._hand_over("B", stage, stage - 1, i, [_gradient(leaf) for leaf in leaves if leaf.dtype.kind == "f"])
-
-    def _hand_over(self, direction: str, stage: int, target: int, i: int, arrays: list[Any]) -> None:
-        """To the neighbour on this rank, or into the tray from which SEND takes it."""
-        whole = [np.ascontiguousarray(array) for array in arrays]
-        local = self.home[target, i] == self.comm.rank
-        self.ready[(direction, target, i) if local else (f"SEND_{direction}", stage, i)] = whole
-
-    # --- messages ---
-
-    def _post(self, action: Action) -> None:
-        kind, stage, i = action
-        border = self._entering[stage if kind == "RECV_F" else stage + 1, i]
-        if kind == "RECV_B":
-            border = [(shape, dtype) for shape, dtype in border if np.dtype(dtype).kind == "f"]
-        source = self.home[stage + (1 if kind == "RECV_B" else -1), i]
-        requests = []
-        with purpose("pipeline_activation" if kind == "RECV_F" else "pipeline_gradient"):
-            for k, (shape, dtype) in enumerate(border):
-                fresh = track(np.empty(shape, dtype), "communication")
-                requests.append(self.comm.irecv(fresh, source, self._tags[kind[-1], stage, i] + k))
-        self.posted[action] = requests
-
-    def _receive(self, action: Action) -> None:
-        """Wait for the posted receive that an F, I or B needs."""
-        direction = "F" if action.kind == "F" else "B" if action.kind in ("I", "B") else ""
-        requests = self.posted.pop((f"RECV_{direction}", action.stage, action.microbatch), None)
-        if requests is not None:
-            self.ready[direction, action.stage, action.microbatch] = [self.comm.wait(request) for request in requests]
-        if direction == "B":  # the gradient has come back, so the activation has arrived: its array need not wait for the step's end
-            self.comm.waitall(self.sends.pop(Action("SEND_F", action.stage, action.microbatch), []))
-
-    def _send(self, action: Action) -> None:
-        kind, stage, i = action
-        target = stage + (1 if kind == "SEND_F" else -1)
-        with purpose("pipeline_activation" if kind == "SEND_F" else "pipeline_gradient"):
-            self.sends[action] = [
-                self.comm.isend(array, self.home[target, i], self._tags[kind[-1], target, i] + k)
-                for k, array in enumerate(self.ready.pop(action))
-            ]
+        at = 0
+        for source in self.messages.borders.into[stage, i] if stage else []:
+            count = len(self.messages.borders.meta[source, stage, i])
+            floats = [one for one in leaves[at : at + count] if has_gradient(one.dtype)]
+            self.messages.hand_over("B", stage, source, i, [gradient_of(one) for one in floats])
+            at += count
 
     def _reduce(self, numbers: list[int]) -> None:
         """Start the sum over the data axis of complete stages: all buckets, in order."""
@@ -295,15 +257,14 @@ class Pipeline:
 
     # --- before it starts ---
 
-    def _dry_run(self, stage: int, arrays: list[Any]) -> list[Any]:
-        module = self.stages[stage].module
-        leaves = arrays if stage == 0 and arrays[0].dtype.kind != "f" else [Tensor(array) for array in arrays]
+    def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
+        leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         with no_grad(), batch_coordinates():
-            result = module(*leaves)
+            outputs = by_target(self.stages[stage].module(*leaves), stage)
         counted = current_meter.get()
         if counted is not None:
             counted.take()
-        return [output.data for output in (result if isinstance(result, (tuple, list)) else [result])]
+        return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
 
     def _check(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         m = self.plan.microbatches
@@ -314,56 +275,9 @@ class Pipeline:
         if self.loss is not None and (targets is None or len(targets) != m):
             raise UsageError(f"rank {self.comm.rank}: {m} micro-batches need {m} targets, got {0 if targets is None else len(targets)}")
 
-    def _number_messages(self) -> dict[tuple[str, int, int], int]:
-        """A tag for each message between two ranks, so that what is posted in one order and sent in another still meets."""
-        tags: dict[tuple[str, int, int], int] = {}
-        counts: dict[tuple[int, int], int] = {}
-        for (stage, i), rank in sorted(self.home.items()):
-            for direction, source in (("F", stage - 1), ("B", stage + 1)):
-                if 0 <= source < self.plan.stages and self.home[source, i] != rank:
-                    pair = self.home[source, i], rank
-                    tags[direction, stage, i] = counts.get(pair, 0)
-                    counts[pair] = counts.get(pair, 0) + 8  # a border has at most eight tensors
-        if max(counts.values(), default=0) > LARGEST_TAG:
-            raise UsageError(f"plan {self.plan.name!r} sends {max(counts.values()) // 8} messages between two ranks, at most 2,048 fit; take fewer micro-batches")
-        return tags
-
     def _same_plan(self) -> None:
         mine = np.frombuffer(hashlib.blake2b(self.plan.to_csv().encode(), digest_size=16).digest(), np.uint8).copy()
         with purpose("startup"):
             theirs: Any = broadcast(self.comm, mine.copy())
         if not np.array_equal(mine, theirs):
             raise MismatchError(f"rank {self.comm.rank}: its plan differs from rank 0's; build the same plan on every rank")
-
-
-class _Together(Function):
-    """Several outputs of one stage as one root, so that their backward is one walk."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
-        ctx.gradients = gradients
-        return np.zeros((), outputs[0].dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return tuple(ctx.gradients)
-
-
-def _backward_from(pairs: list[tuple[Tensor, Any]], weights: str) -> Any:
-    if not pairs:
-        return None  # nothing in the stage is trained and nothing before it either
-    if len(pairs) == 1:
-        output, gradient = pairs[0]
-        return output.backward(gradient, weight_gradients=weights)
-    together = _Together.apply([gradient for _, gradient in pairs], *[output for output, _ in pairs])
-    return together.backward(weight_gradients=weights)
-
-
-def _leaf(array: Any) -> Tensor:
-    return Tensor(array, requires_grad=array.dtype.kind == "f")
-
-
-def _gradient(leaf: Tensor) -> Any:
-    return np.zeros(leaf.shape, leaf.dtype) if leaf.grad is None else leaf.grad
-
-

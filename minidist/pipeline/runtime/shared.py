@@ -76,6 +76,15 @@ class SharedGradients:
                 with purpose("tied" if group.tied else "gradient_reduce"):
                     self._add(group, own)
 
+    def mark_added(self) -> None:
+        """The sums over the places are whole: a second step without `zero_grad` sets them aside and sums only what is new."""
+        for group in self.groups:
+            for stage, rank in group.sites:
+                if rank == self.comm.rank:
+                    for name in group.names:
+                        if not self.mine[stage, name].reduced:
+                            self.mine[stage, name].mark_reduced()
+
     def _add(self, group: Group, own: list[Site]) -> None:
         comm, first = self.comm, [self.mine[own[0][0], name] for name in group.names]
         sums: dict[Site, Any] = {site: np.concatenate([_gradient(self.mine[site[0], name]) for name in group.names]) for site in own}

@@ -8,6 +8,7 @@ Parameters keep their names in the whole model, so a stage's initial weights are
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +21,23 @@ from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import auxiliary_losses
 
 
+@dataclass(frozen=True)
+class SkipTo:
+    """An output that goes past the neighbour, straight to `stage`, which gets it behind what its own neighbour sends.
+
+    It travels once each way, B bytes and B bytes of gradient, whatever number of stages lies between; they hold nothing of it.
+    """
+
+    stage: int
+    tensor: Tensor
+
+
 class PipelineStage:
     """Stage `number` of a model: `module(*tensors)` returns a tensor or a tuple of tensors, which the next stage receives.
 
-    A connection that skips stages travels with the others: the stages between return it as it came. A stage may have no
-    parameters. The last stage's output goes to the loss. `flat`: the stage's parameters, a unit of their own.
+    A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the tensors of
+    the stage before it, several in the order of the stages that they come from. A stage may have no parameters. The last
+    stage's output goes to the loss. `flat`: the stage's parameters, a unit of their own.
     """
 
     def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:

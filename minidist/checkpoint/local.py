@@ -1,0 +1,82 @@
+"""State that belongs to a rank and to no global tensor: what a checkpoint makes of it when the number of ranks changes.
+
+Weights and optimizer state are global tensors, so any layout can read them. The residual of error feedback is not: rank
+3's residual is what rank 3 has not sent yet. What training needs is that nothing of it is lost, which is a statement
+about the *sum* over ranks. So every kind of local state names its rule:
+
+    sum      each rank's array is stored. On as many ranks each gets its own back, bit for bit; on n others rank r gets the
+             sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the total is kept.
+    drained  must hold nothing when a checkpoint is made: activations of micro-batches in flight, stashed weights. The
+             save is refused until the pipeline has been run dry, on every rank alike.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint.directory import Checkpoint, Piece
+
+RULES = ("sum", "drained")
+
+
+@dataclass(frozen=True)
+class Local:
+    """State `name` of this rank: an array (rule "sum"), or the number of things in flight (rule "drained")."""
+
+    name: str
+    value: Any
+    rule: str = "sum"
+
+
+def local_pieces(rank: int, states: Iterable[Local]) -> list[Piece]:
+    """What to hand to `save` beside the global tensors: tensor "local/NAME/00003" for the array of rank 3. Sends nothing.
+
+    Errors: UsageError for an unknown rule, and when something that must be drained is in flight.
+    """
+    pieces = []
+    for state in states:
+        if state.rule not in RULES:
+            raise UsageError(f"local state {state.name!r} has the rule {state.rule!r}; it must be one of {', '.join(RULES)}")
+        if state.rule == "drained":
+            if state.value:
+                raise UsageError(
+                    f"rank {rank}: {state.value} of {state.name!r} are in flight; run the pipeline dry (flush) before a save"
+                )
+            continue
+        array = np.asarray(state.value)
+        pieces.append(Piece(_key(state.name, rank), array.shape, array))
+    return pieces
+
+
+def read_local(checkpoint: Checkpoint, name: str, rank: int, ranks: int) -> np.ndarray | None:
+    """Rank `rank` of `ranks`' share of local state `name` under the rule "sum"; None when the checkpoint has none.
+
+    Errors: UsageError when it was stored with different shapes or dtypes on different ranks, and those of `Checkpoint`.
+    """
+    prefix = f"local/{name}/"
+    stored = sorted(key for key in checkpoint.tensors if key.startswith(prefix) and key[len(prefix) :].isdigit())
+    if not stored:
+        return None
+    kinds = {(tuple(checkpoint.tensors[key]["shape"]), checkpoint.tensors[key]["dtype"]) for key in stored}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"checkpoint {str(checkpoint.path)!r}: local state {name!r} has several shapes, {sorted(map(str, kinds))}; only ranks "
+            "that hold the same parameters can share it"
+        )
+    if len(stored) == ranks:
+        return checkpoint.tensor(_key(name, rank))
+    mine = stored[rank::ranks]
+    if not mine:
+        ((shape, dtype),) = kinds
+        return np.zeros(shape, np.dtype(dtype))
+    total = checkpoint.tensor(mine[0])
+    for key in mine[1:]:
+        total = total + checkpoint.tensor(key)
+    return total
+
+
+def _key(name: str, rank: int) -> str:
+    return f"local/{name}/{rank:05d}"

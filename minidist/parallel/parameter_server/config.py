@@ -1,0 +1,52 @@
+"""How far a worker may run ahead: the one number in which bsp, bounded delay, ssp and asp differ.
+
+    a worker that has pushed c times may start clock c when  c - reached <= bound
+    reached     bsp, delay    the updates that the server has made (one a clock)
+                ssp, asp      the pushes of the slowest worker
+
+Waiting less gives more steps a second and older weights under each gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from minidist.base.errors import UsageError
+from minidist.optim import Optimizer, ParameterSlice
+
+
+class Consistency(NamedTuple):
+    """How far a worker may run ahead (`bound` clocks), and whether a clock's gradients are one update (`aggregate`)."""
+
+    bound: float
+    aggregate: bool
+
+
+def parse_consistency(text: str) -> Consistency:
+    """ "bsp", "asp", "ssp:2", "delay:3"."""
+    name, _, number = text.partition(":")
+    if text in ("bsp", "asp"):
+        return Consistency(0, True) if text == "bsp" else Consistency(inf, False)
+    if name not in ("ssp", "delay") or not number.lstrip("-").isdigit():
+        raise UsageError(f"consistency {text!r}; it must be bsp, asp, ssp:S or delay:T, with a number of clocks S, T")
+    if int(number) < 0:
+        raise UsageError(f"consistency {text!r} has the bound {number}; it must be at least 0 clocks (0: wait for all)")
+    return Consistency(int(number), name == "delay")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """servers: how many of the ranks (the first ones). optimizer: makes each server's optimizer from its slices.
+
+    sparse: keys (matrices) of which only touched rows are pushed. staleness_aware: an update's learning rate is divided by
+    the number of updates that its worker had not seen (asp and ssp). rate(clock): factor of the learning rate of an update
+    of that clock.
+    """
+
+    servers: int
+    consistency: str
+    optimizer: Callable[[Sequence[ParameterSlice]], Optimizer]
+    sparse: frozenset[str] = field(default_factory=frozenset)
+    staleness_aware: bool = False
+    rate: Callable[[int], float] = lambda clock: 1.0

@@ -1,0 +1,143 @@
+"""A run again, on one device: the same updates, one after the other, in the order that the servers' traces recorded."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.trace import Trace
+from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
+from minidist.parallel.parameter_server.job import FINAL
+from minidist.parallel.parameter_server.server import Updates
+from minidist.parallel.parameter_server.shards import Weights, joined, make_shards
+from minidist.parallel.parameter_server.worker import Gradient
+
+
+@dataclass
+class ServerRecord:
+    """What one server did. updates: the (worker, clock) pairs of each update; versions[worker, clock]: the version of its
+    weights that the gradient was computed with; gaps: for each pull, how far the reader was ahead of the slowest; times: of
+    each update, when the head of the push that completed it had come."""
+
+    updates: list[list[tuple[int, int]]]
+    versions: dict[tuple[int, int], int]
+    gaps: list[float]
+    times: list[float] = field(default_factory=list)
+
+
+def read_records(traces: Sequence[Trace], config: ServerConfig) -> list[ServerRecord]:
+    """Each server's order from its trace: wildcard receives are pushes, sends between them are pulls.
+
+    Written apart from the server's own bookkeeping. traces: of all ranks of a world whose ranks are the run's.
+    """
+    _, aggregate = parse_consistency(config.consistency)
+    return [_read(trace, config.servers, trace.size - config.servers, aggregate) for trace in traces[: config.servers]]
+
+
+def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRecord:
+    whole = _whole_pushes(trace)
+    total = [0] * workers
+    for place in whole:
+        total[trace.messages[place].peer - servers] += 1
+    deaths = _deaths(trace)
+    missed = {worker for _, worker, _ in deaths}  # dead, and the server does not know it yet
+    seen = [0] * workers
+    record = ServerRecord([], {(worker, 0): 0 for worker in range(workers)}, [])
+
+    def apply_clocks(time: float) -> None:
+        while aggregate:
+            clock = len(record.updates)
+            parts = [(w, clock) for w in range(workers) if total[w] > clock]
+            if not parts or any(seen[w] <= clock for w in {*missed, *(w for w, _ in parts)}):
+                break
+            record.updates.append(parts)
+            record.times.append(time)
+
+    def bury(place: float) -> None:
+        while deaths and deaths[0][0] <= place:
+            _, worker, time = deaths.pop(0)
+            missed.discard(worker)
+            apply_clocks(time)
+
+    for place, message in enumerate(trace.messages):
+        bury(place)
+        worker = message.peer - servers
+        if place in whole:
+            seen[worker] += 1
+            if not aggregate:
+                record.updates.append([(worker, seen[worker] - 1)])
+                record.times.append(message.end)
+            apply_clocks(message.end)
+        elif message.kind == "send" and message.purpose == "parameter_pull" and message.tag != FINAL:
+            record.versions[worker, seen[worker]] = len(record.updates)
+            record.gaps.append(
+                seen[worker] - min((n for n, t in zip(seen, total, strict=True) if n < t), default=seen[worker])
+            )
+    bury(inf)
+    return record
+
+
+def _whole_pushes(trace: Trace) -> set[int]:
+    """Places of the heads whose push came whole: no receive up to the next message of another kind was left waiting."""
+    whole, head = set(), -1
+    for place, message in enumerate(trace.messages):
+        if message.kind != "receive" or message.purpose != "parameter_push":
+            head = -1
+        elif message.wildcard:
+            head = place if message.peer >= 0 else -1
+            whole |= {head} - {-1}
+        elif message.end < 0:
+            whole.discard(head)
+    return whole
+
+
+def _deaths(trace: Trace) -> list[tuple[int, int, float]]:
+    """(messages before it was known, worker, time) of each worker that died before its last push, in that order."""
+    pattern = re.compile(r"worker (\d+) is dead, known after (\d+) messages")
+    found = [(pattern.fullmatch(span.name), span.start) for span in trace.spans if span.category == "death"]
+    return [(int(match[2]), int(match[1]), time) for match, time in found if match]
+
+
+def replay(
+    records: Sequence[ServerRecord], config: ServerConfig, initial: Weights, gradient: Gradient,
+    observe: Callable[[int, int, Weights], None] = lambda server, version, weights: None,
+) -> Weights:  # fmt: skip
+    """The same updates in the recorded order, one after the other on one device. Sends nothing.
+
+    observe(server, version, weights): called after each update, with that server's weights.
+    """
+    shards = make_shards(config.servers, initial, config.sparse)
+    states = [Updates(config, shard) for shard in shards]
+    history = [[xp.array(shard.flat)] for shard in shards]
+    gradients: dict[tuple[int, int], Mapping[str, Any]] = {}
+
+    def ready(worker: int, clock: int) -> bool:
+        if (worker, clock) not in gradients:
+            versions = [record.versions[worker, clock] for record in records]
+            if any(version >= len(h) for version, h in zip(versions, history, strict=True)):
+                return False
+            seen = [s.views(h[v]) for s, h, v in zip(shards, history, versions, strict=True)]
+            gradients[worker, clock] = gradient(worker, clock, joined(initial, seen))
+        return True
+
+    moved = True
+    while moved:
+        moved = False
+        for shard, state, record, past in zip(shards, states, records, history, strict=True):
+            while state.version < len(record.updates) and all(ready(*part) for part in record.updates[state.version]):
+                parts = record.updates[state.version]
+                staleness = state.version - record.versions[parts[0]]
+                state.apply([shard.gradient(gradients[part]) for part in parts], parts[0][1], staleness)
+                past.append(xp.array(shard.flat))
+                observe(shards.index(shard), state.version, shard.weights)
+                moved = True
+    for state, record in zip(states, records, strict=True):
+        if state.version < len(record.updates):
+            raise UsageError(
+                f"the record is not that of a run: after {state.version} of {len(record.updates)} updates the next one needs "
+                "weights that no update has made"
+            )
+    return joined(initial, [shard.weights for shard in shards])

@@ -1,0 +1,81 @@
+"""Which server holds which weights: a key (a parameter) lives whole on one server, and the largest are dealt out first.
+
+    sizes   a 8, b 5, c 4, d 3        server 0: a, d (11)        server 1: b, c (9)
+
+A server's keys are views into one flat array, so that a pull is one message and an update one optimizer step.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.layout import offsets
+
+Weights = dict[str, Array]
+
+
+class Rows(NamedTuple):
+    """A sparse gradient of a matrix: `values[i]` belongs to row `ids[i]`; rows that are not named have gradient zero."""
+
+    ids: Array  # (touched,) int64
+    values: Array  # (touched, width)
+
+
+def assign_keys(sizes: Sequence[int], servers: int) -> list[list[int]]:
+    """Which keys each server holds: the largest first, each to the server with the fewest elements so far.
+
+    So two servers' loads differ by at most the largest key.
+    """
+    held: list[list[int]] = [[] for _ in range(servers)]
+    load = [0] * servers
+    for key in sorted(range(len(sizes)), key=lambda key: (-sizes[key], key)):
+        server = load.index(min(load))
+        held[server].append(key)
+        load[server] += sizes[key]
+    return [sorted(keys) for keys in held]
+
+
+class Shard:
+    """The keys of one server as one flat array (`flat`), with the keys as views (`weights`)."""
+
+    def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str]) -> None:
+        self.keys, self.shapes = list(keys), {key: initial[key].shape for key in keys}
+        self.start = dict(zip(self.keys, offsets([prod(self.shapes[key]) for key in keys]), strict=False))
+        self.dense = [key for key in keys if key not in sparse]
+        self.sparse = [key for key in keys if key in sparse]
+        self.flat = xp.concatenate(
+            [initial[next(iter(initial))].reshape(-1)[:0], *(initial[k].reshape(-1) for k in keys)]
+        )
+        self.weights = self.views(self.flat)
+
+    def views(self, flat: Array) -> Weights:
+        return {
+            key: flat[self.start[key] : self.start[key] + prod(shape)].reshape(shape)
+            for key, shape in self.shapes.items()
+        }
+
+    def gradient(self, contributions: Mapping[str, Any]) -> Array:
+        """A flat gradient of the whole shard; rows that were not pushed are zeros."""
+        flat = xp.zeros_like(self.flat)
+        for key, view in self.views(flat).items():
+            value = contributions[key]
+            if isinstance(value, Rows):
+                xp.scatter_add_rows(view, value.ids, value.values)
+            else:
+                view[...] = value
+        return flat
+
+
+def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozenset()) -> list[Shard]:
+    """The shard of each server, with the initial weights. Every rank makes the same ones."""
+    names = list(initial)
+    held = assign_keys([initial[name].size for name in names], servers)
+    return [Shard([names[key] for key in keys], initial, sparse) for keys in held]
+
+
+def joined(like: Weights, parts: Sequence[Weights]) -> Weights:
+    """The keys of all servers in the order of `like`."""
+    everything = {key: value for part in parts for key, value in part.items()}
+    return {key: everything[key] for key in like}

@@ -1,0 +1,76 @@
+"""The worker: computes the gradient of its clock, pushes it to every server, and pulls the weights of its next clock.
+
+    compute (w, c) ──▶ post the receives of the pull ──▶ push to all servers ──▶ wait for their weights ──▶ compute (w, c+1)
+
+The receives come first, so that no server's answer waits for a worker that is itself waiting for another server.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.errors import UsageError
+from minidist.base.trace import purpose
+from minidist.comm import Comm
+from minidist.parallel.parameter_server.shards import Rows, Shard, Weights
+
+Gradient = Callable[[int, int, Weights], Mapping[str, Any]]  # (worker, clock, weights) -> {key: array or Rows}
+
+
+def work(
+    comm: Comm, shards: Sequence[Shard], gradient: Gradient,
+    steps: int | Callable[[Comm, int], bool], seconds: Callable[[int, int], float],
+) -> int:  # fmt: skip
+    """Until the last push; returns their number. shards: of all servers, in order; the pulled weights are put into them."""
+    worker, clock = comm.rank - len(shards), 0
+    weights: Weights = {key: value for shard in shards for key, value in shard.weights.items()}
+    while True:
+        contributions = gradient(worker, clock, weights)
+        comm.compute(seconds=seconds(worker, clock), name="gradient")
+        last = clock + 1 >= steps if isinstance(steps, int) else steps(comm, clock)
+        pulls = []
+        if not last:
+            with purpose("parameter_pull"):
+                pulls = [comm.irecv(shard.flat, server) for server, shard in enumerate(shards)]
+        with purpose("parameter_push"):
+            messages = [_messages(shard, contributions, clock, last, worker) for shard in shards]
+            comm.waitall([comm.isend(m, server) for server, parts in enumerate(messages) for m in parts])
+        comm.waitall(pulls)
+        clock += 1
+        if last:
+            return clock
+
+
+def _messages(shard: Shard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
+    """What a push to one server consists of. Its head says what follows, and comes even if nothing does."""
+    rows = [_rows(contributions[key], shard.shapes[key], key, worker, clock) for key in shard.sparse]
+    head = xp.array([clock, int(last), *(r.ids.size for r in rows)], xp.int64)
+    parts = [head]
+    if shard.dense:
+        for key in shard.dense:
+            if contributions[key].shape != shard.shapes[key]:
+                raise UsageError(
+                    f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {contributions[key].shape}, "
+                    f"its weight {shard.shapes[key]}"
+                )
+        parts.append(xp.as_array(xp.concatenate([contributions[k].reshape(-1) for k in shard.dense]), shard.flat.dtype))
+    for r in rows:
+        if r.ids.size:
+            parts += [xp.as_array(r.ids, xp.int64), xp.array(r.values, shard.flat.dtype)]
+    return parts
+
+
+def _rows(value: Any, shape: tuple[int, ...], key: str, worker: int, clock: int) -> Rows:
+    if not isinstance(value, Rows):
+        raise UsageError(
+            f"worker {worker}, clock {clock}: the gradient of the sparse key {key!r} must be Rows(ids, values)"
+        )
+    if value.values.shape != (value.ids.size, shape[1]) or (
+        value.ids.size and not 0 <= value.ids.min() <= value.ids.max() < shape[0]
+    ):
+        raise UsageError(
+            f"worker {worker}, clock {clock}: rows {value.ids.tolist()} with values of shape {value.values.shape} for {key!r} "
+            f"of shape {shape}; each id must be in 0..{shape[0] - 1} and have one row"
+        )
+    return value

@@ -1,0 +1,117 @@
+"""The gradient noise scale: unbiased by counting every outcome, by Monte Carlo, and as data parallelism measures it."""
+
+import itertools
+from math import inf
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor
+from minidist.base.errors import UsageError
+from minidist.collectives import closed_form
+from minidist.comm import SimWorld
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.noise_scale import AdaptiveBatch, Estimate, LocalGradient, NoiseScale, estimate, step_estimate
+from tests.parallel.replicas import Nested, batch
+
+
+@pytest.mark.parametrize(("small", "big"), [(1, 2), (1, 4), (2, 6)])
+def test_both_estimates_are_unbiased_over_every_outcome(small, big):
+    """A sample's gradient is one of three vectors, equally likely: all 3^big batches, so the mean is the expectation."""
+    vectors = np.array([[3.0, 1.0], [-1.0, 2.0], [4.0, 0.0]])
+    estimates = []
+    for choice in itertools.product(range(3), repeat=big):
+        rows = vectors[list(choice)]
+        groups = rows.reshape(big // small, small, 2).mean(axis=1)
+        small_square = (groups**2).sum(axis=1).mean()
+        estimates.append(estimate(small, small_square, big, (rows.mean(axis=0) ** 2).sum()))
+    true, centred = vectors.mean(axis=0), vectors - vectors.mean(axis=0)
+    assert np.mean([e.gradient for e in estimates]) == pytest.approx((true**2).sum(), rel=1e-12)
+    assert np.mean([e.noise for e in estimates]) == pytest.approx((centred**2).sum(axis=1).mean(), rel=1e-12)
+
+
+def test_both_estimates_are_unbiased_by_monte_carlo_and_the_mean_of_ratios_is_not():
+    rng, n, size = np.random.default_rng(0), 8, 5
+    true, scales, trials = np.linspace(0.5, 1, size), np.linspace(1, 3, size), 20_000
+    rows = true + scales * rng.standard_normal((trials, n, size))  # a rank's batch is one sample
+    small = (rows**2).sum(axis=2).mean(axis=1)
+    big = (rows.mean(axis=1) ** 2).sum(axis=1)
+    gradients, noises = np.array([estimate(1, s, n, b) for s, b in zip(small, big, strict=True)]).T
+    for values, truth in ((gradients, (true**2).sum()), (noises, (scales**2).sum())):
+        assert abs(values.mean() - truth) < 4 * values.std() / trials**0.5
+    expected = (scales**2).sum() / (true**2).sum()
+    average = NoiseScale(decay=0.9999)
+    for step in zip(gradients, noises, strict=True):
+        average.add(Estimate(*step))
+    assert average.simple == pytest.approx(expected, rel=0.1)
+    assert abs((noises / gradients).mean() - expected) > 0.1 * expected
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_data_parallelism_measures_what_one_device_computes(reduction, ranks):
+    rows = 15 * ranks  # several buckets, two passes of which the first stays local
+
+    def gradient_of(part, divisor):
+        model = Nested(np.float64)
+        inputs, output = batch(rows=rows, dtype=np.float64)
+        model(Tensor(inputs[part])).backward(output[part] / divisor)
+        return np.concatenate([p.grad.reshape(-1) for p in model.parameters()])
+
+    shares = [gradient_of(slice(r * 15, (r + 1) * 15), 15) for r in range(ranks)]
+    whole = gradient_of(slice(None), rows)
+    expected = estimate(15, np.mean([g @ g for g in shares]), rows, whole @ whole)
+
+    def program(comm):
+        inputs, output = batch(rows=rows, dtype=np.float64)
+        ddp = DistributedDataParallel(Nested(np.float64), comm, reduction=reduction, bucket_cap_mb=2e-4)
+        local = LocalGradient(ddp.reducer)
+        divisor, first = rows if reduction == "sum" else 15, comm.rank * 15
+        with ddp.no_sync():
+            ddp(Tensor(inputs[first : first + 5])).backward(output[first : first + 5] / divisor)
+        ddp(Tensor(inputs[first + 5 : first + 15])).backward(output[first + 5 : first + 15] / divisor)
+        assert len(ddp.reducer.buckets) > 2
+        found = step_estimate(comm, local.take(), ddp.flat.grad, rows, reduction)
+        assert local.take() == 0
+        return found
+
+    world = SimWorld(ranks)
+    results = world.run(program)
+    for found in results:
+        assert found == results[0]
+        assert found == pytest.approx(expected, rel=1e-9)
+    for rank, trace in enumerate(world.traces):
+        assert sum(m.nbytes for m in trace.sent("metrics")) == 8 * closed_form.all_reduce(1, ranks, rank)[1]
+
+
+def test_the_average_forgets_and_knows_when_it_knows_nothing():
+    scale = NoiseScale(decay=0.5)
+    assert scale.simple == inf
+    scale.add(Estimate(-1.0, 4.0))
+    assert (scale.gradient, scale.noise, scale.simple) == (-1.0, 4.0, inf)
+    scale.add(Estimate(2.0, 1.0))
+    assert scale.gradient == (2 - 0.5) / 1.5
+    assert scale.noise == (1 + 2) / 1.5
+    assert scale.simple == 3 / 1.5
+    scale.add(Estimate(9.0, -90.0))
+    assert scale.simple == 0
+
+
+def test_an_adaptive_batch_follows_the_noise_scale():
+    adaptive = AdaptiveBatch(8, 16, 80)
+    assert [adaptive.next(scale) for scale in (3.0, 26.0, 500.0, inf, 5.0)] == [16, 24, 48, 80, 80]
+
+
+BAD = {
+    "one size": (lambda: estimate(4, 1.0, 4, 1.0), "got 4 and 4 samples"),
+    "decay": (lambda: NoiseScale(1.0), "decay 1.0"),
+    "unit": (lambda: AdaptiveBatch(8, 12, 80), "12 to 80 samples in units of 8"),
+    "one rank": (lambda: SimWorld(1).run(lambda c: step_estimate(c, 1.0, np.ones(2), 4)), "4 samples on 1 ranks"),
+    "ragged": (lambda: SimWorld(2).run(lambda c: step_estimate(c, 1.0, np.ones(2), 5)), "5 samples on 2 ranks"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_arguments(what):
+    with pytest.raises(UsageError, match=BAD[what][1]):
+        BAD[what][0]()

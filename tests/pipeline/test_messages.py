@@ -1,0 +1,227 @@
+"""Connections that skip stages, sums over several steps, and how long a sent array stays alive."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.comm import SimWorld
+from minidist.nn import MLP, Linear
+from minidist.pipeline.passes import recompute
+from minidist.pipeline.runtime import Pipeline, PipelineStage, SkipTo, split_model
+from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
+
+WIDTH, ROWS = 4, 3
+
+
+class UNet:
+    """Stages 0..S-1 of a U: stage s sends its output to stage S-1-s too, which multiplies it in; stage 0 also to the last but one."""
+
+    def __init__(self, number, stages):
+        self.number, self.stages = number, stages
+        self.layer = Linear(WIDTH, WIDTH, seed=None, dtype=np.float64)
+        self.layer.initialize(7, f"layers.{number}")
+
+    def parameters(self):
+        return self.layer.parameters()
+
+    def __call__(self, x, *skipped):
+        y = self.layer(x)
+        for other in skipped:
+            y = y * other
+        result = [y]
+        opposite = self.stages - 1 - self.number
+        if opposite > self.number + 1:
+            result.append(SkipTo(opposite, y))
+        if self.number == 0 and self.stages > 3:
+            result.append(SkipTo(self.stages - 2, y * 0.5))
+        return tuple(result) if len(result) > 1 else y
+
+
+def batches(m):
+    values = [np.random.default_rng(i).standard_normal((ROWS if i else 1, WIDTH)) for i in range(m)]
+    return values, [np.ones_like(value) for value in values]
+
+
+def one_device(stages, m):
+    """Each stage's gradient, micro-batches added in order; the skips are plain uses of one tensor."""
+    layers = [UNet(n, stages) for n in range(stages)]
+    parts = [[] for _ in layers]
+    for x, y in zip(*batches(m), strict=True):
+        for one in layers:
+            one.layer.zero_grad()
+        waiting = {0: [Tensor(x)]}
+        for number, one in enumerate(layers):
+            result = one(*waiting.pop(number))
+            result = result if isinstance(result, tuple) else (result,)
+            waiting.setdefault(number + 1, []).insert(0, result[0])
+            for skip in result[1:]:
+                waiting.setdefault(skip.stage, [])
+                waiting[skip.stage].append(skip.tensor)
+        mlp_loss(waiting[stages][0], y).backward()
+        for one, part in zip(layers, parts, strict=True):
+            part.append(np.concatenate([p.grad.reshape(-1) for p in one.parameters()]))
+    return parts
+
+
+def run_unet(comm, plan):
+    stages = [PipelineStage(UNet(n, plan.stages), n) for n in plan.stages_of(comm.rank)]
+    pipe = Pipeline(comm, plan, stages, mlp_loss)
+    pipe.step(*batches(plan.microbatches))
+    return {s.number: s.flat.grad.copy() for s in stages}, comm.trace.bytes_by_purpose()
+
+
+@pytest.mark.parametrize(("name", "p", "m"), [
+    ("gpipe", 4, 3), ("1f1b", 3, 4), ("1f1b", 5, 5), ("zb-h1", 4, 5), ("interleaved", 2, 4), ("zb-v", 2, 4), ("dualpipe", 4, 8),
+])  # fmt: skip
+def test_skips_go_straight_to_the_stage_that_needs_them(name, p, m):
+    plan = plan_of(name, p, m)
+    parts, S = one_device(plan.stages, m), plan.stages
+    results = SimWorld(p).run(run_unet, plan)
+    for stage, ranks in plan.holders().items():
+        total = fold(fold(parts[stage][i] for i in numbers) for numbers in plan.additions()[stage])
+        for rank in ranks:  # two walks over one tensor add its gradients in another order than one walk
+            np.testing.assert_allclose(results[rank][0][stage], total, rtol=1e-12, atol=1e-14)
+    home = {(a.stage, a.microbatch): r for r, order in enumerate(plan.orders) for item in order for a in unpacked(item) if a.kind == "F"}
+    ways = [(s, s + 1) for s in range(S - 1)] + [(s, S - 1 - s) for s in range(S) if S - 1 - s > s + 1] + [(0, S - 2)] * (S > 3)
+    crossing = sum((ROWS if i else 1) for a, b in ways for i in range(m) if home[a, i] != home[b, i])
+    for key in ("pipeline_activation", "pipeline_gradient"):
+        assert sum(sent.get(key, 0) for _, sent in results) == crossing * WIDTH * 8
+
+
+def unpacked(item):
+    from minidist.pipeline.plan import parts, unpack
+
+    return [unpack(part) for part in parts(item)]
+
+
+class Straight:
+    """Four stages that pass on; with `skip`, the first one's output also goes to the last."""
+
+    def __init__(self, number, skip):
+        self.number, self.skip = number, skip
+
+    def parameters(self):
+        return []
+
+    def __call__(self, x, skipped=None):
+        y = x * 2.0
+        if skipped is not None:
+            y = y + skipped
+        return (y, SkipTo(3, y)) if self.skip and self.number == 0 else y
+
+
+def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
+    def main(comm, skip):
+        with account_memory() as account:
+            pipe = Pipeline(comm, plan_of("1f1b", 4, 6), [PipelineStage(Straight(comm.rank, skip), comm.rank)], lambda y, t: y.sum())
+            pipe.step([np.ones((8, 64))] * 6, [None] * 6)
+        return dict(account.peak_by_purpose), comm.trace.bytes_by_purpose()
+
+    without, with_ = SimWorld(4).run(main, False), SimWorld(4).run(main, True)
+    size = 8 * 64 * 8
+    for rank in (1, 2):
+        assert with_[rank][0] == without[rank][0]
+        assert with_[rank][1]["pipeline_activation"] == without[rank][1]["pipeline_activation"] == 6 * size
+    assert with_[0][1]["pipeline_activation"] == 2 * 6 * size
+    assert with_[3][1]["pipeline_gradient"] == 2 * 6 * size
+    assert with_[3][0]["communication"] == without[3][0]["communication"] + 2 * size  # one in use and one posted ahead
+
+
+@pytest.mark.mpi(3)
+def test_skips_under_mpi(comm):
+    expected = SimWorld(3).run(run_unet, plan_of("1f1b", 3, 4))[comm.rank]
+    gradients, sent = run_unet(comm, plan_of("1f1b", 3, 4))
+    assert all(np.array_equal(gradients[n], expected[0][n]) for n in gradients)
+    assert sent == expected[1]
+
+
+def test_a_skip_backwards_and_too_many_tensors_are_one_sentence():
+    class Wrong:
+        def __init__(self, outputs):
+            self.outputs = outputs
+
+        def __call__(self, x, *rest):
+            return self.outputs(x)
+
+    def main(comm, outputs):
+        pipe = Pipeline(comm, plan_of("1f1b", 3, 2), [PipelineStage(Wrong(outputs), comm.rank)], mlp_loss)
+        pipe.step(*batches(2))
+
+    for outputs, sentence in [
+        (lambda x: (x, SkipTo(0, x)), "stage 0 sends a tensor to stage 0; it must go to a later one, 1 to 2"),
+        (lambda x: (x, *[SkipTo(2, x)] * 8), "at most eight tensors of at most six dims can cross a border"),
+        (lambda x: x.reshape(1, 1, 1, 1, 1, -1, 1), "at most six dims"),
+    ]:
+        with pytest.raises(UsageError, match=sentence):
+            SimWorld(3).run(main, outputs)
+    with pytest.raises(UsageError, match="at most 341 micro-batches fit, not 342"):
+        SimWorld(5).run(run_unet, plan_of("1f1b", 5, 342))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_second_step_without_zero_grad_adds_each_contribution_once(name, replicas):
+    plan = plan_of(name, 2, 4)
+
+    def main(comm, steps):
+        data = comm.split(comm.rank % 2, comm.rank)
+        stages, tied = split_model(gpt(plan.stages), plan.stages, plan.stages_of(comm.rank % 2))
+        pipe = Pipeline(
+            comm.split(comm.rank // 2, comm.rank), plan, stages, gpt_loss(96.0), tied=tied, data=data, reduction="ordered"
+        )
+        for step in steps:
+            pipe.step(*gpt_batches(4, step))
+        return {p.name: np.array(p.grad) for s in stages for p in s.flat.parameters}
+
+    first, second, both = (SimWorld(2 * replicas).run(main, steps) for steps in ([0], [1], [0, 1]))
+    for rank, gradients in enumerate(both):
+        for key, value in gradients.items():
+            np.testing.assert_allclose(value, first[rank][key] + second[rank][key], rtol=1e-13, atol=1e-15, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved"])
+def test_a_sent_gradient_is_let_go_when_it_must_have_arrived(name):
+    """The account of gradients of activations does not grow with the number of micro-batches."""
+
+    def main(comm, m):
+        plan = plan_of(name, 4, m)
+        with account_memory() as account:
+            model = MLP([16] * (plan.stages + 1), dtype=np.float64)
+            stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+            batch = [np.ones((ROWS, 16)) for _ in range(m)]
+            Pipeline(comm, plan, stages, mlp_loss).step(batch, batch)
+        return account.peak_by_purpose.get("activation_gradient", 0)
+
+    few, many = SimWorld(4).run(main, 8), SimWorld(4).run(main, 32)
+    assert many == few
+
+
+def test_gpipe_with_recomputation_keeps_the_borders_and_one_stage():
+    """GPipe: m tensors of the border and the activations of one micro-batch; without recomputation m times the activations."""
+    width, m, layers = 16, 6, 3
+
+    def main(comm, plan):
+        with account_memory() as account:
+            model = MLP([width] * (2 * layers + 1), dtype=np.float64)
+            stages, _ = split_model(model, 2, [comm.rank])
+            batch = [np.ones((ROWS, width)) for _ in range(m)]
+            Pipeline(comm, plan, stages, mlp_loss).step(batch, batch)
+        return account.peak_by_purpose
+
+    plan = plan_of("gpipe", 2, m)
+    full, short = SimWorld(2).run(main, plan)[0], SimWorld(2).run(main, recompute(plan))[0]
+    one = layers * ROWS * width * 8
+    assert full["activation"] == m * one
+    assert short["activation"] == one + m * ROWS * width * 8
+
+
+def test_recomputation_inside_stages_is_bitwise():
+    from tests.pipeline.test_runtime import equal_gpt
+
+    for name in ("1f1b", "zb-v", "looped-bfs"):
+        equal_gpt(recompute(plan_of(name, 3, 4)), dropout=0.2, steps=1)
+    partial(equal_gpt, recompute(plan_of("gpipe", 2, 3), [1]))(steps=1)
