@@ -22,6 +22,7 @@ from typing import Any
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, broadcast, reduce_scatter
@@ -104,8 +105,20 @@ class ZeroOptimizer:
         self.flat.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before."""
-        return clip_shards_(self.comm, [self.shard], max_norm)
+        """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before.
+
+        Gradients of two bytes stay as they are, and the step scales them.
+        """
+        return clip_shards_(self.comm, [self.shard], max_norm, self.optimizer if is_half(self.flat.dtype) else None)
+
+    @property
+    def grad_scale(self) -> float:
+        """What the next step multiplies the gradients by; see `Optimizer`."""
+        return self.optimizer.grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: float) -> None:
+        self.optimizer.grad_scale = value
 
     def step(self) -> None:
         """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""

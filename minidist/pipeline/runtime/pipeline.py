@@ -154,12 +154,12 @@ class Pipeline:
         for flat in self.flats:
             flat.zero_grad()
 
-    def clip_grad_norm_(self, max_norm: float) -> float:
+    def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
         """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose clip_norm).
 
         The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same everywhere.
         """
-        return clip_grad_norm(self, max_norm)
+        return clip_grad_norm(self, max_norm, optimizer)
 
     # --- one action ---
 
