@@ -43,6 +43,8 @@ def _models(config: TrainConfig) -> Iterator[str]:
         yield f"--heads {config.heads} do not share --kv-heads {config.kv_heads} evenly; take one of {_divisors(config.heads)}"
     if config.dropout and config.model != "gpt":
         yield f"--dropout {config.dropout} belongs to --model gpt; {config.model} has none, leave it out"
+    if config.attention_dropout and config.model == "mlp":
+        yield f"--attention-dropout {config.attention_dropout} is for attention, which an MLP does not have; leave it out"
 
 
 def _tensor(config: TrainConfig) -> Iterator[str]:
@@ -72,8 +74,6 @@ def _context(config: TrainConfig) -> Iterator[str]:
             yield f"--cp {cp} splits sequences, which an MLP does not have; take --dp {cp}"
         if cp > config.context:
             yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
-        if config.dropout:
-            yield f"--dropout {config.dropout} draws masks for whole rows, and with --cp {cp} a rank has parts; take --dropout 0"
         if config.experts:
             yield f"--cp {cp} gives a rank a part of a group's tokens, and experts count their slots by whole groups; take --cp 1"
         kv = (config.kv_heads or config.heads) // tp
@@ -110,8 +110,6 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
         return
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
-    if config.save:
-        yield f"--save does not combine with --pp {pp} yet; leave it out"
     if config.zero > 1:
         yield (
             f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "

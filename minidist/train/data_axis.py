@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
+from minidist.checkpoint.local import Local
 from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
@@ -112,6 +113,10 @@ class DataAxis:
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
         """Which elements of which parameters this rank's optimizer has state for."""
         return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
+
+    def local_states(self) -> list[Local]:
+        """What belongs to this rank and to no global tensor (what error feedback has not sent yet); a load writes into it."""
+        return []
 
     def updated(self) -> None:
         """The values were changed from outside."""

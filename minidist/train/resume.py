@@ -1,28 +1,36 @@
 """A training job in a checkpoint and back: weights, optimizer, position in the data, seed, losses.
 
-Everything is stored by its global name, so a job that was saved by 4 ranks with ZeRO 3 goes on on 1 rank, or on 8 with
-ZeRO 1. On the same layout the next step has the same bits as if nothing had happened.
+Everything is stored by its global name and place, so a job that was saved by 4 ranks with ZeRO 3 goes on on 1 rank, or on 8 as
+tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the same bits as if nothing had happened.
 
 The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
 masks depend on seed, step and sample. So there is no random state to be saved, and none of another rank to be restored.
 """
 
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint, Piece, save
+from minidist.checkpoint.local import local_pieces, read_local
 from minidist.comm import Comm
 from minidist.parallel import OffloadedOptimizer
+from minidist.parallel.dims import Axes
+from minidist.parallel.tensor.shards import cut
 from minidist.train.config import TrainConfig, flag
+from minidist.train.data_axis import DataAxis
 from minidist.train.job import Job
-from minidist.train.strategies import Strategy
+from minidist.train.pieces import pieces_of
+from minidist.train.strategies import Strategy, is_cut
 
 # What the bits of the next step depend on; a resumed job must not differ in it.
 FIXED = (
-    "model", "layers", "width", "heads", "context", "dropout", "data", "optimizer", "momentum", "weight_decay", "precision", "seed",
+    "model", "layers", "width", "heads", "kv_heads", "context", "dropout", "attention_dropout", "experts", "top_k", "capacity_factor",
+    "aux_loss_weight", "data", "optimizer", "momentum", "weight_decay", "precision", "seed",
 )  # fmt: skip
 
 
@@ -30,21 +38,38 @@ def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, st
     """Write the job after `step` steps; every rank calls it. Replicated tensors are written once, by turns."""
     state = {
         "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
-        "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
+        "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses, "extra": strategy.extra_state(),
     }  # fmt: skip
-    return save(comm, directory, step, _pieces(strategy), state)
+    locals_ = local_pieces(comm.rank, [state for axis in strategy.data_axes for state in axis.local_states()])
+    return save(comm, directory, step, [*_pieces(strategy), *locals_], state)
 
 
 def _pieces(strategy: Strategy) -> list[Piece]:
-    pieces = []
+    """What this rank writes: of everything that several ranks hold alike, its share."""
+    pieces: list[Piece] = []
     for axis in strategy.data_axes:
         state = axis.optimizer.state
-        pieces += [Piece(f"weights/{p.name}", p.shape, array, start, stop, copies=axis.copies) for p, array, start, stop in axis.weights()]
+        for parameter, array, start, stop in axis.weights():
+            pieces += _mine(strategy, axis, axis.copies, parameter, f"weights/{parameter.name}", array, start, stop)
         for parameter, start, stop in axis.state_ranges():
             for key, array in state.get(parameter.name, {}).items():
-                if stop > start:
-                    pieces.append(Piece(f"optimizer/{parameter.name}/{key}", parameter.shape, array, start, stop, copies=axis.state_copies))
+                pieces += _mine(strategy, axis, axis.state_copies, parameter, f"optimizer/{parameter.name}/{key}", array, start, stop)
     return pieces
+
+
+def _mine(
+    strategy: Strategy, axis: DataAxis, copies: tuple[int, int], parameter: Parameter, name: str, array: Any, start: int, stop: int
+) -> list[Piece]:
+    """The pieces of one tensor, or nothing when another rank writes them. Who does is drawn from the name, the same everywhere."""
+    holder, holders = copies
+    cut = strategy.axes[parameter.layout.axes[0]] if parameter.layout is not None and parameter.layout.axes else None
+    if not is_cut(parameter, "tp"):
+        tp = strategy.axes.tp
+        holder, holders = holder * tp.size + tp.rank, holders * tp.size
+    if start == stop or zlib.crc32(name.encode()) % holders != holder or not strategy.counts(axis, parameter):
+        return []
+    rank, ranks = (0, 1) if cut is None else (cut.rank, cut.size)
+    return pieces_of(name, parameter.shape, parameter.layout, rank, ranks, array, start, stop)
 
 
 def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int, list[float]]:
@@ -55,8 +80,9 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
     """
     checkpoint = Checkpoint(directory)
     _same_job(checkpoint, job)
-    writes = [(array, _read(checkpoint, p, start, stop)) for axis in strategy.data_axes for p, array, start, stop in axis.weights()]
-    states = [{p.name: _state(checkpoint, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
+    axes = strategy.axes
+    writes = [(array, _read(checkpoint, axes, p, start, stop)) for axis in strategy.data_axes for p, array, start, stop in axis.weights()]
+    states = [{p.name: _state(checkpoint, axes, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
     for array, values in writes:
         array[...] = values
     for axis, state in zip(strategy.data_axes, states, strict=True):
@@ -65,25 +91,39 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
         axis.updated()
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
+        for local in axis.local_states():
+            kept = read_local(checkpoint, local.name, axes.comm.rank, axes.comm.size)
+            if kept is not None:
+                local.value[...] = kept
+    strategy.load_extra_state(checkpoint.state.get("extra", {}))
     return checkpoint.step, list(checkpoint.state["losses"])
 
 
-def _state(checkpoint: Checkpoint, parameter: Any, start: int, stop: int) -> dict[str, Any]:
+def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> dict[str, Any]:
     prefix = f"optimizer/{parameter.name}/"
-    return {
-        name[len(prefix) :]: checkpoint.read(name, start, stop) for name in checkpoint.tensors if name.startswith(prefix)
-    }
+    names = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
 
 
-def _read(checkpoint: Checkpoint, parameter: Any, start: int, stop: int) -> np.ndarray:
+def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> np.ndarray:
     name = f"weights/{parameter.name}"
     entry = checkpoint.tensors.get(name)
-    if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (parameter.shape, str(parameter.dtype)):
+    shape = parameter.shape if parameter.layout is None else parameter.layout.global_shape
+    if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (shape, str(parameter.dtype)):
         raise UsageError(
             f"checkpoint {str(checkpoint.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
-            f"{parameter.dtype}{list(parameter.shape)}"
+            f"{parameter.dtype}{list(shape)}"
         )
-    return checkpoint.read(name, start, stop)
+    return _elements(checkpoint, axes, parameter, name, start, stop)
+
+
+def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> np.ndarray:
+    """Elements [start, stop) of this rank's tile of a tensor in the checkpoint."""
+    layout = parameter.layout
+    if layout is None or not layout.axes:
+        return checkpoint.read(name, start, stop)
+    comm = axes[layout.axes[0]]
+    return cut(checkpoint.tensor(name), layout, comm.rank, comm.size).reshape(-1)[start:stop]
 
 
 def _same_job(checkpoint: Checkpoint, job: Job) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from minidist.autograd import Parameter, meter
 from minidist.base.arrays import Array
-from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.optim import block_square_sums, norm_from_blocks
@@ -67,7 +66,7 @@ class Strategy:
         for i in range(k):
             number = self.axes.dp.rank * k + i
             together = i == k - 1 or job.config.synchronize_each
-            with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed), nullcontext() if together else self.no_sync():
+            with job.coordinates(step, number), nullcontext() if together else self.no_sync():
                 loss = job.loss(step, number, self.model)
                 comm.compute(counted.take() if counted else (), name="forward")
                 loss.backward()
@@ -128,6 +127,17 @@ class Strategy:
                     whole = full_tensor(array, by_name[name].layout, self.axes)
                     result[kind].setdefault(key, whole.reshape(-1) if kind == "optimizer" else whole)
         return result
+
+    def counts(self, axis: DataAxis, parameter: Parameter) -> bool:
+        """Is this the parameter itself, and not a copy that a pipeline has in another place?"""
+        return True
+
+    def extra_state(self) -> dict[str, Any]:
+        """What else the next step depends on, as JSON can hold it and the same on every rank (a loss scale)."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take it back from a checkpoint."""
 
     def local_arrays(self) -> list[Array]:
         """The flat values that this rank holds."""
