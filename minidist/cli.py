@@ -208,11 +208,11 @@ def doctor(json_output: Json = False) -> None:
 @app.command()
 def report(
     trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
-    picture: Annotated[str, typer.Option(help="space-time, bytes-matrix, bytes-by-purpose, loss, memory, lanes or perfetto")] = "space-time",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .svg, .pdf or .png file (.json for perfetto)")] = None,
+    picture: Annotated[str | None, typer.Option(help="space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto or page")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)")] = None,
     steps: Annotated[str | None, typer.Option(help="a:b, only these training steps")] = None,
 ) -> None:
-    """Draw a picture of a recorded run."""
+    """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
     from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output, steps)}")
