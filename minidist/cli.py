@@ -387,6 +387,26 @@ def bench_collectives(
     print(module.table(result))
 
 
+@bench_app.command("network")
+def bench_network(
+    hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
+    rate: Annotated[float, typer.Option(help="what each host's interface lets out, in Mbit/s")] = 200.0,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
+    algorithms: Annotated[str, typer.Option(help="all-reduce algorithms, with commas between them")] = "ring,rabenseifner,recursive_doubling",
+    rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
+    json_output: Json = False,
+) -> None:
+    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual clock's."""
+    from minidist.train import bench_network as module
+
+    result = module.bench_network(hosts, 1e6 * rate, whole_numbers(sizes, "--sizes") if sizes else module.SIZES, algorithms.split(","), rounds)
+    if json_output:
+        print(json.dumps(result))
+        return
+    show_bench({**result, "rows": []}, False)
+    print(module.table(result))
+
+
 @bench_app.command("step")
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
