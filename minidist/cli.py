@@ -350,14 +350,61 @@ def staleness(
 
 @bench_app.command("collectives")
 def bench_collectives(
-    ranks: Annotated[int, typer.Option(help="processes")] = 2,
+    ranks: Annotated[int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
+    simulated: Annotated[bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")] = False,
+    operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
+    alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency a message")] = 1e-6,
+    beta: Annotated[float, typer.Option(help="with --simulated: seconds a byte")] = 1e-10,
+    picture: Annotated[Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")] = None,
     json_output: Json = False,
 ) -> None:
-    """All-reduce against MPI_Allreduce (and gloo, where torch is installed), and the simulated world's messages a second."""
-    from minidist.train.bench_collectives import bench_collectives as bench
+    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual clock."""
+    from minidist.comm import LinkModel
+    from minidist.train import bench_collectives as real
+    from minidist.train import bench_virtual_collectives as virtual
 
-    show_bench(bench(ranks=ranks, rounds=rounds), json_output)
+    lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
+    if simulated:
+        module: Any = virtual
+        result = virtual.bench_virtual_collectives(operation, ranks or 16, LinkModel(alpha, beta), lengths or virtual.SIZES)
+    else:
+        module = real
+        result = real.bench_collectives(2 if ranks is None else ranks, rounds, lengths or real.SIZES)
+    if picture:
+        from minidist.report.crossover import crossover
+        from minidist.report.frame import save
+
+        title = f"{operation} on {ranks or (16 if simulated else 2)} {'virtual ranks' if simulated else 'processes'}"
+        rows = [row for row in result["rows"] if "side" in row]
+        say(f"written: {save(crossover(rows, title=title, command=command_line()), picture)}")
+    if json_output:
+        print(json.dumps(result))
+        return
+    if not simulated:
+        show_bench({**result, "rows": [row for row in result["rows"] if "side" not in row]}, False)
+    print(module.table(result))
+
+
+@bench_app.command("network")
+def bench_network(
+    hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
+    rate: Annotated[float, typer.Option(help="what each host's interface lets out, in Mbit/s")] = 200.0,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
+    algorithms: Annotated[str, typer.Option(help="all-reduce algorithms, with commas between them")] = "ring,rabenseifner,recursive_doubling",
+    rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
+    json_output: Json = False,
+) -> None:
+    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual clock's."""
+    from minidist.train import bench_network as module
+
+    result = module.bench_network(hosts, 1e6 * rate, whole_numbers(sizes, "--sizes") if sizes else module.SIZES, algorithms.split(","), rounds)
+    if json_output:
+        print(json.dumps(result))
+        return
+    show_bench({**result, "rows": []}, False)
+    print(module.table(result))
 
 
 @bench_app.command("step")
@@ -405,6 +452,14 @@ def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
             if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
         )  # fmt: skip
         print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """The numbers of a comma-separated list."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576") from None
 
 
 def command_line() -> str:

@@ -6,7 +6,7 @@ A shard begins at a multiple of `alignment` elements. With 1,024, the block of t
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -133,27 +133,42 @@ class Shard:
         return slices
 
 
-def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
-    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = ()) -> xp.Array:
+    """Sums of squares by blocks of 1,024 elements of the whole gradient, in its global order, on every rank.
 
-    Each rank sends the float64 sums of its blocks of 1,024 elements (8 B each) to everybody, (n-1) times, under purpose
-    `clip_norm`; all add them in the global order, unit by unit. optimizer: as for `optim.clip_by_norm_`, for gradients of two
-    bytes. Errors: UsageError when blocks cross shard boundaries.
+    skip: parameters that do not count (somebody else counts them). Each rank sends the float64 sums of its own blocks
+    (8 B each) to everybody, (n-1) times, under purpose `clip_norm`. Errors: UsageError when blocks cross shard boundaries.
     """
+    sums = []
     for shard in shards:
         if shard.alignment % NORM_BLOCK:
             raise UsageError(
                 f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
             )
-    sums = [block_square_sums(shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)) for shard in shards]
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)
+        left_out = [place for parameter, place, _, _ in shard.ranges() if parameter in skip]
+        if left_out:
+            gradient = xp.array(gradient)
+            for place in left_out:
+                gradient[place] = 0
+        sums.append(block_square_sums(gradient))
     with purpose("clip_norm"):
         everybody = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
     blocks, start = [], 0
     for part in sums:
         blocks.append(everybody[:, start : start + part.size].reshape(-1))
         start += part.size
-    return clip_by_norm_(list(shards), norm_from_blocks(np.concatenate(blocks)), max_norm, optimizer)
+    return np.concatenate(blocks)
+
+
+def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
+    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+
+    See `shard_square_sums`; all add the sums in the global order, unit by unit. optimizer: as for `optim.clip_by_norm_`, for
+    gradients of two bytes.
+    """
+    return clip_by_norm_(list(shards), norm_from_blocks(shard_square_sums(comm, shards)), max_norm, optimizer)
 
 
 def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:
