@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
+from minidist.autograd import Parameter, Tensor, dropout, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
 from minidist.base.random import Key, current_coordinates, uniform_rows
 from minidist.nn.module import Module
 
@@ -71,11 +70,11 @@ class Dropout(Module):
         """x (samples, ...) -> the same shape."""
         if not self.training or self.p == 0:
             return x
-        return x * Tensor(track(self.keep(x.shape, x.dtype), "activation"))
+        return dropout(x, self.keep(x.shape), 1 / (1 - self.p))
 
-    def keep(self, shape: tuple[int, ...], dtype: Any) -> xp.Array:
-        """The factors of the rows of the current batch: 0 or 1 / (1 - p)."""
+    def keep(self, shape: tuple[int, ...]) -> xp.Array:
+        """Which elements of the rows of the current batch stay: bools."""
         place = current_coordinates()
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
         draws = uniform_rows(key, place.sample_offset, shape[0], shape[1:])
-        return xp.as_array((draws >= self.p) * (1 / (1 - self.p)), dtype)
+        return draws >= self.p

@@ -67,10 +67,9 @@ class SequenceParallelDropout(Dropout):
         super().__init__(whole.p)
         self.comm, self.name, self.training = comm, whole.name, whole.training
 
-    def keep(self, shape: tuple[int, ...], dtype: Any) -> xp.Array:
-        """The factors of x (batch, T/t, ...)."""
+    def keep(self, shape: tuple[int, ...]) -> xp.Array:
+        """Which elements of x (batch, T/t, ...) stay: bools."""
         place = current_coordinates()
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
         whole = (shape[SEQUENCE] * self.comm.size, *shape[SEQUENCE + 1 :])
-        draws = own_part(self.comm, uniform_rows(key, place.sample_offset, shape[0], whole), SEQUENCE)
-        return xp.as_array((draws >= self.p) * (1 / (1 - self.p)), dtype)
+        return own_part(self.comm, uniform_rows(key, place.sample_offset, shape[0], whole), SEQUENCE) >= self.p
