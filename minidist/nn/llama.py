@@ -31,6 +31,7 @@ from minidist.nn.gpt import TiedHead
 from minidist.nn.layers import Embedding, RMSNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.nn.segments import run_blocks
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 GroupedAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -157,11 +158,12 @@ class LlamaModel(Module):
                 f"Llama: position {int(positions.max())} (tokens of shape {tokens.shape}) "
                 f"but max_position_embeddings is {config.max_position_embeddings}"
             )
-        angles = rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
-        x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x, angles)
-        return self.norm(x)
+        return self.norm(run_blocks(self, self.layers, self.embed_tokens(tokens), self.angles(positions)))
+
+    def angles(self, positions: xp.Array) -> xp.Array:
+        """What each block takes beside x: the rotary angles (T, head size / 2)."""
+        config = self.config
+        return rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
 
 
 class Llama(Module):
