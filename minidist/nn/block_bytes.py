@@ -9,9 +9,10 @@ masks of one:
     two norms   their inputs                                                     2 i s b h
     two masks                                                                    2 s b h
 
-With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers a row and norm (mean and deviation); ours keeps one.
+With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers a row and norm (mean and deviation); ours keeps one,
+in float32 when the values have 2 bytes.
 The fused block of `nn/gpt.py` keeps as many times s b h, but of the scores only what lies at or below the diagonal blocks of
-64 queries, once, with one sum a query, and no dropout inside: about i a s^2 b / 2.
+64 queries, once, with one sum a query: about i a s^2 b / 2; with dropout a mask of all of them, a s^2 b bytes.
 """
 
 QUERIES = 64  # rows of a block of the fused attention
@@ -23,11 +24,13 @@ def unfused(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
 
 
 def composite(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
-    """`unfused`, and the reciprocal deviation of each row that our two layer norms keep."""
-    return unfused(s, b, h, a, itemsize) + 2 * s * b * itemsize
+    """`unfused`, and the reciprocal deviation of each row (at least float32) that our two layer norms keep."""
+    return unfused(s, b, h, a, itemsize) + 2 * s * b * max(itemsize, 4)
 
 
 def fused(s: int, b: int, h: int, a: int, itemsize: int = 4, dropout: bool = False) -> int:
     """What `gpt.Block` keeps."""
-    scores = sum(min(QUERIES, s - first) * (min(first + QUERIES, s) + 1) for first in range(0, s, QUERIES))
-    return itemsize * (16 * s * b * h + 2 * s * b + a * b * scores) + (2 * s * b * h if dropout else 0)
+    blocks = [(min(QUERIES, s - first), min(first + QUERIES, s)) for first in range(0, s, QUERIES)]  # queries, keys
+    scores = sum(queries * (keys * itemsize + max(itemsize, 4)) for queries, keys in blocks)
+    masks = 2 * s * b * h + a * s * s * b if dropout else 0
+    return 16 * itemsize * s * b * h + 2 * max(itemsize, 4) * s * b + a * b * scores + masks

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from minidist.autograd import Tensor, checkpoint
-from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.module import Module
 from minidist.nn.segments import budgeted_segments, measured, sqrt_segments
@@ -44,7 +43,7 @@ def recompute(
     if budget is not None:
         if shape is None:
             raise UsageError(f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ..., width)")
-        others = (owner.angles(xp.arange(shape[1])),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
+        others = (owner.angles(shape[1]),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
         nbytes, inside = measured(blocks[0], shape, dtype, *others)
         sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
         vars(owner)["segments"] = (sizes, pack)

@@ -105,7 +105,11 @@ def run_blocks(owner: Any, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *
             x = block(x, *others)
         return x
     sizes, pack = vars(owner)["segments"]
-    return run_segments([lambda value, block=block: block(value, *others) for block in blocks], x, sizes, pack)
+
+    def with_others(block: Callable[..., Tensor]) -> Layer:
+        return lambda value: block(value, *others)
+
+    return run_segments([with_others(block) for block in blocks], x, sizes, pack)
 
 
 def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *others: Any) -> tuple[int, int]:

@@ -173,7 +173,7 @@ def block_sentence(answer: dict[str, Any]) -> str:
     block = answer["activations_of_a_block"]
     return (
         f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's, in "
-        f"2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 4 s b + about a s^2 b"
+        f"2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 4 s b + about 2 a s^2 b"
     )
 
 

@@ -1,6 +1,6 @@
 """Segments change no bit; how often layers run, and how many bytes are alive at the peak, are closed forms."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def smallest_peak(inputs, insides, repeated):
     for cuts in product([False, True], repeat=max(0, repeated - 1)):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), repeated] if repeated else [0]
         kept, peak = 0, 0
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in pairwise(edges):
             kept += inputs[start]
             peak = max(peak, kept + sum(insides[start:stop]))
         tail = inputs[repeated] if repeated < len(inputs) else 0
