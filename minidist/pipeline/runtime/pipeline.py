@@ -94,7 +94,7 @@ class Pipeline:
         self.flats = [stage.flat for stage in self.stages.values()]
         self.messages = Messages(comm, self.plan, orders, home)
         self._same_plan()
-        self.shared = SharedGradients(comm.dup(), {n: stage.flat.parameters for n, stage in self.stages.items()}, tied)
+        self.shared = SharedGradients(comm.dup(), {n: stage.parameters for n, stage in self.stages.items()}, tied)
         self.reducers = {
             n: GradientReducer(stage.flat, data.dup(), algorithm=reduction, unused="zeros")
             for n, stage in sorted(self.stages.items())

@@ -35,13 +35,13 @@ class PipelineStage:
 
     A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the tensors of
     the stage before it, several in the order of the stages that they come from. A stage may have no parameters. The last
-    stage's output goes to the loss. `flat`: the stage's parameters, a unit of their own.
+    stage's output goes to the loss. `flat`: the stage's `parameters`, a unit of their own.
     """
 
     def __init__(self, module: Any, number: int) -> None:
         self.module, self.number = module, number
-        parameters = list(module.parameters()) if hasattr(module, "parameters") else []
-        self.flat = FlatParameters(parameters)
+        self.parameters = list(module.parameters()) if hasattr(module, "parameters") else []
+        self.flat = FlatParameters(self.parameters)
 
 
 class GPTStage(Module):
