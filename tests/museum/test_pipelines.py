@@ -6,11 +6,13 @@ import pytest
 from minidist.autograd import DeferredWeights, Parameter, Tensor
 from minidist.base.errors import MinidistError
 from minidist.comm import SimWorld
+from minidist.optim import SGD
 from minidist.pipeline.plan import from_text, get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, messages, pipeline, shared
+from minidist.pipeline.post_validation import PostValidatedPipeline
+from minidist.pipeline.runtime import Pipeline, PipelineStage, messages, pipeline, shared, split_model
 from minidist.pipeline.validate import PlanError, validate
 from tests.pipeline import test_runtime
-from tests.pipeline.cases import plan_of
+from tests.pipeline.cases import mlp, mlp_batches, mlp_loss, plan_of
 
 RED = (AssertionError, MinidistError)
 
@@ -98,6 +100,37 @@ def twice(monkeypatch):
     monkeypatch.setattr(DeferredWeights, "add", doubled)
 
 
+class OverflowsOnRank0(PostValidatedPipeline):
+    """In its second step a gradient of rank 0, and of nobody else, is infinite."""
+
+    def _sum_gradients(self):
+        super()._sum_gradients()
+        self.now = getattr(self, "now", -1) + 1
+        if self.comm.rank == 0 and self.now == 1:
+            self.flats[0].grad[0] = np.inf
+
+
+def overflow_on_one_rank():
+    def main(comm):
+        stages, _ = split_model(mlp(2), 2, [comm.rank])
+        pipe = OverflowsOnRank0(comm, plan_of("zb-h1", 2, 3), stages, mlp_loss, lambda flat: SGD(flat, lr=0.125))
+        for step in range(3):
+            pipe.step(*mlp_batches(3, step))
+        return [verdict.outcome for verdict in pipe.finish()]
+
+    assert SimWorld(2).run(main) == [["kept", "skipped", "kept"]] * 2
+
+
+def overflow_seen_by_one_rank(monkeypatch):
+    """15: each rank judges its own gradients: one skips the step, the others make it."""
+    original = PostValidatedPipeline._coefficient
+
+    def own(self, squares):
+        return original(self, float(sum(blocks.sum() for blocks in self._sums.values())))
+
+    monkeypatch.setattr(PostValidatedPipeline, "_coefficient", own)
+
+
 def ragged_gpt():
     test_runtime.equal_gpt(plan_of("1f1b", 2, 3), steps=1)
 
@@ -112,7 +145,7 @@ def data_axis():
 
 PLANTED = [
     (one_receive_buffer, one_size_fits), (tied_copies_apart, one_size_fits), (data_axis_before_tied, data_axis),
-    (tied_copies_apart, data_axis), (largest_buffer, ragged_gpt), (twice, two_sites_under_zero_bubble),
+    (tied_copies_apart, data_axis), (largest_buffer, ragged_gpt), (overflow_seen_by_one_rank, overflow_on_one_rank), (twice, two_sites_under_zero_bubble),
 ]  # fmt: skip
 
 
