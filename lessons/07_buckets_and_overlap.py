@@ -238,4 +238,4 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
 # | a lane | a CUDA stream of its own; NCCL's communicator stream |
 #
-# Next: 08 Parameter server, or [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).
+# Next: [08 Parameter server](08_parameter_server.ipynb), or [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).

@@ -219,6 +219,32 @@ def report(
 
 
 @app.command()
+def museum(
+    number: Annotated[str | None, typer.Argument(help="an exhibit, such as 1 or 4b; default: a table of all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")] = None,
+    tests: Annotated[bool, typer.Option(help="also run the tests that catch it, where minidist's tests are there")] = True,
+    json_output: Json = False,
+) -> None:
+    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches it."""
+    from minidist.museum import exhibits, find, visit
+    from minidist.museum.visiting import table
+
+    if output is not None and number is None:
+        raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
+    visits = [visit(exhibit, tests) for exhibit in (exhibits() if number is None else find(number))]
+    if output is not None:
+        from minidist.report.frame import save
+
+        say(f"written: {save(visits[0].figure(command_line()), output)}")
+    if json_output:
+        print(json.dumps([seen.as_dict() for seen in visits]))
+    elif number is None:
+        print(table(visits))
+    else:
+        print("\n\n\n".join(seen.text() for seen in visits))
+
+
+@app.command()
 def schedule(
     plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
@@ -324,14 +350,41 @@ def staleness(
 
 @bench_app.command("collectives")
 def bench_collectives(
-    ranks: Annotated[int, typer.Option(help="processes")] = 2,
+    ranks: Annotated[int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
+    simulated: Annotated[bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")] = False,
+    operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
+    alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency a message")] = 1e-6,
+    beta: Annotated[float, typer.Option(help="with --simulated: seconds a byte")] = 1e-10,
+    picture: Annotated[Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")] = None,
     json_output: Json = False,
 ) -> None:
-    """All-reduce against MPI_Allreduce (and gloo, where torch is installed), and the simulated world's messages a second."""
-    from minidist.train.bench_collectives import bench_collectives as bench
+    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual clock."""
+    from minidist.comm import LinkModel
+    from minidist.train import bench_collectives as real
+    from minidist.train import bench_virtual_collectives as virtual
 
-    show_bench(bench(ranks=ranks, rounds=rounds), json_output)
+    lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
+    if simulated:
+        module: Any = virtual
+        result = virtual.bench_virtual_collectives(operation, ranks or 16, LinkModel(alpha, beta), lengths or virtual.SIZES)
+    else:
+        module = real
+        result = real.bench_collectives(2 if ranks is None else ranks, rounds, lengths or real.SIZES)
+    if picture:
+        from minidist.report.crossover import crossover
+        from minidist.report.frame import save
+
+        title = f"{operation} on {ranks or (16 if simulated else 2)} {'virtual ranks' if simulated else 'processes'}"
+        rows = [row for row in result["rows"] if "side" in row]
+        say(f"written: {save(crossover(rows, title=title, command=command_line()), picture)}")
+    if json_output:
+        print(json.dumps(result))
+        return
+    if not simulated:
+        show_bench({**result, "rows": [row for row in result["rows"] if "side" not in row]}, False)
+    print(module.table(result))
 
 
 @bench_app.command("step")
@@ -351,6 +404,18 @@ def bench_step(
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
+@bench_app.command("memory")
+def bench_memory(
+    cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 12,
+    json_output: Json = False,
+) -> None:
+    """What the account of memory costs a training step, when it is on and when it keeps a timeline."""
+    from minidist.train.bench_memory import bench_memory as bench
+
+    show_bench(bench(cases or None, rounds=rounds), json_output)
+
+
 def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
     """The environment, then a row a measurement."""
     if result is None:
@@ -367,6 +432,14 @@ def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
             if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
         )  # fmt: skip
         print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """The numbers of a comma-separated list."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576") from None
 
 
 def command_line() -> str:

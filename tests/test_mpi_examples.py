@@ -195,6 +195,24 @@ def test_parameter_server(world, consistency):
     assert pushed < 0.5 * dense
 
 
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_parameter_server_whose_worker_is_killed(consistency):
+    code, output = start("simulated", 4, "parameter_server", "--kill", "50", "--consistency", consistency)
+    assert code == 0, output
+    assert "rank 3 died after 50 pushes; the others went on" in output
+    assert "the same bits" in output
+    assert f"; {150 if consistency == 'bsp' else 350} updates on server 0" in output
+
+
+@needs_mpi
+def test_under_mpi_a_killed_worker_ends_the_job_with_a_report():
+    code, output = start("mpi", 3, "parameter_server", "--kill", "5")
+    assert code != 0
+    assert "rank 2" in output
+    assert "kill" in output
+    assert "Traceback" not in output
+
+
 def test_a_parameter_server_without_a_worker():
     code, output = start("simulated", 2, "parameter_server", "--servers", "2")
     assert code == 2

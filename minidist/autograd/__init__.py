@@ -5,6 +5,7 @@ from minidist.autograd.attention import causal_attention, causal_attention_compo
 from minidist.autograd.backward import DeferredWeights, after_node_hook, backward, on_ready_hook
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
+from minidist.autograd.dropout import dropout
 from minidist.autograd.elementwise import (
     absolute,
     add,
@@ -54,7 +55,7 @@ __all__ = [
     "AutogradError", "DeferredWeights", "DtypeError", "Function", "Meter", "Node", "Parameter", "ParameterUse",
     "ShapeError", "Tensor", "VersionError", "absolute", "add", "after_node_hook", "backward", "broadcast_to",
     "causal_attention", "causal_attention_composite", "causal_attention_heads", "checkpoint", "concatenate",
-    "contribution_recorder", "cross_entropy", "div", "embedding", "enable_grad", "exp", "gelu", "gelu_composite",
+    "contribution_recorder", "cross_entropy", "div", "dropout", "embedding", "enable_grad", "exp", "gelu", "gelu_composite",
     "getitem", "gradcheck", "is_grad_enabled", "layer_norm", "layer_norm_composite", "linear", "log", "log_softmax",
     "mark", "mark_all", "matmul", "max", "maximum", "mean", "meter", "minimum", "mse_loss", "mul", "neg", "no_grad",
     "on_ready_hook", "pow", "record", "relu", "reshape", "rms_norm", "rotary", "rotary_angles", "set_grad_enabled",

@@ -5,58 +5,79 @@ computed and none of it is ever masked except the diagonal blocks. The exponenti
 division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
 the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
 rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
+
+Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T - rowsum(dO * O)),
+with the same row sums. Only the mask is kept besides, as bools.
 """
 
 from operator import itemgetter
+from typing import Any, Protocol
 
 from minidist.autograd import elementwise, reductions, shaping
+from minidist.autograd.dropout import dropout as dropped
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import rounded, wide
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once
 
 
-def causal_attention(qkv: Tensor, heads: int) -> Tensor:
+class WeightDropout(Protocol):
+    """Which weights of attention stay (`nn.AttentionDropout`), and what those are multiplied by."""
+
+    @property
+    def scale(self) -> float: ...
+
+    def mask(self, samples: int, heads: int, length: int, first: int = 0) -> xp.Array:
+        """Bools (samples, heads, length queries, length keys) of `heads` heads, from the `first` of those here on."""
+
+
+def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
     """Packed form: qkv (batch, T, 3 D) -> (batch, T, D); queries, keys, values side by side, and heads in each."""
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    q, k, v = _heads(qkv.data, 3, heads)
-    out = xp.empty((batch, length, width), qkv.dtype, qkv.data)
-    (o,) = _heads(out, 1, heads)
-    saved = _forward(q, k, v, o)
+    values = wide(qkv.data)
+    q, k, v = _heads(values, 3, heads)
+    out = xp.empty((batch, length, width), values.dtype, qkv.data)
+    drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
+    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv.dtype, drop)
+    out = rounded(out, qkv.dtype)
     kept = qkv.saved()
 
     def grad(g: xp.Array) -> xp.Array:
-        q, k, v = _heads(kept.data, 3, heads)
+        q, k, v = _heads(wide(kept.data), 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
-        (do,), (dq, dk, dv) = _heads(g, 1, heads), _heads(dqkv, 3, heads)
-        _backward(q, k, v, o, do, saved, dq, dk, dv)
+        (o,), (do,), (dq, dk, dv) = _heads(wide(out), 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        _backward(q, k, v, o, do, saved, dq, dk, dv, drop)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
     costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
-    return record(
-        "causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=[e for pair in saved for e in pair]
-    )
+    arrays = _arrays(saved, drop)
+    return record("causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=arrays, storage=qkv.dtype)
 
 
-def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
     """Separate form: q, k, v (batch, heads, T, head size) -> the same shape."""
     if q.ndim != 4 or q.shape != k.shape or k.shape != v.shape:
         raise mismatch(
             "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
         )
-    o = xp.empty(q.shape, q.dtype, q.data)
-    saved = _forward(q.data, k.data, v.data, o)
+    values = wide(q.data)
+    o = xp.empty(q.shape, values.dtype, q.data)
+    drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
+    saved = _forward(values, wide(k.data), wide(v.data), o, q.dtype, drop)
+    o = rounded(o, q.dtype)
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-        result = xp.empty_like(o), xp.empty_like(o), xp.empty_like(o)
-        _backward(kept_q.data, kept_k.data, kept_v.data, o, g, saved, *result)
+        out = wide(o)
+        result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
+        _backward(wide(kept_q.data), wide(kept_k.data), wide(kept_v.data), out, g, saved, *result, drop)
         return result
 
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -68,8 +89,26 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         prepare=prepare,
         flops=flops,
         costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
-        saved=[e for pair in saved for e in pair],
+        saved=_arrays(saved, drop),
+        storage=q.dtype,
     )
+
+
+Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
+
+
+def _arrays(saved: list[tuple[xp.Array, xp.Array]], drop: Drop) -> list[xp.Array]:
+    return [e for pair in saved for e in pair] + ([] if drop is None else [drop[0]])
+
+
+def _dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
+    """e (samples n.., heads, keys ..end, queries start..end) without the dropped weights; `e` itself without dropout."""
+    if drop is None:
+        return e
+    keep, scale = drop
+    e = e * keep[n : n + step, :, start:end, :end].swapaxes(2, 3)
+    e *= scale
+    return e
 
 
 def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
@@ -85,8 +124,13 @@ def _samples_at_once(q: xp.Array) -> int:
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
 
 
-def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[xp.Array, xp.Array]]:
-    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums)."""
+def _forward(
+    q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, storage: Any, drop: Drop = None
+) -> list[tuple[xp.Array, xp.Array]]:  # fmt: skip
+    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
+
+    The exponentials, numbers from 0 to 1, are kept as `storage`; the row sums, one number a query, as they are.
+    """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     diagonal = _diagonal(min(_BLOCK, length), q)
@@ -103,15 +147,15 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array) -> list[tuple[x
             xp.exp(e, out=e)
             inverse = xp.reciprocal(ones[:end] @ e)[..., None]
             part = on[:, :, start:end]
-            xp.matmul(e.swapaxes(2, 3), vn[:, :, :end], out=part)
+            xp.matmul(_dropped(e, drop, n, step, start, end).swapaxes(2, 3), vn[:, :, :end], out=part)
             part *= inverse
-            saved.append((e, inverse))
+            saved.append((rounded(e, storage), inverse))
     return saved
 
 
 def _backward(
     q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, g: xp.Array, saved: list[tuple[xp.Array, xp.Array]],
-    dq: xp.Array, dk: xp.Array, dv: xp.Array,
+    dq: xp.Array, dk: xp.Array, dv: xp.Array, drop: Drop = None,
 ) -> None:  # fmt: skip
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
@@ -122,16 +166,18 @@ def _backward(
         dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
         for start in reversed(range(0, length, _BLOCK)):
             end = min(start + _BLOCK, length)
-            e, inverse = saved.pop()
+            kept, inverse = saved.pop()
+            e = wide(kept)
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
-            ds = vn[:, :, :end] @ do.swapaxes(2, 3)
+            ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
             ds -= delta.swapaxes(2, 3)
             ds *= e
             part = dqn[:, :, start:end]
             xp.matmul(ds.swapaxes(2, 3), kn[:, :, :end], out=part)
             part *= scale
             scaled_q = qn[:, :, start:end] * scale
+            e = _dropped(e, drop, n, step, start, end)
             if end == length:
                 xp.matmul(ds, scaled_q, out=dkn)
                 xp.matmul(e, do, out=dvn)
@@ -156,7 +202,7 @@ def _diagonal(n: int, like: xp.Array) -> xp.Array:
     return mask
 
 
-def causal_attention_composite(qkv: Tensor, heads: int) -> Tensor:
+def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
     """The packed form, op by op with the whole score matrix: for lessons, and the oracle of `causal_attention`."""
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     size = width // heads
@@ -165,5 +211,8 @@ def causal_attention_composite(qkv: Tensor, heads: int) -> Tensor:
     scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
     positions = xp.arange(length)
     scores = elementwise.where(positions[:, None] >= positions, scores, -xp.inf)
-    mixed = reductions.softmax(scores) @ v
+    weights = reductions.softmax(scores)
+    if dropout is not None:
+        weights = dropped(weights, dropout.mask(batch, heads, length), dropout.scale)
+    mixed = weights @ v
     return shaping.reshape(shaping.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))

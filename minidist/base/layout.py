@@ -31,7 +31,9 @@ class Layout:
     `axes` and `dims` pair up: the tensor is cut along `dims[i]` over mesh axis `axes[i]`; on every other axis it is
     replicated. `partial_over` names axes over which the values are still summands (a gradient before its reduction).
     `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V). `padding`: so many
-    zeros follow at the end of the cut dim before it is cut; they are on no global tensor.
+    zeros follow at the end of the cut dim before it is cut; they are on no global tensor. `copies`: so many neighbouring
+    ranks of the axis hold the same tile (key-value heads, when there are fewer of them than ranks). A tensor that is cut
+    over two axes has one block, no padding and no copies.
     """
 
     global_shape: tuple[int, ...]
@@ -40,10 +42,13 @@ class Layout:
     partial_over: tuple[str, ...] = ()
     blocks: int = 1
     padding: int = 0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.dims):
             raise ValueError(f"layout has {len(self.axes)} axes {self.axes} but {len(self.dims)} dims {self.dims}")
+        if len(self.axes) > 1 and (self.blocks, self.padding, self.copies) != (1, 0, 1):
+            raise ValueError(f"a tensor cut over {self.axes} has one block, no padding and no copies; this layout is {self}")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +43,16 @@ class BatchCoordinates:
     """Where the rows of the current (micro-)batch lie in the global batch of the step.
 
     `sample_offset` is the global number of the first row. `calls` counts the calls of each module in this batch, so
-    that a module that runs twice draws twice; it starts empty for each batch.
+    that a module that runs twice draws twice; it starts empty for each batch. `positions`: of each row only these places
+    of a text of `length` tokens are here (context parallel); None: all.
     """
 
     step: int = 0
     sample_offset: int = 0
     seed: int = 0
     calls: dict[str, int] = field(default_factory=dict)
+    positions: Any = None
+    length: int = 0
 
     def next_call(self, name: str) -> int:
         """Number of earlier calls of module `name` in this batch."""
@@ -71,9 +75,14 @@ def current_coordinates() -> BatchCoordinates:
 
 
 @contextmanager
-def batch_coordinates(step: int = 0, sample_offset: int = 0, seed: int = 0) -> Iterator[BatchCoordinates]:
-    """Rows computed in the block are rows `sample_offset`, `sample_offset` + 1, ... of the global batch of `step`."""
-    coordinates = BatchCoordinates(step, sample_offset, seed)
+def batch_coordinates(
+    step: int = 0, sample_offset: int = 0, seed: int = 0, positions: Any = None, length: int = 0
+) -> Iterator[BatchCoordinates]:
+    """Rows computed in the block are rows `sample_offset`, `sample_offset` + 1, ... of the global batch of `step`.
+
+    positions, length: with the sequence split, the places (integers, rising) that are here of texts of `length` tokens.
+    """
+    coordinates = BatchCoordinates(step, sample_offset, seed, positions=positions, length=length)
     token = _coordinates.set(coordinates)
     try:
         yield coordinates
@@ -94,9 +103,7 @@ def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
     if coordinates is None or calls is None:
         yield
         return
-    token = _coordinates.set(
-        BatchCoordinates(coordinates.step, coordinates.sample_offset, coordinates.seed, dict(calls))
-    )
+    token = _coordinates.set(replace(coordinates, calls=dict(calls)))
     try:
         yield
     finally:

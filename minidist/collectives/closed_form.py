@@ -24,6 +24,16 @@ def _sum(*parts: Volume) -> Volume:
     return sum(messages for messages, _ in parts), sum(elements for _, elements in parts)
 
 
+def bus_factor(operation: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: bytes that a link must carry for one byte of array.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if operation in ("broadcast", "reduce"):
+        return 1.0
+    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
 def barrier(ranks: int) -> Volume:
     """Dissemination: an empty message a round."""
     return (ceil(log2(ranks)), 0)

@@ -4,13 +4,13 @@ from minidist.autograd import Parameter, cross_entropy, mse_loss
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import GPT, Block, GPTConfig
-from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
+from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Sequential
 
 __all__ = [
-    "GPT", "MLP", "Block", "Conv1D", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
+    "GPT", "MLP", "AttentionDropout", "Block", "Conv1D", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
     "Llama", "LlamaBlock", "LlamaConfig", "MixtureOfExperts", "Module", "Parameter", "RMSNorm", "Sequential", "cross_entropy", "mse_loss",
 ]  # fmt: skip

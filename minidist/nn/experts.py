@@ -100,7 +100,7 @@ class MixtureOfExperts(Module):
 
     After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says who went
     where. to_experts, to_tokens: what happens to the slots (experts, capacity, width) before and after the expert MLPs;
-    expert parallelism puts its all-to-alls there.
+    expert parallelism puts its all-to-alls there. enter, leave: around the two products of each expert (tensor parallel).
     """
 
     def __init__(
@@ -122,6 +122,8 @@ class MixtureOfExperts(Module):
         self.proj_bias = weight(experts, 1, width, scale=0.0)
         self.to_experts: Callable[[Tensor], Tensor] = _here
         self.to_tokens: Callable[[Tensor], Tensor] = _here
+        self.enter: Callable[[Tensor], Tensor] = _here
+        self.leave: Callable[[Tensor], Tensor] = _here
         self.auxiliary_loss: Tensor | None = None
         self.assignment: Assignment | None = None
         if seed is not None:
@@ -139,7 +141,8 @@ class MixtureOfExperts(Module):
 
         slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
         work = self.to_experts(reshape(slots, (experts, capacity, shape[-1])))
-        work = gelu(work @ self.fc_weight + self.fc_bias) @ self.proj_weight + self.proj_bias
+        hidden = gelu(self.enter(work) @ self.fc_weight + self.fc_bias)
+        work = self.leave(hidden @ self.proj_weight) + self.proj_bias
         done = reshape(self.to_tokens(work), (experts * capacity, shape[-1]))
 
         rows = xp.arange(n)

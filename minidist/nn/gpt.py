@@ -5,26 +5,27 @@ projection is the token embedding, transposed (`lm_head.weight` is `transformer.
 as (in, out).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, is_grad_enabled, linear
+from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, is_grad_enabled, linear, reshape
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.experts import MixtureOfExperts
-from minidist.nn.layers import Dropout, Embedding, LayerNorm
+from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, require_coordinates
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
 
-AttentionFunction = Callable[[Tensor, int], Tensor]
+AttentionFunction = Callable[..., Tensor]  # (qkv, heads), and with attention dropout (qkv, heads, dropout)
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """Sizes of a GPT. The defaults are GPT-2's smallest, with no dropout.
 
-    dropout applies to the sum of the embeddings and to the outputs of attention and MLP, not inside attention.
+    dropout applies to the sum of the embeddings and to the outputs of attention and MLP, attention_dropout to attention's
+    weights (GPT-2's embd_pdrop and resid_pdrop, and attn_pdrop).
     n_experts above 0: a mixture of so many experts takes the place of each MLP (see `experts`); aux_loss_weight times the
     mean of the groups' auxiliary losses, summed over layers, is added to the loss.
     """
@@ -40,6 +41,7 @@ class GPTConfig:
     expert_top_k: int = 1
     capacity_factor: float = 1.25
     aux_loss_weight: float = 0.01
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
@@ -47,8 +49,8 @@ class GPTConfig:
 
 
 class Attention(Module):
-    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
-    attention)."""
+    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring attention);
+    while weights are dropped it gets the AttentionDropout as a third argument."""
 
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         width = config.n_embd
@@ -56,11 +58,13 @@ class Attention(Module):
         self.attention_fn = attention_fn
         self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
+        self.attn_dropout = AttentionDropout(config.attention_dropout, config.n_head)
         self.resid_dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
-        return self.resid_dropout(self.c_proj(self.attention_fn(self.c_attn(x), self.heads)))
+        drop = (self.attn_dropout,) if self.attn_dropout.active else ()
+        return self.resid_dropout(self.c_proj(self.attention_fn(self.c_attn(x), self.heads, *drop)))
 
 
 class FeedForward(Module):
@@ -112,11 +116,8 @@ class Transformer(Module):
         length, known = tokens.shape[1], self.wpe.weight.shape[0]
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
-        if positions is not None and self.drop.p and self.training:
-            raise UsageError(
-                f"dropout {self.drop.p} with positions given: a mask is drawn for whole rows, and a part of the sequence "
-                "would get another one than on one device; train with dropout 0"
-            )
+        if positions is not None and self.drop.active:
+            require_coordinates(positions)
         return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
@@ -170,17 +171,23 @@ class GPT(Module):
         if targets is None:
             return self.logits_fn(logits)
         loss = self.loss_fn(logits, targets, divisor)
-        return self._with_auxiliary_losses(loss, tokens.size / divisor if divisor else 1.0) if self.config.n_experts else loss
+        return self.with_auxiliary(loss, auxiliary_losses(self.transformer.h), tokens.size / (divisor or tokens.size)) if self.config.n_experts else loss
 
-    def _with_auxiliary_losses(self, loss: Tensor, share: float) -> Tensor:
+    def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
         """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
-        for block in self.transformer.h:
-            mixture: Any = block.mlp
-            auxiliary = mixture.auxiliary_loss
-            if is_grad_enabled() and auxiliary.node is None:
-                raise UsageError(
-                    f"{mixture.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
-                    "would not be balanced; leave blocks with experts out of recomputation"
-                )
-            loss = loss + auxiliary * (self.config.aux_loss_weight * share)
-        return loss
+        return loss + reshape(auxiliary, loss.shape) * (self.config.aux_loss_weight * share)
+
+
+def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
+    """The sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
+    for block in blocks:
+        auxiliary = block.mlp.auxiliary_loss
+        if is_grad_enabled() and auxiliary.node is None:
+            raise UsageError(
+                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
+                "would not be balanced; leave blocks with experts out of recomputation"
+            )
+        auxiliary = reshape(auxiliary, (1,))
+        before = auxiliary if before is None else before + auxiliary
+    assert before is not None
+    return before

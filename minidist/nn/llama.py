@@ -28,12 +28,13 @@ from minidist.autograd import (
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.gpt import TiedHead
-from minidist.nn.layers import Embedding, RMSNorm
+from minidist.nn.layers import AttentionDropout, Embedding, RMSNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
-GroupedAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (and with attention dropout that as a fourth argument)
+GroupedAttention = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         heads, kv = self.num_attention_heads, self.kv_heads
@@ -67,7 +69,7 @@ class LlamaConfig:
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
 
-def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: AttentionDropout | None = None) -> Tensor:
     """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same."""
     batch, length, heads, size = q.shape
     shared = heads // k.shape[2]
@@ -79,7 +81,8 @@ def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         x = reshape(x, (batch, x.shape[1], 1, length, size))
         return reshape(broadcast_to(x, (batch, x.shape[1], shared, length, size)), (batch, heads, length, size))
 
-    return transpose(causal_attention_heads(transpose(q, (0, 2, 1, 3)), spread(k), spread(v)), (0, 2, 1, 3))
+    mixed = causal_attention_heads(transpose(q, (0, 2, 1, 3)), spread(k), spread(v), dropout)
+    return transpose(mixed, (0, 2, 1, 3))
 
 
 def _projection(n: int, m: int, dtype: Any) -> Linear:
@@ -99,6 +102,7 @@ class LlamaAttention(Module):
         self.k_proj = _projection(width, self.kv_heads * self.head_size, dtype)
         self.v_proj = _projection(width, self.kv_heads * self.head_size, dtype)
         self.o_proj = _projection(width, width, dtype)
+        self.attn_dropout = AttentionDropout(config.attention_dropout, config.num_attention_heads)
 
     def forward(self, x: Tensor, angles: xp.Array) -> Tensor:
         """x (batch, T, width), angles (T, head size / 2) of its tokens -> (batch, T, width)."""
@@ -106,7 +110,8 @@ class LlamaAttention(Module):
         batch, length, size = q.shape[0], q.shape[1], self.head_size  # x may hold a part of the sequence
         q = rotary(reshape(q, (batch, length, self.heads, size)), angles)
         k = rotary(reshape(k, (batch, length, self.kv_heads, size)), angles)
-        mixed = self.attention_fn(q, k, reshape(v, (batch, length, self.kv_heads, size)))
+        drop = (self.attn_dropout,) if self.attn_dropout.active else ()
+        mixed = self.attention_fn(q, k, reshape(v, (batch, length, self.kv_heads, size)), *drop)
         return self.o_proj(reshape(mixed, (batch, length, self.heads * size)))
 
 
@@ -148,16 +153,20 @@ class LlamaModel(Module):
         self.layers = [LlamaBlock(config, dtype, attention_fn) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
 
-    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
-        """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
-        config, length = self.config, tokens.shape[1]
+    def angles(self, length: int, positions: xp.Array | None = None) -> xp.Array:
+        """Rotary angles (T, head size / 2) of `length` tokens. positions (T,): their global places; default 0..T-1."""
+        config = self.config
         positions = xp.arange(length) if positions is None else positions
         if length and int(positions.max()) >= config.max_position_embeddings:
             raise ShapeError(
-                f"Llama: position {int(positions.max())} (tokens of shape {tokens.shape}) "
+                f"Llama: position {int(positions.max())} (of {length} tokens) "
                 f"but max_position_embeddings is {config.max_position_embeddings}"
             )
-        angles = rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
+        return rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
+
+    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
+        angles = self.angles(tokens.shape[1], positions)
         x = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, angles)

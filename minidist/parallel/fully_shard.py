@@ -31,6 +31,7 @@ from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.gradients import UnusedParameterError
+from minidist.parallel.offload import CPUOffloadPolicy, Crossing, HostPool
 from minidist.parallel.shards import Shard, sharded_flat
 
 _STATE = "_fully_sharded"  # the attribute of a module that has been sharded
@@ -43,6 +44,7 @@ def fully_shard(
     reshard_after_forward: bool | int = True,
     prefetch: int = 1,
     persistence_threshold: int = 0,
+    offload_policy: CPUOffloadPolicy | None = None,
     reduction: str = "mean",
     algorithm: str = "ring",
     alignment: int = NORM_BLOCK,
@@ -62,6 +64,8 @@ def fully_shard(
     prefetch: how many modules are gathered ahead, in the order in which they ran last time (the first pass gathers none
     ahead); that of the outermost module counts.
     persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
+    offload_policy: shards of parameters and gradients, and so the optimizer, live in host memory: a shard goes up before its
+    unit is gathered, the reduced gradient of it comes down, and both are hidden as the gather is.
     reduction, algorithm, alignment: as for `ZeroOptimizer`.
 
     At construction rank 0 sends its parameters to everybody (purpose `startup`). A step with k micro-batches sends from
@@ -84,6 +88,7 @@ def fully_shard(
                 Shard(sharded_flat(chosen, comm, alignment), comm, alignment), state, replicas=replicas,
                 group=None if persistent else group, keep=reshard_after_forward is False, persistent=persistent,
                 op="avg" if reduction == "mean" else "sum", algorithm=algorithm,
+                pool=None if offload_policy is None else offload_policy.pool,
             )  # fmt: skip
             state.units.append(unit)
     vars(module)[_STATE] = state
@@ -131,6 +136,7 @@ class State:
         self.ended: list[State] = []
         self.in_backward = False
         self.reducing: Unit | None = None  # at most one reduction travels
+        self.descending: tuple[Unit, Crossing] | None = None  # and at most one reduced gradient, to the host
 
     def states(self) -> "list[State]":
         """Of this module and all below it, in the order of the tree."""
@@ -189,9 +195,16 @@ class State:
             unit.after_backward()
         if self.reducing is not None:
             self.reducing.finish_reduce()
+        self.settle()
         self.in_backward = False
         for unit in units:
             unit.end_pass()
+
+    def settle(self) -> None:
+        """A gradient that is on its way to the host is there, and added to what earlier micro-batches brought."""
+        if self.descending is not None:
+            (unit, crossing), self.descending = self.descending, None
+            unit._add(crossing.wait())
 
     def _gather(self) -> None:
         for unit in self.units:
@@ -222,11 +235,11 @@ class Unit:
 
     def __init__(
         self, shard: Shard, state: State, *, replicas: Comm | None, group: Comm | None, keep: bool, persistent: bool,
-        op: str, algorithm: str,
+        op: str, algorithm: str, pool: HostPool | None = None,
     ) -> None:  # fmt: skip
         self.shard, self.flat, self.state = shard, shard.flat, state
         self.replicas, self.group, self.keep, self.persistent = replicas, group, keep, persistent
-        self.op, self.algorithm = op, algorithm
+        self.op, self.algorithm, self.pool = op, algorithm, pool
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
         for parameter in set(self.flat.parameters) - set(self.trainable):
             parameter.register_post_accumulate_grad_hook(self._thawed)
@@ -241,7 +254,12 @@ class Unit:
             if replicas is not None:
                 broadcast(replicas, self.flat.data)
             broadcast(shard.comm, self.flat.data)
-        shard.own = track(xp.array(self.flat.data[shard.start : shard.stop]), "parameter")
+        self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # says where whole units are made
+        mine = self.flat.data[shard.start : shard.stop]
+        if pool is None:
+            shard.own = track(xp.array(mine), "parameter")
+        else:
+            shard.own, shard.on_host = pool.copy(mine, "parameter"), pool.on_host
         self.flat.release()
 
     # gathering --------------------------------------------------------------------------------------------------------
@@ -252,10 +270,18 @@ class Unit:
             return
         if not self.flat.released:
             self.flat.release()
-        self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype), "unsharded")
+        self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         comm, mine = (self.state.root.gathers, self.shard.data) if self.part is None else (self.group, self.part)
         with purpose("parameter_gather"):
-            self.gather = all_gather(comm, mine, out=self.arriving, async_op=True)  # type: ignore[arg-type]
+            if self.pool is None or self.part is not None:
+                self.gather = all_gather(comm, mine, out=self.arriving, async_op=True)  # type: ignore[arg-type]
+            else:
+                self.gather = self._fetch_and_gather(self.pool.start_fetch(mine, "communication", like=self.device))
+
+    def _fetch_and_gather(self, fetch: Crossing) -> Work:
+        """The gather begins in its lane when the shard has come up from the host; the copy that came goes with it."""
+        channel, out = self.state.root.gathers.collective("all_gather"), self.arriving
+        return channel.post(lambda: all_gather(channel, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
         """Wait for the gather, and let the parameters be views of what came."""
@@ -320,8 +346,10 @@ class Unit:
         root, shard = self.state.root, self.shard
         if root.reducing is not None:
             root.reducing.finish_reduce()
-        mine = shard.grad_buffer()
-        out = track(xp.empty_like(mine), "communication") if shard.filled else mine
+        if shard.filled or self.pool is not None:
+            out = track(xp.empty(shard.size, self.flat.dtype, self.device), "communication")
+        else:
+            out = shard.grad_buffer()
         with purpose("gradient_reduce"):
             self.reduction = reduce_scatter(
                 shard.comm, self.flat.grad, self.op, algorithm=self.algorithm, out=out, async_op=True
@@ -337,6 +365,15 @@ class Unit:
         if self.replicas is not None:
             with purpose("gradient_reduce"):
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm)
+        if self.pool is None:
+            self._add(piece)
+            return
+        root = self.state.root
+        root.settle()
+        target = None if self.shard.filled else self.shard.grad_buffer()
+        root.descending = self, self.pool.start_store(piece, "gradient", target)
+
+    def _add(self, piece: xp.Array) -> None:
         if self.shard.filled:
             self.shard.grad_buffer()[...] += piece
         self.shard.filled = True

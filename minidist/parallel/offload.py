@@ -1,39 +1,77 @@
-"""Host memory as a slow second floor: optimizer state, or activations, live there and cross a link when needed.
+"""Host memory as a slow second floor: optimizer state, activations, or shards live there and cross a link when needed.
 
-    device   gradient shard ──4 B an element──▶ host   the optimizer's step, on its own copy of the parameters
-    device   parameters     ◀──4 B an element── host   (in 16-bit training 2 + 2 bytes: ZeRO-Offload, section 4)
+    device   gradients  ──2 B an element in 16-bit training, 4 in float32──▶ host   the optimizer's step, piece by piece
+    device   parameters ◀──as many──────────────────────────────────────── host
 
-With NumPy there is only one memory, so device and host are two accounts: what is on the host is counted in the pool's
-account and not in the device's, every crossing is a real copy, and takes bytes / bandwidth on the virtual clock. Nothing
-overlaps a crossing here; hiding it behind computation is the next step. The arithmetic is the same, and so are the bits.
-Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021; activations: Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
+The link carries both directions at once, each in a lane of its own, so a crossing is hidden behind whatever computes in the
+meantime: the optimizer steps one piece while the next one comes down and the one before goes up; a block's input leaves
+while the next block computes, and comes back one block early. With NumPy there is one memory only, so device and host are
+two accounts: what is on the host is counted in the pool's, every crossing is a real copy, and takes bytes / bandwidth on
+the virtual clock. With CuPy the host is pinned memory and each direction a stream. The arithmetic is the same, and so are
+the bits. Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes a step, section 4; overlap, section 4.2);
+activations: Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
 """
 
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from minidist.autograd import meter
+from minidist.autograd.backward import current_pass
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import MinidistError, UsageError
 from minidist.base.memory import MemoryAccount, memory_account, track
-from minidist.comm import Comm
-from minidist.optim import Optimizer, ParameterSlice
+from minidist.comm import Comm, Work
+from minidist.comm.staging import is_device_array, pinned_like
+from minidist.optim import Optimizer
 from minidist.optim.slices import as_slices
+
+STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
+
+
+class Crossing:
+    """Bytes on their way. `wait()` returns the array at its destination; until then the source stays alive."""
+
+    def __init__(self, source: xp.Array, target: xp.Array, work: Work, event: Any = None) -> None:
+        self._source, self.target, self._work, self._event = source, target, work, event
+
+    def wait(self) -> xp.Array:
+        """The array that came, once it is there."""
+        if self._source is not None:
+            self._work.wait()
+            if self._event is not None:
+                self._event.synchronize()
+            self._source = None
+        return self.target
+
+    def take(self) -> xp.Array:
+        """`wait`, and keep nothing here."""
+        array, self.target = self.wait(), None
+        return array
 
 
 class HostPool:
     """A rank's host memory and the link to it.
 
-    bandwidth: bytes a second each way, on the virtual clock. account: what lives here. to_host, to_device: bytes that
-    have crossed.
+    bandwidth: bytes a second each way, on the virtual clock. host_bandwidth: bytes a second of the host's own memory, which
+    an optimizer's step on the host needs 7 passes of; 0: a step there takes no time. prefetch: how many blocks' inputs are
+    fetched ahead in backward. account: what lives here. to_host, to_device: bytes that have crossed.
     """
 
-    def __init__(self, comm: Comm, bandwidth: float = 16e9) -> None:
+    def __init__(self, comm: Comm, bandwidth: float = 16e9, host_bandwidth: float = 0.0, prefetch: int = 1) -> None:
         if bandwidth <= 0:
             raise UsageError(f"the link to the host has {bandwidth:g} bytes a second; it must be above 0")
-        self.comm, self.bandwidth = comm, bandwidth
+        if host_bandwidth < 0 or prefetch < 0:
+            raise UsageError(f"host_bandwidth {host_bandwidth:g} and prefetch {prefetch}; neither may be below 0")
+        self.comm, self.bandwidth, self.host_bandwidth, self.prefetch = comm, bandwidth, host_bandwidth, prefetch
         self.account = MemoryAccount()
         self.to_host = self.to_device = 0
+        self._down, self._up = comm.dup(), comm.dup()  # lanes; nothing is sent
+        self._streams: dict[str, Any] = {}
+        self._leaving: Crossing | None = None  # at most one block's input leaves at a time
+        self._latest: Callable[[], HostCopy | None] = lambda: None
 
     @contextmanager
     def on_host(self):  # type: ignore[no-untyped-def]
@@ -44,63 +82,155 @@ class HostPool:
         finally:
             memory_account.reset(token)
 
-    def store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> xp.Array:
-        """Copy a device array to the host (into `out`, a host array)."""
-        if out is None:
-            out = self.account.track(xp.empty_like(array), purpose)
-        xp.copyto(out, array)
+    def empty(self, array: xp.Array, purpose: str) -> xp.Array:
+        """Room for `array` on the host."""
+        return self.account.track(pinned_like(array) if is_device_array(array) else xp.empty_like(array), purpose)
+
+    def copy(self, array: xp.Array, purpose: str) -> xp.Array:
+        """A host copy that is part of the start: no crossing is counted, and no time passes."""
+        out = self.empty(array, purpose)
+        _copy(array, out, None)
+        return out
+
+    def start_store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> Crossing:
+        """Begin to copy a device array to the host (into `out`, a host array). Leave `array` alone until it is there."""
+        out = self.empty(array, purpose) if out is None else out
         self.to_host += array.nbytes
-        self._cross(array.nbytes)
-        return out
+        return self._cross(array, out, self._down, "to host")
 
-    def fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> xp.Array:
-        """Copy a host array to the device (into `out`, a device array)."""
-        if out is None:
-            out = track(xp.empty_like(array), purpose)
-        xp.copyto(out, array)
+    def start_fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None) -> Crossing:
+        """Begin to copy a host array to the device (into `out`, or a new array on the device of `like`)."""
+        out = track(xp.empty(array.shape, array.dtype, like), purpose) if out is None else out
         self.to_device += array.nbytes
-        self._cross(array.nbytes)
-        return out
+        return self._cross(array, out, self._up, "to device")
 
-    def _cross(self, nbytes: int) -> None:
-        self.comm.compute(seconds=nbytes / self.bandwidth, name="offload")
+    def store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> xp.Array:
+        """`start_store`, and wait."""
+        return self.start_store(array, purpose, out).wait()
+
+    def fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None) -> xp.Array:
+        """`start_fetch`, and wait."""
+        return self.start_fetch(array, purpose, out, like).wait()
+
+    def step_of(self, nbytes: int) -> None:
+        """An optimizer on the host has stepped a piece of so many bytes."""
+        if self.host_bandwidth:
+            self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="optimizer")
+
+    def leave(self, array: xp.Array) -> Crossing:
+        """Swap an activation out, after the one before it is out."""
+        self.settle()
+        self._leaving = self.start_store(array, "activation")
+        return self._leaving
+
+    def settle(self) -> None:
+        """Wait until what was swapped out is out."""
+        if self._leaving is not None:
+            self._leaving.wait()
+            self._leaving = None
+
+    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
+        current = meter.get()
+        if current is not None:  # what was computed so far comes first
+            self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
+        event = _copy(source, target, self._streams.setdefault(name, {}))
+        seconds = source.nbytes / self.bandwidth
+        work = lane.collective(name).post(lambda: self.comm.compute(seconds=seconds, name=name))
+        return Crossing(source, target, work, event)
+
+
+def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> Any:
+    """Copy between memories. NumPy: at once. CuPy: in the direction's own stream (kept in `kept`), answering an event;
+    without `kept`, at once."""
+    if not is_device_array(source) and not is_device_array(target):
+        xp.copyto(target, source)
+        return None
+    import cupy
+
+    computing = cupy.cuda.get_current_stream()
+    stream = computing if kept is None else kept.setdefault("stream", cupy.cuda.Stream(non_blocking=True))
+    stream.wait_event(computing.record())  # the values, or the room, must be ready
+    if is_device_array(source):
+        source.get(stream=stream, out=target, blocking=False)
+    else:
+        target.set(source, stream=stream)
+    event = stream.record()
+    if kept is None:
+        event.synchronize()
+    return event
+
+
+class HostSlice:
+    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for the gradient, not for those behind it."""
+
+    def __init__(self, owner: "OffloadedOptimizer", index: int, data: xp.Array, name: str) -> None:
+        self._owner, self._index, self.data, self.name = owner, index, data, name
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """The gradient that came down for this step; None when the device has none."""
+        return self._owner.arrived(self._index)
 
 
 class OffloadedOptimizer:
     """`optimizer_class` on host copies of the slices `parameters`; state, copies and gradient buffers are the pool's.
 
-    A step sends the gradients of this rank's elements to the host, and their new values back. Otherwise it is the
-    wrapped optimizer: `state`, `step_count`, `lr_factor`, `load_state_dict` are its own.
+    A step sends the gradients of this rank's elements to the host, and their new values back, 2 or 4 bytes an element as
+    their dtype has. Slice i steps while the gradient of slice i+1 comes down and the values of slice i-1 go up. Otherwise it
+    is the wrapped optimizer: `state`, `step_count`, `lr_factor`, `load_state_dict` are its own.
     """
 
     def __init__(self, parameters: Any, optimizer_class: Callable[..., Optimizer], pool: HostPool, **settings: Any) -> None:
         self.pool = pool
         self.device = list(as_slices(parameters))
-        host = []
+        self._coming: dict[int, Crossing] = {}
+        self._going: dict[int, Crossing] = {}
+        self._stepping: int | None = None
+        self.host = [
+            HostSlice(self, i, pool.copy(piece.data.reshape(-1), "parameter"), piece.name) for i, piece in enumerate(self.device)
+        ]
         with pool.on_host():
-            for piece in self.device:
-                # The first copy of the values is part of the start, not of a step.
-                host.append(ParameterSlice(track(xp.array(piece.data.reshape(-1)), "parameter"), None, piece.name))
-            self.optimizer = optimizer_class(host, **settings)
-        self.host = host
-        self.buffers: list[xp.Array | None] = [None] * len(host)
+            self.optimizer = optimizer_class(self.host, **settings)
+        self.buffers: list[xp.Array | None] = [None] * len(self.host)
 
     def step(self) -> None:
-        """Gradients down, the step on the host, parameters up."""
-        owners: dict[int, Any] = {}
-        for i, (near, far) in enumerate(zip(self.device, self.host, strict=True)):
-            far.grad = None
-            if near.grad is not None:
-                far.grad = self.buffers[i] = self.pool.store(near.grad.reshape(-1), "gradient", self.buffers[i])
+        """Gradients down, the step on the host, parameters up; the three overlap."""
+        for i, near in enumerate(self.device):
+            grad = near.grad
+            if grad is not None:
+                crossing = self.pool.start_store(grad.reshape(-1), "gradient", self.buffers[i])
+                self._coming[i], self.buffers[i] = crossing, crossing.target
+        moved = list(self._coming)
         with self.pool.on_host():
             self.optimizer.step()
-        for near, far in zip(self.device, self.host, strict=True):
-            if far.grad is not None:
-                self.pool.fetch(far.data, "parameter", near.data.reshape(-1))
-                owner = getattr(near, "source", near)
-                owners[id(owner)] = owner
+            self._stepped()
+        for crossing in [*self._coming.values(), *self._going.values()]:
+            crossing.wait()
+        self._coming, self._going = {}, {}
+        owners: dict[int, Any] = {}
+        for i in moved:
+            owner = getattr(self.device[i], "source", self.device[i])
+            owners[id(owner)] = owner
         for owner in owners.values():
-            owner.updated()
+            if hasattr(owner, "updated"):
+                owner.updated()
+
+    def arrived(self, index: int) -> xp.Array | None:
+        """The optimizer asks for a gradient: it is done with the slice before, whose values may leave."""
+        self._stepped()
+        if index not in self._coming:
+            return None
+        if index in self._going:
+            raise MinidistError(f"the gradient of {self.host[index].name!r} is read again after its values have left the host")
+        self._stepping = index
+        return self._coming[index].wait()
+
+    def _stepped(self) -> None:
+        index, self._stepping = self._stepping, None
+        if index is not None:
+            near, far = self.device[index], self.host[index]
+            self.pool.step_of(far.data.nbytes)
+            self._going[index] = self.pool.start_fetch(far.data, "parameter", near.data.reshape(-1))
 
     def refresh(self) -> None:
         """The parameters on the device were changed (loaded): copy them to the host again."""
@@ -121,17 +251,57 @@ class OffloadedOptimizer:
     def lr_factor(self, value: float) -> None:
         self.optimizer.lr_factor = value
 
+    @property
+    def grad_scale(self) -> float:
+        """What the next step multiplies the gradients by."""
+        return self.optimizer.grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: float) -> None:
+        self.optimizer.grad_scale = value
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["optimizer"], name)
 
 
 class HostCopy:
-    """An array that waits on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input."""
+    """An array that waits on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
+
+    Backward reads them last in, first out, so reading one starts to fetch the `pool.prefetch` ones made before it.
+    """
 
     def __init__(self, array: xp.Array, pool: HostPool) -> None:
-        self.pool, self.array = pool, pool.store(array, "activation")
+        self.pool, self.before = pool, pool._latest
+        self.array, self.like = pool.leave(array).target, array if is_device_array(array) else None
+        self.arriving: Crossing | None = None
+        pool._latest = weakref.ref(self)
 
     @property
     def data(self) -> xp.Array:
         """A copy on the device."""
-        return self.pool.fetch(self.array, "activation")
+        self.pool.settle()
+        self.start()
+        assert self.arriving is not None
+        array, self.arriving = self.arriving.wait(), None
+        earlier = self.before()
+        for _ in range(self.pool.prefetch):
+            if earlier is not None:
+                earlier.start()
+                earlier = earlier.before()
+        return array
+
+    def start(self) -> None:
+        """Start to fetch it."""
+        if self.arriving is None:
+            self.arriving = self.pool.start_fetch(self.array, "activation", like=self.like)
+
+
+@dataclass(frozen=True)
+class CPUOffloadPolicy:
+    """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
+
+    A shard goes up before its unit is gathered, the reduced gradient comes down after its reduction. The optimizer works on
+    host arrays; step it inside `pool.on_host()`, so that its state is counted there.
+    """
+
+    pool: HostPool

@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
@@ -72,16 +71,17 @@ class PipeDream(Pipeline):
                 f"{tied[0]!r} is on several stages, and stage {min(self.replicas)} on {len(self.replicas[min(self.replicas)])} ranks; untie it, or "
                 "give each stage one rank"
             )
-        shared = {stage.number: _apart(stage, tied) for stage in stages}
+        shared = {stage.number: stage.flats[1] for stage in stages if _apart(stage, tied)}
         super().__init__(comm, plan, stages, loss, tied=tied, reduction=reduction, prefetch=prefetch, coordinates=coordinates, times=times)
         self.versions = {
-            n: Versions(s.flat, make_optimizer(s.flat), self._law(n, False), plan.batch, keep_history) for n, s in self.stages.items() if len(s.flat)
+            n: Versions(s.flats[0], make_optimizer(s.flats[0]), self._law(n, False), plan.batch, keep_history)
+            for n, s in self.stages.items()
+            if len(s.flats[0])
         }
         self.shared_versions = self._shared_versions(comm.dup(), holders, shared, make_optimizer, keep_history)
         self.units: dict[int, list[Versions]] = {
             n: [table[n] for table in (self.versions, self.shared_versions) if n in table] for n in self.stages
         }
-        self.flats += [versions.flat for versions in self.shared_versions.values()]
         self.optimizers = {n: versions.optimizer for n, versions in self.versions.items()}
         self.history = {n: versions.history for n, versions in self.versions.items()}
         self.versions_used: dict[tuple[str, int, int], int] = {}
@@ -90,7 +90,7 @@ class PipeDream(Pipeline):
         if self.replicas:
             group = comm.split(stages[0].number, comm.rank)  # a rank has one stage
             self.rounds = {
-                n: GradientReducer(s.flat, group, algorithm=reduction, unused="zeros") for n, s in self.stages.items() if n in self.replicas and len(s.flat)
+                n: GradientReducer(versions.flat, group, algorithm=reduction, unused="zeros") for n, versions in self.versions.items() if n in self.replicas
             }
 
     def _law(self, stage: int, shared: bool) -> Law | None:
@@ -103,18 +103,15 @@ class PipeDream(Pipeline):
         return None
 
     def _shared_versions(
-        self, comm: Comm, holders: dict[int, list[int]], shared: dict[int, list[Parameter]], make_optimizer: Any, keep_history: bool
+        self, comm: Comm, holders: dict[int, list[int]], shared: dict[int, FlatParameters], make_optimizer: Any, keep_history: bool
     ) -> dict[int, Versions]:
         result: dict[int, Versions] = {}
-        for number, parameters in shared.items():
-            if not parameters:
-                continue
-            groups = [group for group in self.shared.groups if set(group.names) & {p.name for p in parameters}]
+        for number, flat in shared.items():
+            groups = [group for group in self.shared.groups if set(group.names) & set(flat.names)]
             places = {site for group in groups for site in group.sites}
             if any(set(group.sites) != places for group in groups) or len({stage for stage, _ in places}) != len(places):
-                raise UsageError(f"the shared parameters {[p.name for p in parameters]} of stage {number} are not all on the same stages; tie those of the same stages only")
-            flat, first = FlatParameters(parameters), min(stage for stage, _ in places)
-            law = self._law(first, True)
+                raise UsageError(f"the shared parameters {flat.names} of stage {number} are not all on the same stages; tie those of the same stages only")
+            law = self._law(min(stage for stage, _ in places), True)
             result[number] = SharedVersions(comm, dict(sorted(places)), number, flat, make_optimizer(flat), law, self.plan.batch, keep_history)
         return result
 
@@ -193,12 +190,12 @@ class PipeDream(Pipeline):
         self.comm.trace.spans.append(SpanEvent(self.comm.trace.rank, "main", f"version {version} for {stage}{kind}{i}", now, now, "version"))
 
 
-def _apart(stage: PipelineStage, tied: Sequence[str]) -> list[Parameter]:
-    """Take the shared parameters out of a stage's unit: they have versions of their own. The stage keeps the rest."""
-    shared = [p for p in stage.flat.parameters if p.requires_grad and p.name in tied]
+def _apart(stage: PipelineStage, tied: Sequence[str]) -> bool:
+    """Make the shared parameters a unit of their own, behind the rest: they have versions of their own. Are there any?"""
+    shared = [p for p in stage.parameters if p.requires_grad and p.name in tied]
     if shared:
-        own = [p for p in stage.flat.parameters if p not in shared]
-        for parameter in stage.flat.parameters:
+        own = [p for p in stage.parameters if p not in shared]
+        for parameter in stage.parameters:
             parameter.flat = None
-        stage.flat = FlatParameters(own)
-    return shared
+        stage.flats = [FlatParameters(own), FlatParameters(shared)]
+    return bool(shared)

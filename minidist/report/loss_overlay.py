@@ -16,7 +16,7 @@ SMALLEST = 1e-18  # where a difference of exactly 0 is drawn on a logarithmic ax
 
 def loss_overlay(
     parallel: Sequence[float], single: Sequence[float], difference: Sequence[float] | None = None, *,
-    what: str = "weights", title: str = "", command: str = "",
+    what: str = "weights", title: str = "", command: str = "", names: tuple[str, str] = ("single device", "parallel"),
 ) -> "Figure":  # fmt: skip
     """Loss a step of both runs, and max |difference| a step (of `what`; of the losses where None is given)."""
     from matplotlib.ticker import MaxNLocator
@@ -41,8 +41,8 @@ def loss_overlay(
     worst = max(difference, default=0.0)
     axes.set_title(title or f"parallel beside single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
     handles = [
-        line(PALETTE["other"], "single device", linewidth=4),
-        line(PALETTE["F"], "parallel", linewidth=1.5),
+        line(PALETTE["other"], names[0], linewidth=4),
+        line(PALETTE["F"], names[1], linewidth=1.5),
         line(label=f"max |difference| of {what}; {SMALLEST:g} stands for 0", colour=style.pop("color"), **style),
     ]
     return finish(figure, handles, command)

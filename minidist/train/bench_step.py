@@ -234,7 +234,7 @@ def compare_case(case: StepCase, rounds: int = 8, checked_steps: int = 3, tolera
             raise MinidistError(
                 f"bench step {case.name}: the loss of step {i} is {values[0]}, PyTorch's is {values[1]}; no ratio is given"
             )
-    times, faults = _interleave(sides, case.steps, rounds)
+    times, faults = interleave(sides, case.steps, rounds)
     own, other = times["own"], times.get("torch")
     return {
         "name": case.name,
@@ -249,7 +249,7 @@ def compare_case(case: StepCase, rounds: int = 8, checked_steps: int = 3, tolera
     }
 
 
-def _interleave(sides: dict[str, Step], steps: int, rounds: int) -> tuple[dict[str, list[float]], int]:
+def interleave(sides: dict[str, Step], steps: int, rounds: int) -> tuple[dict[str, list[float]], int]:
     """Seconds a step of each side in each round, and the minor page faults of our last round."""
     times: dict[str, list[float]] = {side: [] for side in sides}
     faults = 0

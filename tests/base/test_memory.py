@@ -24,6 +24,21 @@ def test_counts_a_buffer_once_and_until_its_last_view_dies():
     del b
 
 
+def test_events_have_times_and_are_spread_over_a_jump_of_the_clock():
+    now = [0.0]
+    with account_memory(clock=lambda: now[0]) as account:
+        a, b = track(np.zeros(1), "activation"), track(np.zeros(2), "activation")
+        now[0] = 4.0
+        del a
+        account.recording = False
+        del b
+    now[0] = 6.0
+    assert account.samples() == [(0.0, {"activation": 8}), (2.0, {"activation": 24}), (4.0, {"activation": 16})]
+    assert account.current == 0
+    with pytest.raises(UsageError, match=r"clock=comm\.time"):
+        MemoryAccount(timeline=True).samples()
+
+
 def test_the_history_needs_a_timeline():
     with pytest.raises(UsageError, match="timeline=True"):
         MemoryAccount().history()

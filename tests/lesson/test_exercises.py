@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from minidist.comm import ANY
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
 
@@ -496,6 +497,67 @@ def forgets_small_m(p, m):
     ]
 
 
+def ssp_worker(comm, steps, compute):
+    weights = np.zeros(comm.size - 1)
+    for clock in range(steps):
+        comm.send(compute(clock, weights), 0)
+        if clock + 1 < steps:
+            comm.recv(weights, 0)
+
+
+def ssp_server(comm, steps, may_go, looks_at=lambda waiting, rank: waiting, adds="before"):
+    weights, gradient = np.zeros(comm.size - 1), np.zeros(comm.size - 1)
+    done, waiting = np.zeros(comm.size, int), []
+    done[0] = steps
+    for _ in range(steps * (comm.size - 1)):
+        rank = comm.recv(gradient, ANY)
+        weights += gradient * (adds == "before")
+        done[rank] += 1
+        if done[rank] < steps:
+            waiting.append(rank)
+        for ready in [w for w in looks_at(waiting, rank) if may_go(done[w], done.min())]:
+            waiting.remove(ready)
+            comm.send(weights, ready)
+        weights += gradient * (adds == "after")
+    return weights
+
+
+def nobody_is_held_back(comm, steps, bound, compute):
+    return ssp_worker(comm, steps, compute) if comm.rank else ssp_server(comm, steps, lambda mine, slowest: True)
+
+
+def one_clock_too_far(comm, steps, bound, compute):
+    if comm.rank:
+        return ssp_worker(comm, steps, compute)
+    return ssp_server(comm, steps, lambda mine, slowest: mine - slowest <= bound + 1)
+
+
+def everybody_each_clock(comm, steps, bound, compute):
+    return ssp_worker(comm, steps, compute) if comm.rank else ssp_server(comm, steps, lambda mine, slowest: mine == slowest)
+
+
+def forgets_who_waits(comm, steps, bound, compute):
+    if comm.rank:
+        return ssp_worker(comm, steps, compute)
+    only_the_last = lambda waiting, rank: [w for w in waiting if w == rank]  # noqa: E731
+    return ssp_server(comm, steps, lambda mine, slowest: mine - slowest <= bound, only_the_last)
+
+
+def answers_before_it_adds(comm, steps, bound, compute):
+    if comm.rank:
+        return ssp_worker(comm, steps, compute)
+    return ssp_server(comm, steps, lambda mine, slowest: mine - slowest <= bound, adds="after")
+
+
+def pulls_once_more(comm, steps, bound, compute):
+    weights = solution("08.ssp")(comm, steps, bound, compute)
+    return broadcast(comm, np.zeros(comm.size - 1) if weights is None else weights) if comm.rank == 0 else _throw_away(comm)
+
+
+def _throw_away(comm):
+    broadcast(comm, np.zeros(comm.size - 1))
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -536,6 +598,12 @@ WRONG = [
     ("07.bucketed_reducer", unused_at_the_end, "holds up all buckets behind it"),
     ("07.bucketed_reducer", all_at_the_end, "leave late"),
     ("07.bucketed_reducer", never_waits, "nobody waited"),
+    ("08.ssp", nobody_is_held_back, "nobody is held back"),
+    ("08.ssp", one_clock_too_far, "off by one"),
+    ("08.ssp", everybody_each_clock, "waiting for everybody at each clock"),
+    ("08.ssp", forgets_who_waits, "when the slowest moves on"),
+    ("08.ssp", answers_before_it_adds, "before you answer it"),
+    ("08.ssp", pulls_once_more, "nothing is pulled after the last push"),
     ("10.pick_segments", ignores_the_inputs, "keeps its input"),
     ("10.pick_segments", root_of_the_depth, "different amounts"),
     ("10.pick_segments", one_a_layer, "try 1 segment, then 2"),

@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import AutogradError, Parameter, ShapeError, Tensor, causal_attention_composite, gradcheck
+from minidist.autograd import (
+    AutogradError,
+    Parameter,
+    ShapeError,
+    Tensor,
+    causal_attention,
+    causal_attention_composite,
+    gradcheck,
+)
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates, initial_weight
 from minidist.nn import (
     GPT,
     MLP,
+    AttentionDropout,
     Block,
     Conv1D,
     Dropout,
@@ -209,3 +218,43 @@ def test_dropout_keeps_the_mean_and_checks_p():
 def test_module_without_forward_says_so():
     with pytest.raises(NotImplementedError, match="Twins has no forward"):
         Twins()(1)
+
+
+class FixedMask:
+    """A WeightDropout that always gives the same mask."""
+
+    def __init__(self, mask):
+        self.keep, self.scale = mask, 1.25
+
+    def mask(self, samples, heads, length, first=0):
+        assert (samples, heads, length, first) == (*self.keep.shape[:3], 0)
+        return self.keep
+
+
+@pytest.mark.parametrize("length", [5, 130])
+def test_dropout_of_attention_weights_fused_and_op_by_op(length):
+    rng = np.random.default_rng(0)
+    data, g = rng.standard_normal((2, length, 24)), rng.standard_normal((2, length, 8))
+    drop = FixedMask(rng.random((2, 4, length, length)) >= 0.2)
+    results = []
+    for function in (causal_attention, causal_attention_composite):
+        qkv = Tensor(data, requires_grad=True)
+        y = function(qkv, 4, drop)
+        y.backward(g)
+        results.append((y.data, qkv.grad))
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    assert np.abs(results[0][0] - causal_attention(Tensor(data), 4).data).max() > 0.1
+
+
+def test_a_part_of_the_heads_draws_the_numbers_of_the_whole():
+    whole = AttentionDropout(0.5, 6)
+    part = AttentionDropout(0.5, 6)
+    part.first = 2
+    with batch_coordinates(sample_offset=3):
+        expected = whole.mask(4, 6, 5)
+    with batch_coordinates(sample_offset=4):
+        mine = part.mask(2, 2, 5, first=1)
+    np.testing.assert_array_equal(mine, expected[1:3, 3:5])
+    assert mine.dtype == bool
+    assert 0.2 < expected.mean() < 0.8

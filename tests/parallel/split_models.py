@@ -22,9 +22,10 @@ def text(step, batch, length, vocabulary):
     return words[:, :-1], words[:, 1:]
 
 
-def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, flat=None):
+def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, flat=None, **place):
     """Snapshots {kind: {name: whole array}} of every step. loss_of(model, step): the loss tensor. mesh: where tiles are
-    gathered. synchronize(flat, loss): the loss of all ranks. flat: of the model, when it has one."""
+    gathered. synchronize(flat, loss): the loss of all ranks. flat: of the model, when it has one. place: of a part of the
+    sequence, for `batch_coordinates`."""
     flat = flat or FlatParameters(model.parameters())
     optimizer = OPTIMIZERS[optimizer](flat)
     layouts = {p.name: (p.layout, p.shape) for p in flat.parameters}
@@ -36,7 +37,7 @@ def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, f
     history = []
     for step in range(steps):
         flat.zero_grad()
-        with batch_coordinates(step, seed=5):
+        with batch_coordinates(step, seed=5, **place):
             loss = loss_of(model, step)
             loss.backward()
         value = loss.item() if synchronize is None else synchronize(flat, loss)

@@ -7,6 +7,7 @@ import pytest
 
 from minidist.autograd import ShapeError, Tensor, causal_attention
 from minidist.base.errors import UsageError
+from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
@@ -122,12 +123,12 @@ def test_large_scores_do_not_overflow_in_the_online_softmax():
 # --- whole models ---
 
 
-def context_model(comm, name, kind, length=LENGTH, words=WORDS):
+def context_model(comm, name, kind, length=LENGTH, words=WORDS, dropout=0.0):
     attention = KINDS[kind][0](comm, length)
     if name == "gpt":
-        single = gpt(comm.size, words)
+        single = gpt(comm.size, words, dropout)
         return GPT(single.config, dtype=np.float64, seed=3, attention_fn=attention)
-    single = llama(comm.size)
+    single = llama(comm.size, dropout=dropout)
     return Llama(single.config, dtype=np.float64, seed=3, attention_fn=attention)
 
 
@@ -135,11 +136,11 @@ def positions_of(comm, kind):
     return sequence_positions(LENGTH, comm.rank, comm.size, KINDS[kind][1])
 
 
-def context_train(comm, name, kind, optimizer, mesh=None):
+def context_train(comm, name, kind, optimizer, mesh=None, dropout=0.0):
     """Each rank has some tokens of every row; gradients are summed over the mesh's dp and cp."""
     mesh = mesh or init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
     cp, rows = mesh["cp"], BATCH // mesh.size("dp")
-    model = context_model(cp, name, kind)
+    model = context_model(cp, name, kind, dropout=dropout)
     parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
     model_positions = positions_of(cp, kind)
     first = rows * mesh.get_local_rank("dp")
@@ -155,29 +156,29 @@ def context_train(comm, name, kind, optimizer, mesh=None):
             all_reduce(comm, value)
         return value[0]
 
-    return train(model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat)
+    return train(model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat, positions=model_positions, length=LENGTH)
 
 
 @cache
-def one_device_gpt(heads_for, optimizer):
-    return train(gpt(heads_for, WORDS), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
+def one_device_gpt(heads_for, optimizer, dropout=0.0):
+    return train(gpt(heads_for, WORDS, dropout), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
 
 
 @cache
-def one_device_llama_of(heads_for, optimizer):
-    return train(llama(heads_for), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
+def one_device_llama_of(heads_for, optimizer, dropout=0.0):
+    return train(llama(heads_for, dropout=dropout), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
 
 
-def assert_model(ranks, name, kind, optimizer, shape=None):
+def assert_model(ranks, name, kind, optimizer, shape=None, dropout=0.0):
     reference = one_device_gpt if name == "gpt" else one_device_llama_of
     heads_for = 3 if ranks == 3 else 4
 
     def main(comm):
         mesh = init_device_mesh(comm, shape, ("dp", "cp")) if shape else None
-        return context_train(comm, name, kind, optimizer, mesh)
+        return context_train(comm, name, kind, optimizer, mesh, dropout)
 
     for history in SimWorld(ranks).run(main):
-        assert_equal(history, reference(heads_for, optimizer))
+        assert_equal(history, reference(heads_for, optimizer, dropout))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -186,6 +187,13 @@ def assert_model(ranks, name, kind, optimizer, shape=None):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_model_equals_one_device_in_every_tensor_of_every_step(ranks, name, kind, optimizer):
     assert_model(ranks, name, kind, optimizer)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_are_drawn_by_global_sample_head_and_position(ranks, name, kind):
+    assert_model(ranks, name, kind, "sgd", dropout=0.25)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -197,14 +205,14 @@ def test_data_and_context_parallel_together(name):
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_context_and_tensor_parallel_together(name, sequence_parallel):
     """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""
-    length = 12
+    length, dropout = 12, 0.25
 
     def loss_of(model, step):
         return model(*text(step, BATCH, length, WORDS), BATCH * length)
 
     def main(comm):
         mesh = init_device_mesh(comm, (2, 2), ("cp", "tp"))
-        model = context_model(mesh["cp"], name, "ring", length)
+        model = context_model(mesh["cp"], name, "ring", length, dropout=dropout)
         plan = (gpt_plan if name == "gpt" else llama_plan)(WORDS, sequence_parallel)
         model = parallelize_module(model, mesh["tp"], plan)
         parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
@@ -220,9 +228,9 @@ def test_context_and_tensor_parallel_together(name, sequence_parallel):
                 all_reduce(mesh["cp"], value)
             return value[0]
 
-        return train(model, part_of, "adam", mesh, synchronize=total, flat=parallel.flat)
+        return train(model, part_of, "adam", mesh, synchronize=total, flat=parallel.flat, positions=mine, length=length)
 
-    expected = train((gpt if name == "gpt" else llama)(4), loss_of, "adam")
+    expected = train(gpt(4, WORDS, dropout) if name == "gpt" else llama(4, dropout=dropout), loss_of, "adam")
     for history in SimWorld(4).run(main):
         assert_equal(history, expected)
 
@@ -232,8 +240,10 @@ def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():
         model = GPT(gpt(2, WORDS, dropout=0.1).config, dtype=np.float64, attention_fn=RingAttention(comm, LENGTH))
         tokens, targets = text(0, BATCH, LENGTH, WORDS)
         mine = positions_of(comm, "ring")
-        with pytest.raises(UsageError, match=r"dropout 0\.1 with positions"):
-            model(tokens[:, mine], targets[:, mine], positions=mine)
+        other = sequence_positions(LENGTH, 1 - comm.rank, comm.size)
+        for place in ({}, {"positions": other, "length": LENGTH}):
+            with batch_coordinates(**place), pytest.raises(UsageError, match="say them there too: batch_coordinates"):
+                model(tokens[:, mine], targets[:, mine], positions=mine)
 
     SimWorld(2).run(main)
 

@@ -1,19 +1,22 @@
 """Experts: routing by an independent count, gradients of the dense computation, and dealt out over ranks the same training."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, gelu, linear, softmax
+from minidist.autograd import Tensor, concatenate, gelu, linear, softmax
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import GPT, GPTConfig, cross_entropy
+from minidist.nn import GPT, GPTConfig, Module, cross_entropy
 from minidist.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, exchange
-from minidist.parallel.tensor import parallelize_module
+from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
+from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, ExpertTensorParallel, exchange, expert_gpt_plan
+from minidist.parallel.tensor import check_replicas, parallelize_module
+from minidist.parallel.tensor.replicas import global_square_sum
 from tests.parallel.split_models import assert_equal, text, train
 
 EXPERTS, LENGTH, WORDS = 12, 6, 13
@@ -214,6 +217,131 @@ def assert_experts(shape, top_k, factor, optimizer):
 @pytest.mark.parametrize("factor", [1.0, 12.0])
 def test_dealt_out_experts_equal_one_device_in_every_tensor_of_every_step(shape, top_k, factor):
     assert_experts(shape, top_k, factor, "adam" if top_k == 1 else "sgd")
+
+
+# --- with other axes ---
+
+
+class InGroups(Module):
+    """A mixture on one device whose groups are parts of the sequence, as context-parallel ranks have them."""
+
+    def __init__(self, mixture, parts):
+        self.mixture, self.parts = mixture, parts
+
+    def forward(self, x):
+        pieces, losses = [], []
+        for part in self.parts:
+            pieces.append(self.mixture(x[:, part]))
+            losses.append(self.mixture.auxiliary_loss * (len(part) / x.shape[1]))
+        self.auxiliary_loss = sum(losses[1:], losses[0])
+        return concatenate(pieces, axis=1)[:, np.argsort(np.concatenate(self.parts))]
+
+
+def summed_over(mesh, names):
+    def total(_, loss):
+        value = np.array([loss.item()])
+        with purpose("metrics"):
+            all_reduce(mesh[names], value)
+        return value[0]
+
+    return total
+
+
+@pytest.mark.parametrize(("top_k", "factor"), [(1, 1.0), (2, 4.0)])
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+def test_experts_and_context_parallel_together(top_k, factor, kind):
+    attention, order = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}[kind]
+    parts = [sequence_positions(LENGTH, rank, 2, order) for rank in range(2)]
+
+    def one(model, step):
+        return sum((model(*group(step, n, 2, 2), 4 * LENGTH) for n in range(1, 2)), model(*group(step, 0, 2, 2), 4 * LENGTH))
+
+    single = model_of(4, top_k, factor)
+    for block in single.transformer.h:
+        block.mlp = InGroups(block.mlp, parts)
+    expected = train(single, one, "adam")
+
+    def main(comm):
+        mesh = init_device_mesh(comm, (2, 2), ("cp", "ep"))
+        model = GPT(model_of(4, top_k, factor).config, np.float64, 3, attention_fn=attention(mesh["cp"], LENGTH))
+        model = parallelize_module(model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+        parallel = ExpertDataParallel(model, mesh)
+        mine = parts[mesh["cp"].rank]
+
+        def loss_of(_, step):
+            tokens, targets = group(step, mesh["ep"].rank, 2, 2)
+            return parallel(tokens[:, mine], targets[:, mine], 4 * LENGTH, positions=mine)
+
+        return train(model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("cp", "ep")), flat=Both(parallel.flats))
+
+    for history in SimWorld(4).run(main):
+        assert_equal(history, expected)
+
+
+@pytest.mark.parametrize(("shape", "top_k", "factor"), [((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_parallel):
+    """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer state."""
+    groups, heads = shape[0] * shape[1], 4
+    length = 8 if shape[2] == 4 else LENGTH
+
+    def model_here():
+        return GPT(replace(model_of(4, top_k, factor).config, n_head=heads, n_positions=length), np.float64, 3)
+
+    def rows(step, number):
+        tokens, targets = text(step, 2 * groups, length, WORDS)
+        return tokens[2 * number : 2 * number + 2], targets[2 * number : 2 * number + 2]
+
+    def one(model, step):
+        losses = [model(*rows(step, number), 2 * groups * length) for number in range(groups)]
+        return sum(losses[1:], losses[0])
+
+    expected = train(model_here(), one, "adam")
+    single = model_here()
+    one(single, 0).backward()
+    norm = float(np.sqrt(sum((p.grad**2).sum() for p in single.parameters())))
+
+    def main(comm):
+        mesh = init_device_mesh(comm, shape, ("dp", "ep", "tp"))
+        model = parallelize_module(model_here(), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+        model = parallelize_module(model, mesh["tp"], expert_gpt_plan(WORDS, sequence_parallel))
+        parallel = ExpertDataParallel(model, mesh)
+        number = mesh["dp"].rank * shape[1] + mesh["ep"].rank
+
+        def loss_of(_, step):
+            return parallel(*rows(step, number), 2 * groups * length)
+
+        loss_of(model, 0).backward()
+        mine = global_square_sum(model.parameters(), mesh) ** 0.5
+        history = train(model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("dp", "ep")), flat=Both(parallel.flats))
+        for axis in mesh.axis_names:
+            check_replicas(model, mesh[axis], axis)
+        return history, mine, model.transformer.h[0].mlp.fc_weight.layout
+
+    for history, mine, layout in SimWorld(shape[0] * shape[1] * shape[2]).run(main):
+        assert_equal(history, expected)
+        assert abs(mine - norm) < 1e-12 * norm
+        assert (layout.axes, layout.dims, layout.global_shape) == (("ep", "tp"), (0, 2), (4, 8, 32))
+
+
+def test_cut_experts_send_their_slots_over_tp():
+    """Per layer one all-reduce each way of (local experts, ep x capacity, width); two all-to-alls each way over ep."""
+    width, tokens, experts = 8, 24, 4
+
+    def main(comm):
+        mesh = init_device_mesh(comm, (2, 2), ("ep", "tp"))
+        layer = MixtureOfExperts(width, 16, experts, 1, 1.5, seed=0)
+        parallelize_module(layer, mesh["ep"], {"": ExpertParallel()}, axis="ep")
+        parallelize_module(layer, mesh["tp"], {"": ExpertTensorParallel()})
+        x = Tensor(np.ones((2, tokens // 2, width), np.float32), requires_grad=True)
+        y = layer(x)
+        y.backward(y.data)
+
+    world = SimWorld(4)
+    world.run(main)
+    slots = experts // 2 * 2 * 9 * width * 4  # 9 slots: 24 / 4 x 1.5
+    for trace in world.traces:
+        assert trace.bytes_by_purpose() == {"dispatch": 4 * slots // 2, "tensor_forward": slots, "tensor_backward": slots}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

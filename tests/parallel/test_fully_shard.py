@@ -13,7 +13,15 @@ from minidist.collectives import closed_form
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.nn import Module, Sequential
 from minidist.optim import SGD, AdamW
-from minidist.parallel import clip_shards_, fully_shard, gather_tensors, sharded_parameters, shards_of
+from minidist.parallel import (
+    CPUOffloadPolicy,
+    HostPool,
+    clip_shards_,
+    fully_shard,
+    gather_tensors,
+    sharded_parameters,
+    shards_of,
+)
 from minidist.parallel.fully_shard import State, Unit
 from minidist.parallel.gradients import UnusedParameterError
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
@@ -36,8 +44,10 @@ def units(model):
     return [[p for p in model.parameters() if p not in inside], *blocks]
 
 
-def train(comm, optimizer="adam", local=2, steps=2, clip=None, frozen=(), recompute=False, mesh_shape=None, **settings):
+def train(comm, optimizer="adam", local=2, steps=2, clip=None, frozen=(), recompute=False, mesh_shape=None, offload=False, **settings):
     """Train; this rank's view of all tensors."""
+    if offload:
+        settings["offload_policy"] = CPUOffloadPolicy(HostPool(comm))
     kind, defaults = OPTIMIZERS[optimizer]
     mesh = init_device_mesh(comm, mesh_shape, ("replicate", "shard")) if mesh_shape else comm
     model = shard_gpt(small_gpt(frozen=frozen), mesh, **settings)
@@ -71,14 +81,14 @@ def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
 
 @given(
     ranks=st.integers(1, 8), alignment=st.sampled_from([1, 7, 64]), prefetch=st.integers(0, 3), frozen=st.booleans(),
-    keep=st.booleans(), threshold=st.sampled_from([0, 13, 10**6]), recompute=st.booleans(),
+    keep=st.booleans(), threshold=st.sampled_from([0, 13, 10**6]), recompute=st.booleans(), offload=st.booleans(),
 )  # fmt: skip
-def test_no_setting_changes_a_bit(ranks, alignment, prefetch, frozen, keep, threshold, recompute):
+def test_no_setting_changes_a_bit(ranks, alignment, prefetch, frozen, keep, threshold, recompute, offload):
     parts = FROZEN if frozen else ()
     right = expected(ranks, model=small_gpt(frozen=parts))
     results = SimWorld(ranks).run(
         train, alignment=alignment, prefetch=prefetch, frozen=parts, reshard_after_forward=not keep,
-        persistence_threshold=threshold, recompute=recompute,
+        persistence_threshold=threshold, recompute=recompute, offload=offload,
     )  # fmt: skip
     for result in results:
         assert_same(result, right)
@@ -205,6 +215,35 @@ def test_the_peak_is_the_closed_form_to_the_byte(ranks, prefetch):
     check_peaks(ranks, prefetch)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("local", [1, 2])
+def test_offloaded_shards_live_on_the_host_and_cross_with_each_gather_and_reduction(local, ranks):
+    """Up: a shard before each of two gathers a micro-batch. Down: a shard's gradient after each reduction. 4 bytes each."""
+
+    def main(comm):
+        pool = HostPool(comm)
+        with account_memory() as account:
+            model = shard_gpt(small_gpt(layers=LAYERS), comm, offload_policy=CPUOffloadPolicy(pool))
+            stepper, shards = AdamW(sharded_parameters(model)), shards_of(model)
+            for _ in range(2):
+                for shard in shards:
+                    shard.zero_grad()
+                for i in range(local):
+                    loss_of(model, 0, comm.rank * local + i, comm.size * local).backward()
+                with pool.on_host():
+                    stepper.step()
+            mine = sum(shard.size for shard in shards) * 4
+            owned = sum(piece.stop - piece.start for shard in shards for piece in shard.slices()) * 4
+            return pool, mine, owned, *({p: n for p, n in a.by_purpose.items() if n} for a in (account, pool.account))
+
+    for pool, mine, owned, left, held in SimWorld(ranks).run(main):
+        assert pool.to_device == 2 * 2 * local * mine
+        assert pool.to_host == 2 * local * mine
+        assert not {"parameter", "gradient", "optimizer", "unsharded", "communication"} & set(left)
+        held.pop("workspace", None)  # one block of the optimizer's
+        assert held == {"parameter": mine, "gradient": mine, **({"optimizer": 2 * owned} if owned else {})}
+
+
 # time -----------------------------------------------------------------------------------------------------------------
 
 
@@ -220,13 +259,13 @@ class Timed(Module):
         return mark(y, "timed", on_backward=lambda: self.comm.compute(seconds=self.seconds, name="B"))
 
 
-def timed_step(comm, prefetch, seconds, layers, elements):
+def timed_step(comm, prefetch, seconds, layers, elements, **settings):
     """Virtual seconds of the second step (the first one learns the order): (forward, backward)."""
     model = Sequential(*[Timed(seconds, elements) for _ in range(layers)])
     for i, layer in enumerate(model.layers):
         layer.comm, layer.name, layer.weight.name = comm, f"layers.{i}", f"layers.{i}.weight"
-        fully_shard(layer, mesh=comm, prefetch=prefetch)
-    fully_shard(model, mesh=comm, prefetch=prefetch)
+        fully_shard(layer, mesh=comm, prefetch=prefetch, **settings)
+    fully_shard(model, mesh=comm, prefetch=prefetch, **settings)
 
     def together(moment):
         comm.compute(seconds=moment - comm.time(), name="wait")  # ranks that differ by a microsecond begin at once
@@ -257,6 +296,25 @@ def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks
             assert backward == pytest.approx(gather + layers * seconds + gather)  # and the last reduction
         else:
             assert forward == pytest.approx(layers * gather + seconds)  # the wire is the limit
+
+
+@given(ratio=st.sampled_from([0.5, 1.0, 2.0]), ranks=st.integers(2, 4), prefetch=st.integers(1, 3))
+def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
+    """A shard goes up in one lane and is gathered in another: hidden when a layer computes as long as both together, and
+    with two layers ahead as long as the slower of the two (here the gather; the link takes `ratio` of it)."""
+    layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
+    gather = closed_form.steps_time(elements * 4, ranks, alpha, beta)
+    link = ratio * gather
+    seconds = gather + link if prefetch == 1 else max(gather, link)
+
+    def main(comm):
+        pool = HostPool(comm, bandwidth=4 * 1024 / link)
+        return timed_step(comm, prefetch, seconds, layers, elements, offload_policy=CPUOffloadPolicy(pool))
+
+    for forward, backward in SimWorld(ranks, links=LinkModel(alpha, beta)).run(main):
+        assert forward == pytest.approx(link + gather + layers * seconds)  # only the first one shows
+        # and at the end the last reduction beside the way down of the gradient before it, then that of the last one
+        assert backward == pytest.approx(link + gather + layers * seconds + max(gather, link) + link)
 
 
 def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(monkeypatch):

@@ -1,16 +1,22 @@
 """Tensor parallelism equals one device, sends what the papers say, and holds what they say."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, no_grad
+from minidist.autograd import Tensor, causal_attention_composite, no_grad
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
+from minidist.base.random import batch_coordinates
+from minidist.base.trace import purpose
+from minidist.checkpoint import Checkpoint, Piece, save
+from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
 from minidist.nn.recompute import recompute
+from minidist.parallel import DistributedDataParallel
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
@@ -21,6 +27,7 @@ from minidist.parallel.tensor import (
     SplitHeads,
     VocabParallel,
     VocabParallelEmbedding,
+    boxes,
     check_replicas,
     clip_grad_norm_,
     copy_to_tensor_parallel_region,
@@ -30,10 +37,12 @@ from minidist.parallel.tensor import (
     gather_from_tensor_parallel_region,
     gpt_plan,
     llama_plan,
+    load_full_state_dict,
     padded_vocab_size,
     parallelize_module,
     reduce_from_tensor_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
+    regions,
     scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
     vocab_parallel_cross_entropy,
@@ -245,7 +254,9 @@ def test_the_loss_never_holds_the_full_logits_and_sends_three_numbers_a_row():
 
 def gpt(ranks, words=13, dropout=0.0, layers=2):
     heads = 6 if ranks == 3 else 4
-    config = GPTConfig(vocab_size=words, n_positions=LENGTH, n_embd=24, n_layer=layers, n_head=heads, dropout=dropout)
+    config = GPTConfig(
+        vocab_size=words, n_positions=LENGTH, n_embd=24, n_layer=layers, n_head=heads, dropout=dropout, attention_dropout=dropout
+    )
     return GPT(config, dtype=np.float64, seed=3)
 
 
@@ -281,7 +292,7 @@ def test_gpt_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, s
     assert_gpt(ranks, optimizer, sequence_parallel=sequence_parallel)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel):
     assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
@@ -297,6 +308,87 @@ def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what,
 
     for history in SimWorld(2).run(main):
         assert_equal(history, one_device(4, 13, "sgd", 0.25))
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_data_and_tensor_parallel_together(name, sequence_parallel):
+    """Two replicas of two ranks: tiles and replicas are summed over the data axis, each once."""
+    make, plan = (lambda: gpt(4, dropout=0.25), gpt_plan) if name == "gpt" else (lambda: llama(4, dropout=0.25), llama_plan)
+
+    def main(comm):
+        mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
+        model = parallelize_module(make(), mesh["tp"], plan(13, sequence_parallel))
+        parallel = DistributedDataParallel(model, mesh["dp"], reduction="sum")
+        row = mesh["dp"].rank
+
+        def loss_of(_, step):
+            tokens, targets = text(step, BATCH, LENGTH, 13)
+            with batch_coordinates(step, row, seed=5):
+                return parallel(tokens[row : row + 1], targets[row : row + 1], BATCH * LENGTH)
+
+        def total(_, loss):
+            value = np.array([loss.item()])
+            with purpose("metrics"):
+                all_reduce(mesh["dp"], value)
+            return value[0]
+
+        history = train(model, loss_of, "adam", mesh, synchronize=total, flat=parallel.flat)
+        for axis in ("dp", "tp"):
+            check_replicas(model, mesh[axis], axis)
+        return history
+
+    expected = train(make(), gpt_loss(13), "adam")
+    for history in SimWorld(4).run(main):
+        assert_equal(history, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "plan", "shape"),
+    [
+        (lambda: gpt(4), gpt_plan(13), (2, 2)), (lambda: gpt(4, words=5), gpt_plan(5), (1, 4)),
+        (lambda: llama(4, kv=1), llama_plan(13), (2, 2)), (lambda: llama(4, kv=1), llama_plan(13, True), (1, 4)),
+    ],
+)  # fmt: skip
+def test_tiles_of_a_checkpoint_are_boxes_of_global_tensors(tmp_path, make, plan, shape):
+    """Saved by one mesh, read by another: fused, padded (one of nothing but padding), shared and plain tiles."""
+
+    def build(comm, shape):
+        mesh = init_device_mesh(comm, shape, ("dp", "tp"))
+        return parallelize_module(make(), mesh["tp"], plan), mesh
+
+    def writes(comm):
+        model, mesh = build(comm, shape)
+        dp, tp, pieces = mesh["dp"], mesh["tp"], []
+        for name, p in model.named_parameters():
+            same = p.layout.copies if p.layout.axes else tp.size  # so many tp ranks hold the same, on each replica
+            holder = (dp.rank * same + tp.rank % same, dp.size * same)
+            pieces += [Piece(name, p.layout.global_shape, p.data[local], box=box, copies=holder) for box, local in boxes(p.layout, mesh)]
+        save(comm, tmp_path, 1, pieces, {})
+
+    def reads(comm):
+        model, mesh = build(comm, (4 // shape[0] // 2, 2 * shape[0]))
+        for p in model.parameters():
+            p.data[...] = 0
+        checkpoint = Checkpoint(tmp_path)
+        load_full_state_dict(model, {name: checkpoint.tensor(name) for name in checkpoint.tensors}, mesh)
+        return {name: value.copy() for name, value in full_state_dict(model, mesh).items()}
+
+    SimWorld(4).run(writes)
+    for state in SimWorld(4).run(reads):
+        assert all(np.array_equal(state[name], value) for name, value in make().state_dict().items())
+
+
+def test_loading_whole_weights_into_a_cut_model_names_what_does_not_fit():
+    def main(comm):
+        model = parallelize_module(gpt(4), comm, gpt_plan(13))
+        state = gpt(4).state_dict()
+        with pytest.raises(UsageError, match=r"'transformer\.ln_f\.weigth' .did you mean"):
+            load_full_state_dict(model, state | {"transformer.ln_f.weigth": np.zeros(24)}, {"tp": comm})
+        with pytest.raises(UsageError, match=r"wte\.weight' has shape \(7, 24\); the whole parameter has \(13, 24\)"):
+            load_full_state_dict(model, state | {"transformer.wte.weight": np.zeros((7, 24))}, {"tp": comm})
+
+    SimWorld(2).run(main)
 
 
 def test_logits_are_gathered_without_the_padding():
@@ -318,11 +410,12 @@ def test_logits_are_gathered_without_the_padding():
 # --- Llama ---
 
 
-def llama(ranks, tied=False):
-    heads, kv = (6, 3) if ranks == 3 else (8, 4)
+def llama(ranks, tied=False, kv=None, dropout=0.0):
+    heads, kv = (6, kv or 3) if ranks == 3 else (8, kv or 4)
     config = LlamaConfig(
         vocab_size=13, hidden_size=48, intermediate_size=36, num_hidden_layers=2, num_attention_heads=heads,
         num_key_value_heads=kv, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
+        attention_dropout=dropout,
     )  # fmt: skip
     return Llama(config, dtype=np.float64, seed=3)
 
@@ -347,6 +440,18 @@ def test_llama_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer,
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_llama_with_attention_dropout(sequence_parallel):
+    expected = train(llama(4, dropout=0.25), gpt_loss(13), "sgd")
+
+    def main(comm):
+        model = parallelize_module(llama(4, dropout=0.25), comm, llama_plan(13, sequence_parallel))
+        return train(model, gpt_loss(13), "sgd", {"tp": comm})
+
+    for history in SimWorld(2).run(main):
+        assert_equal(history, expected)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
     """Three projections behind one f, two behind another: 4 all-reduces; with the sequence split, 2 regathers."""
     ranks, width, tokens = 2, 48, BATCH * LENGTH
@@ -366,10 +471,64 @@ def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
         assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
 
 
+@pytest.mark.parametrize(("ranks", "kv"), [(2, 1), (4, 2), (4, 1), (8, 4), (3, 1)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):
+    """Neighbours share a head; its gradient is summed over them once, and it counts once in the norm."""
+    length = 16 if ranks == 8 else LENGTH
+
+    def model_of():
+        single = llama(ranks, kv=kv).config
+        config = replace(single, vocab_size=16, max_position_embeddings=length, intermediate_size=24)
+        return Llama(config, np.float64, seed=3)
+
+    def loss_of(model, step):
+        return model(*text(step, BATCH, length, 16), BATCH * length)
+
+    expected = train(model_of(), loss_of, "adam", steps=2)
+    single = model_of()
+    loss_of(single, 0).backward()
+    norm = float(np.sqrt(sum((p.grad**2).sum() for p in single.parameters())))
+
+    def main(comm):
+        model = parallelize_module(model_of(), comm, llama_plan(16, sequence_parallel))
+        loss_of(model, 0).backward()
+        mine = clip_grad_norm_(model, 1e9, comm)
+        history = train(model, loss_of, "adam", {"tp": comm}, steps=2)
+        check_replicas(model, comm)
+        full = {name: value.copy() for name, value in full_state_dict(model, {"tp": comm}).items()}
+        load_full_state_dict(model, {name: value + 1 for name, value in full.items()}, {"tp": comm})
+        again = full_state_dict(model, {"tp": comm})
+        assert all(np.array_equal(again[name], full[name] + 1) for name in full)
+        model.model.layers[0].self_attn.k_proj.weight.data[...] += comm.rank % 2
+        with pytest.raises(MismatchError, match=r"self_attn\.k_proj\.weight' of .* not the same on rank 1 as on rank 0"):
+            check_replicas(model, comm)
+        return history, mine
+
+    for history, mine in SimWorld(ranks).run(main):
+        assert_equal(history, expected)
+        assert abs(mine - norm) < 1e-12 * norm
+
+
+def test_shared_key_value_heads_send_their_gradients_once():
+    """Beside the four all-reduces a layer: one of each shared tile, over the ranks that share it."""
+
+    def main(comm):
+        model = parallelize_module(llama(4, kv=2), comm, llama_plan(13))
+        model(*text(0, BATCH, LENGTH, 13)).backward()
+        return [p.shape for _, p in model.named_parameters() if "k_proj" in p.name]
+
+    world = SimWorld(4)
+    assert world.run(main) == [[(6, 48)] * 2] * 4  # a head of 6 on each
+    for trace in world.traces:
+        tiles = [m for m in trace.sent("tensor_backward") if m.nbytes == 6 * 48 // 2 * 8]
+        assert len(tiles) == 2 * 2 * 2  # two layers, keys and values, a ring over two ranks
+
+
 def test_key_value_heads_that_do_not_divide():
     plan = llama_plan(13)
     refuse(4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks")
-    refuse(8, plan, lambda: llama(4), "4 key-value heads of .* do not divide over 8 .* take 8, or one of 1, 2, 4 ranks")
+    refuse(6, plan, lambda: Llama(LlamaConfig(13, 48, 36, 1, 12, 4)), "4 key-value heads of .* do not divide over 6 .* take 6, or one of 1, 2, 4 ranks")
 
 
 # --- the gradient norm, and replicas ---
@@ -412,16 +571,16 @@ def test_a_replica_that_differs_is_named():
 # --- counts ---
 
 
-def block_traffic(ranks, sequence_parallel, heads=4, batch=2, length=16, width=24):
-    """Per rank the sent messages of a forward and a backward of one GPT block."""
+def block_traffic(ranks, sequence_parallel, heads=4, batch=2, length=16, width=24, dtype=np.float32, dropout=0.0, **options):
+    """Per rank the bytes of activations that a GPT block keeps after forward; and the traces of its forward and backward."""
 
     def main(comm):
         sp = sequence_parallel
         rows = length // comm.size if sp else length
-        x = Tensor(np.ones((batch, rows, width), np.float32), requires_grad=True)
+        x = Tensor(np.ones((batch, rows, width), dtype), requires_grad=True)
         plan = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(9, sp).items() if "h.*." in name}
-        with account_memory() as account:
-            block = Block(GPTConfig(n_embd=width, n_head=heads), np.float32)
+        with account_memory() as account, batch_coordinates():
+            block = Block(GPTConfig(n_embd=width, n_head=heads, dropout=dropout, attention_dropout=dropout), dtype, **options)
             block.initialize(0)
             block = parallelize_module(block, comm, plan)
             y = block(x)
@@ -440,8 +599,8 @@ def test_four_all_reduces_a_layer(ranks):
     for trace in traces:
         sent = trace.sent()
         assert {m.operation for m in sent} == {"all_reduce/ring"}
-        for purpose in ("tensor_forward", "tensor_backward"):
-            assert len(trace.sent(purpose)) == 2 * 2 * (ranks - 1)  # two rings of 2 (t-1) messages
+        for name in ("tensor_forward", "tensor_backward"):
+            assert len(trace.sent(name)) == 2 * 2 * (ranks - 1)  # two rings of 2 (t-1) messages
         # 8 b s h (t-1)/t elements: Narayanan et al. 2021, section 3.2
         assert sum(m.nbytes for m in sent) == 8 * batch * length * width * (ranks - 1) // ranks * 4
 
@@ -472,23 +631,49 @@ def test_sequence_parallel_sends_the_same_bytes_and_a_quarter_more_for_regathers
         assert sum(m.nbytes for m in trace.sent()) - large == 6 * 2 * (ranks - 1) * width // ranks * 4
 
 
-def test_activation_bytes_are_the_papers():
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_activation_bytes_are_the_papers(dtype):
     """Korthikanti et al. 2022, equations 2 and 4: sbh (10 + 24/t + 5as/(ht)) bytes, with the sequence split
-    sbh/t (34 + 5as/h). Theirs are 2-byte values, with two 1-byte masks outside attention (2 sbh of the 10) and 3 more
-    bytes a score for dropout inside it; ours are 4-byte values without dropout: twice 8 + 24/t + 2as/(ht).
+    sbh/t (34 + 5as/h). These are 2-byte values, and masks of 1 byte: with i bytes a value the 10 are 4 i and two masks, the
+    24 are 12 i, and the 5 are 2 i (softmax, and what dropout left of it) and a mask. Beside it, 1 / standard deviation of
+    each row for two norms.
     """
     batch, length, width, heads = 2, 16, 24, 4
+    sbh, i = batch * length * width, np.dtype(dtype).itemsize
 
-    def expected(ranks, split):
-        sbh = batch * length * width
-        norms = 4 * sbh + 2 * batch * length  # normalised rows and norm outputs; 1 / standard deviation of a row
-        scores = batch * heads * length * (length + 1)  # exponentials and 1 / their sums
-        return 4 * (norms // (ranks if split else 1) + (12 * sbh + scores) // ranks)
+    def paper(t, split, i):
+        whole, cut, scores = 4 * i + 2, 12 * i, (2 * i + 1) * heads * length / width
+        return sbh * (whole / (t if split else 1) + cut / t + scores / t)
 
+    assert paper(1, False, 2) == sbh * (34 + 5 * heads * length / width)  # the paper's own numbers
+    assert paper(4, False, 2) == sbh * (10 + 24 / 4 + 5 * heads * length / (width * 4))
+    assert paper(4, True, 2) == sbh / 4 * (34 + 5 * heads * length / width)
     for ranks in (1, 2, 4):
         for split in (False, True):
-            kept, _ = block_traffic(ranks, split)
-            assert kept == [expected(ranks, split)] * ranks, (ranks, split)
+            kept, _ = block_traffic(ranks, split, dtype=dtype, dropout=0.1, attention_fn=causal_attention_composite)
+            deviations = 2 * batch * length * i // (ranks if split else 1)
+            assert kept == [paper(ranks, split, i) + deviations] * ranks, (ranks, split)
+
+
+def test_without_regathers_splitting_the_sequence_would_save_much_less(monkeypatch):
+    """The inputs of the two column-parallel layers are then kept whole on every rank: 2 sbh values more than the paper's."""
+    batch, length, width = 2, 16, 24
+    right, _ = block_traffic(2, True)
+    monkeypatch.setattr(regions, "_Gathered", lambda whole, shard, comm: whole)
+    wrong, _ = block_traffic(2, True)
+    assert [b - a for a, b in zip(right, wrong, strict=True)] == [2 * batch * length * width * 4 // 2] * 2
+
+
+def test_fused_attention_keeps_one_value_a_score_instead_of_two():
+    """The causal half is still computed in whole blocks; besides, 1 / sum of each row, and the mask while weights are dropped."""
+    batch, length, width, heads = 2, 16, 24, 4
+    scores, sbh = batch * heads * length * length, batch * length * width
+    for ranks in (1, 2, 4):
+        for dropout, masks in ((0.0, 0), (0.1, 1)):
+            kept, _ = block_traffic(ranks, False, dropout=dropout)
+            expected = 4 * 4 * sbh + 2 * masks * sbh + 8 * batch * length  # norms and masks outside, on every rank
+            expected += (12 * 4 * sbh + 4 * (scores + batch * heads * length) + masks * scores) // ranks
+            assert kept == [expected] * ranks, (ranks, dropout)
 
 
 def test_regathered_arrays_are_gone_when_their_readers_are():

@@ -13,7 +13,6 @@ from minidist.base.memory import account_memory
 from minidist.collectives import closed_form
 from minidist.comm import SimWorld
 from minidist.nn import MLP
-from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.pipeline.partition import Stage, noam
 from minidist.pipeline.passes import lower
@@ -297,8 +296,9 @@ def test_wrong_replicas_are_one_sentence(replicas, p, m, sentence):
 def replay_tied(name, p, count, m, optimizer):
     """One device with two copies of wte, both with the delay of stage 0; their sums are added, stage 0's first."""
     stages, tied = split_model(gpt(p), p, range(p))
-    shared = [_apart(stage, tied) for stage in stages]
-    units = {n: [stage.flat, *([FlatParameters(own)] if own else [])] for n, (stage, own) in enumerate(zip(stages, shared, strict=True))}
+    for stage in stages:
+        _apart(stage, tied)
+    units = {stage.number: stage.flats for stage in stages}
     steps = {(n, k): make_optimizer(optimizer, flat) for n, flats in units.items() for k, flat in enumerate(flats) if len(flat)}
     history = {(n, k): [flat.data.copy()] for n, flats in units.items() for k, flat in enumerate(flats)}
     law = LAWS[name]

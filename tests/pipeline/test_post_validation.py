@@ -200,6 +200,26 @@ def test_under_mpi_it_has_the_same_bits_and_messages(comm):
     assert record(comm) == SimWorld(2).run(record)[comm.rank]
 
 
+class OverflowsOnRank0(PostValidatedPipeline):
+    """In its second step a gradient of rank 0, and of nobody else, is infinite."""
+
+    def _sum_gradients(self):
+        super()._sum_gradients()
+        if self.comm.rank == 0 and len(self.verdicts) == 1:
+            self.flats[0].grad[0] = np.inf
+
+
+def test_an_overflow_on_one_rank_is_everybodys():
+    def main(comm):
+        stages, _ = split_model(mlp(2), 2, [comm.rank])
+        pipe = OverflowsOnRank0(comm, plan_of("zb-h1", 2, 3), stages, mlp_loss, partial(make_optimizer, "sgd"))
+        for step in range(3):
+            pipe.step(*mlp_batches(3, step))
+        return [verdict.outcome for verdict in pipe.finish()]
+
+    assert SimWorld(2).run(main) == [["kept", "skipped", "kept"]] * 2
+
+
 def test_wrong_settings_are_one_sentence():
     def main(comm, plan, **options):
         stages, _ = split_model(mlp(2), 2, plan.stages_of(comm.rank))

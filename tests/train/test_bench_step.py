@@ -21,6 +21,17 @@ def test_the_tape_costs_little():
     assert tape_microseconds(count=500, repeats=5)["forward_backward_us"] < 12
 
 
+def test_the_account_s_cost_is_measured_on_equal_jobs():
+    from minidist.train.bench_memory import bench_memory, compare
+
+    on, timeline = compare(SMALL, rounds=3)
+    # The promise is 1.05 on a quiet machine and a model of a few milliseconds a step; this one takes less than one.
+    assert 0.8 < on["ratio"] < 1.6
+    assert 0.8 < timeline["ratio"] < 1.8
+    with pytest.raises(UsageError, match="did you mean 'gpt'"):
+        bench_memory(["gtp"])
+
+
 def test_wrong_arguments():
     with pytest.raises(UsageError, match=r"no case 'gtp' \(did you mean 'gpt'\?\)"):
         bench_step(["gtp"])

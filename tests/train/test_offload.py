@@ -1,10 +1,16 @@
 """Offloading changes where bytes live and what crosses the link, and no bit of the result."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 
+from minidist.autograd import Tensor, checkpoint
+from minidist.autograd.mark import mark
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.parallel import HostPool
+from minidist.optim import Adam, ParameterSlice
+from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
 from minidist.train.compare import compare_rank, expected_snapshots
 from minidist.train.config import TrainConfig
 from minidist.train.job import check
@@ -65,23 +71,67 @@ def test_the_blocks_inputs_wait_on_the_host():
 
 
 def test_what_is_on_the_host_is_not_on_the_device():
-    """With three blocks' inputs away, the peak (in the last block's replay) falls by those of the two before it."""
+    """With three blocks' inputs away, the peak (in the last block's replay) falls by all but its own and the next one's."""
     large = {"context": 32, "micro_batch": 8, "optimizer": "sgd", "dropout": 0.0}
     (away,), _ = run(1, **ACTIVATIONS, **large)
     (kept,), _ = run(1, recompute="full", **large)
-    assert kept.peak_bytes - away.peak_bytes == 2 * 8 * 32 * GPT["width"] * 4
+    assert kept.peak_bytes - away.peak_bytes == (3 - 2) * 8 * 32 * GPT["width"] * 4
 
 
 def test_crossing_takes_bytes_over_bandwidth():
     def main(comm):
-        import numpy as np
-
         pool = HostPool(comm, bandwidth=1e6)
         there = pool.store(np.zeros(250, np.float32), "optimizer")
         pool.fetch(there, "parameter")
         return comm.time()
 
     assert SimWorld(1).run(main) == [pytest.approx(2e-3)]
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("slices", [1, 2, 5])
+def test_steps_and_both_directions_overlap_slice_by_slice(slices, ratio):
+    """k slices through three stations (down, step, up): what one slice needs, and k - 1 times the slowest station."""
+
+    def main(comm):
+        seconds = 1000 * 4 / 1e6  # of a slice on the link
+        pool = HostPool(comm, bandwidth=1e6, host_bandwidth=7 * 1e6 / ratio)
+        near = [ParameterSlice(np.ones(1000, np.float32), np.ones(1000, np.float32), f"{i}") for i in range(slices)]
+        optimizer = OffloadedOptimizer(near, Adam, pool, lr=0.5)
+        optimizer.step()
+        assert all((piece.data == 0.5).all() for piece in near)
+        return comm.time() / seconds
+
+    assert SimWorld(1).run(main) == [pytest.approx(2 + ratio + (slices - 1) * max(1, ratio))]
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_activations_cross_while_blocks_compute(prefetch, ratio):
+    """A block computes `ratio` times as long as its input crosses; its backward is a replay and as long again."""
+    blocks = 4
+
+    def main(comm):
+        pool, seconds = HostPool(comm, bandwidth=1e6, prefetch=prefetch), 1000 * 4 / 1e6
+
+        def block(x):
+            comm.compute(seconds=ratio * seconds, name="forward")
+            return mark(x * 2.0, "block", on_backward=lambda: comm.compute(seconds=ratio * seconds, name="backward"))
+
+        x = Tensor(np.ones(1000, np.float32), requires_grad=True)
+        for _ in range(blocks):
+            x = checkpoint(block, x, pack=partial(HostCopy, pool=pool))
+        forward = comm.time() / seconds
+        x.backward(np.ones(1000, np.float32))
+        return forward, comm.time() / seconds - forward
+
+    ((forward, backward),) = SimWorld(1).run(main)
+    if prefetch == 0:
+        assert backward == pytest.approx(1 + blocks * (1 + 2 * ratio))  # the last input has to leave first
+    else:  # a replay and a backward hide the next fetch
+        assert backward == pytest.approx(1 + 1 + blocks * 2 * ratio)
+    # one input leaves at a time, while the next block computes
+    assert forward == pytest.approx(blocks * ratio if ratio >= 1 else (blocks - 1) + ratio)
 
 
 def test_a_resumed_offloaded_job_has_the_same_bits(tmp_path):

@@ -13,6 +13,9 @@ Backward goes round again: it recomputes a block's exponentials from the saved l
 and V travel with them, one hop further than they, home. Blocks of which no query sees a key are skipped; zig-zag
 positions make what is left equal on all ranks.
 
+Dropped weights (attention dropout) leave the sums alone and are left out of the output: each block takes its own part of the
+mask of all queries and keys.
+
 A rank sends 2 (P-1) N/P h numbers forward (K and V, P-1 hops) and 2 (2P-1) N/P h backward (K, V and, P hops, their
 gradients), under purposes tensor_forward and tensor_backward.
 Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
@@ -22,12 +25,13 @@ from operator import itemgetter
 from typing import Any
 
 from minidist.autograd import Tensor, reshape
+from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.comm import Comm
-from minidist.parallel.context.positions import chunks_of
+from minidist.parallel.context.positions import chunks_of, sequence_positions
 from minidist.parallel.tensor.regions import charge, contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
@@ -37,7 +41,8 @@ class RingAttention:
     """Causal attention over a sequence of `length` tokens of which each rank holds its zig-zag part (`sequence_positions`).
 
     Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT; with (q, k, v) of shapes
-    (batch, T_local, heads or kv_heads, n) one for Llama. Every rank must call it for the same layers in the same order.
+    (batch, T_local, heads or kv_heads, n) one for Llama; a last argument is the dropout of the weights. Every rank must
+    call it for the same layers in the same order.
     """
 
     def __init__(self, comm: Comm, length: int) -> None:
@@ -49,15 +54,16 @@ class RingAttention:
         (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
         return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
 
-    def __call__(self, *tensors: Any) -> Tensor:
-        if len(tensors) == 2:
-            qkv, heads = tensors
-            batch, rows, width = qkv.shape
-            split = reshape(qkv, (batch, rows, 3, heads, width // (3 * heads)))
-            return reshape(self._attend(split[:, :, 0], split[:, :, 1], split[:, :, 2]), (batch, rows, width // 3))
-        return self._attend(*tensors)
+    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
+        if isinstance(rest[0], int):
+            heads, *dropout = rest
+            batch, rows, width = x.shape
+            split = reshape(x, (batch, rows, 3, heads, width // (3 * heads)))
+            mixed = self._attend(split[:, :, 0], split[:, :, 1], split[:, :, 2], *dropout)
+            return reshape(mixed, (batch, rows, width // 3))
+        return self._attend(x, *rest)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
         rows = self.rows[self.comm.rank]
         if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
             raise ShapeError(
@@ -66,23 +72,29 @@ class RingAttention:
             )
         kv_heads = k.shape[2]
         grouped = _grouped(q.data, kv_heads)
-        o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads))
+        drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
+        o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
             q, k, v, do = (_grouped(array, kv_heads) for array in (kept_q.data, kept_k.data, kept_v.data, g))
-            dq, dk, dv = self._backward(q, k, v, do, o, log_sum)
+            dq, dk, dv = self._backward(q, k, v, do, o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
         flops = 2 * q.size * self.length  # half of two products with all keys
         costs = lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3  # noqa: E731  five products, shared by three inputs
         result = _ungrouped(o)
-        return record("ring_attention", result, edges, prepare=prepare, flops=flops, costs=costs, saved=(o, log_sum))
+        return record("ring_attention", result, edges, prepare=prepare, flops=flops, costs=costs, saved=(o, log_sum, *(drop or ())[:1]))
+
+    def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
+        """The mask's rows of this rank's queries, (batch, kv heads, heads of each, queries, all keys), and the scale."""
+        mask = dropout.mask(samples, heads, self.length)[:, :, sequence_positions(self.length, self.comm.rank, self.comm.size)]
+        return mask.reshape(samples, kv_heads, heads // kv_heads, *mask.shape[2:]), dropout.scale
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
 
-    def _forward(self, q: xp.Array, k: xp.Array, v: xp.Array) -> tuple[xp.Array, xp.Array]:
+    def _forward(self, q: xp.Array, k: xp.Array, v: xp.Array, drop: Drop) -> tuple[xp.Array, xp.Array]:
         """(output, log of the sum of exponentials of each query)."""
         scale = q.shape[-1] ** -0.5
         o = xp.zeros(q.shape, q.dtype, q)
@@ -96,13 +108,14 @@ class RingAttention:
                 scores -= new[..., None]
                 xp.exp(scores, out=scores)
                 z[..., rows] = z[..., rows] * old + scores.sum(axis=-1)
+                scores = self._dropped(scores, drop, rows, owner, keys)
                 o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]
                 m[..., rows] = new
         o /= z[..., None]
         return o, m + xp.log(z)
 
     def _backward(
-        self, q: xp.Array, k: xp.Array, v: xp.Array, g: xp.Array, o: xp.Array, log_sum: xp.Array
+        self, q: xp.Array, k: xp.Array, v: xp.Array, g: xp.Array, o: xp.Array, log_sum: xp.Array, drop: Drop
     ) -> tuple[xp.Array, xp.Array, xp.Array]:
         scale = q.shape[-1] ** -0.5
         delta = (g * o).sum(axis=-1, keepdims=True)
@@ -117,13 +130,23 @@ class RingAttention:
                 p -= log_sum[..., rows, None]
                 xp.exp(p, out=p)
                 do = g[..., rows, :]
-                travelling[1][..., keys, :] += (xp.swapaxes(p, -1, -2) @ do).sum(axis=-3, keepdims=True)
-                p *= do @ xp.swapaxes(values_here[..., keys, :], -1, -2) - delta[..., rows, :]
+                used = self._dropped(p, drop, rows, owner, keys)
+                travelling[1][..., keys, :] += (xp.swapaxes(used, -1, -2) @ do).sum(axis=-3, keepdims=True)
+                dp = self._dropped(do @ xp.swapaxes(values_here[..., keys, :], -1, -2), drop, rows, owner, keys)
+                p *= dp - delta[..., rows, :]
                 dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
                 travelling[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
         assert travelling is not None
         dk, dv = self._pass_on(travelling, (2, *k.shape)) if self.comm.size > 1 else travelling
         return dq, dk, dv
+
+    def _dropped(self, weights: xp.Array, drop: Drop, rows: slice, owner: int, keys: slice) -> xp.Array:
+        """A block of weights (own query rows, `owner`'s key rows) without the dropped ones."""
+        if drop is None:
+            return weights
+        keep, scale = drop
+        columns = sequence_positions(self.length, owner, self.comm.size)[keys]
+        return weights * keep[..., rows, :][..., columns] * xp.as_array(scale, weights.dtype)
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
         """(own query rows, the owner's key rows, is it a diagonal block) of the chunk pairs in which there is work."""

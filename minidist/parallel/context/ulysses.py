@@ -14,9 +14,11 @@ Source: Jacobs et al., "DeepSpeed Ulysses", 2023.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from minidist.autograd import Function, Tensor, causal_attention, concatenate, reshape
+from minidist.autograd.attention import WeightDropout
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
@@ -30,28 +32,33 @@ from minidist.parallel.tensor.regions import charge, contiguous
 class UlyssesAttention:
     """Causal attention over `length` tokens, of which each rank holds a contiguous part, for heads split over `comm`.
 
-    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `RingAttention`.
+    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `RingAttention`; a last
+    argument is the dropout of the weights.
     """
 
     def __init__(
-        self, comm: Comm, length: int, packed_fn: Callable[[Tensor, int], Tensor] = causal_attention,
-        grouped_fn: Callable[[Tensor, Tensor, Tensor], Tensor] = grouped_query_attention,
+        self, comm: Comm, length: int, packed_fn: Callable[..., Tensor] = causal_attention,
+        grouped_fn: Callable[..., Tensor] = grouped_query_attention,
     ) -> None:  # fmt: skip
         self.comm, self.length, self.packed_fn, self.grouped_fn = comm, length, packed_fn, grouped_fn
 
-    def __call__(self, *tensors: Any) -> Tensor:
-        if len(tensors) == 2:
-            qkv, heads = tensors
-            batch, rows, width = qkv.shape
+    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
+        if isinstance(rest[0], int):
+            heads, *dropout = rest
+            batch, rows, width = x.shape
             size = width // (3 * heads)
-            split = reshape(qkv, (batch, rows, 3, heads, size))
+            split = reshape(x, (batch, rows, 3, heads, size))
             q, k, v = (self.to_heads(split[:, :, part]) for part in range(3))
             own = q.shape[2]
             packed = concatenate([reshape(x, (batch, self.length, own * size)) for x in (q, k, v)], axis=2)
-            mixed = reshape(self.packed_fn(packed, own), (batch, self.length, own, size))
+            mixed = reshape(self.packed_fn(packed, own, *self._own_heads(dropout, own)), (batch, self.length, own, size))
             return reshape(self.to_tokens(mixed), (batch, rows, width // 3))
-        q, k, v = (self.to_heads(x) for x in tensors)
-        return self.to_tokens(self.grouped_fn(q, k, v))
+        k, v, *dropout = rest
+        q, k, v = (self.to_heads(tensor) for tensor in (x, k, v))
+        return self.to_tokens(self.grouped_fn(q, k, v, *self._own_heads(dropout, q.shape[2])))
+
+    def _own_heads(self, dropout: list[WeightDropout], own: int) -> list[WeightDropout]:
+        return [_SomeHeads(each, self.comm.rank * own) for each in dropout]
 
     def to_heads(self, x: Tensor) -> Tensor:
         """(batch, own tokens, heads, n) -> (batch, all tokens, own heads, n); backward does `to_tokens`."""
@@ -69,6 +76,21 @@ class UlyssesAttention:
                 f"Ulysses deals {heads} (key-value) heads to {self.comm.size} context-parallel ranks, which does not "
                 f"divide; take one of {choices} ranks, or ring attention"
             )
+
+
+@dataclass
+class _SomeHeads:
+    """The dropout of the weights of the heads from `first` on."""
+
+    whole: WeightDropout
+    first: int
+
+    @property
+    def scale(self) -> float:
+        return self.whole.scale
+
+    def mask(self, samples: int, heads: int, length: int, first: int = 0) -> xp.Array:
+        return self.whole.mask(samples, heads, length, self.first + first)
 
 
 class _Swap(Function):

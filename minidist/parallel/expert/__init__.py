@@ -1,5 +1,6 @@
 """The experts of a mixture dealt out over ranks: `ExpertParallel` is the style, `ExpertDataParallel` sums gradients."""
 
 from minidist.parallel.expert.dispatch import ExpertDataParallel, ExpertParallel, exchange
+from minidist.parallel.expert.tensor import ExpertTensorParallel, expert_gpt_plan
 
-__all__ = ["ExpertDataParallel", "ExpertParallel", "exchange"]
+__all__ = ["ExpertDataParallel", "ExpertParallel", "ExpertTensorParallel", "exchange", "expert_gpt_plan"]

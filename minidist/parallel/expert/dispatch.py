@@ -8,8 +8,8 @@ The slots of an expert on a rank stay together, so (experts, capacity, D) become
 are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers a rank, whether the
 slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens D.
 
-An ep rank is a data rank too: it has rows of its own. So the replicated parameters' gradients are summed over dp and
-ep, but those of an expert over dp only; its own rank has seen the tokens of all ep ranks.
+An ep rank is a data rank too: it has rows of its own. So the replicated parameters' gradients are summed over dp, cp and
+ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
 """
@@ -86,9 +86,9 @@ def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
 class ExpertDataParallel(Module):
     """Wraps a model with dealt-out experts so that `loss.backward()` leaves complete gradients on every rank.
 
-    mesh: has the axis ep, and dp or not. The loss must be divided by the *global* count (sums are formed, no means).
+    mesh: has the axis ep; dp and cp or not. The loss must be divided by the *global* count (sums are formed, no means).
     `flats`: the flat parameters, replicated ones first; give them to the optimizer. Gradient messages have the purpose
-    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x ep ranks, and of the tiles over dp.
+    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x cp x ep ranks, and of the tiles over dp x cp.
     """
 
     def __init__(self, module: Module, mesh: Mesh, algorithm: str = "ring") -> None:
@@ -98,8 +98,9 @@ class ExpertDataParallel(Module):
         groups: dict[bool, list[Parameter]] = {False: [], True: []}
         for parameter in module.parameters():
             groups[bool(parameter.layout and "ep" in parameter.layout.axes)].append(parameter)
-        shared = mesh[tuple(name for name in mesh.axis_names if name in ("dp", "ep"))]
-        comms: list[Comm | None] = [shared, mesh["dp"] if "dp" in mesh.axis_names else None]
+        data = tuple(name for name in mesh.axis_names if name in ("dp", "cp"))
+        shared = mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp", "ep"))]
+        comms: list[Comm | None] = [shared, mesh[data] if data else None]
         self.flats, self.reducers = [], []
         for parameters, comm in zip(groups.values(), comms, strict=True):
             if not parameters:

@@ -36,6 +36,9 @@ class ColumnParallelLinear(Module):
     gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first. copy_input
     =False: x has passed f already (several layers share it). blocks: see `shards`. Sends nothing in forward (with
     sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a regather) in backward.
+
+    copies > 1: so many neighbouring ranks have the same columns (key-value heads, when there are fewer than ranks). Each has
+    a part of their gradient, so backward sums it over those ranks: an all-reduce of the tile's size.
     """
 
     def __init__(
@@ -49,11 +52,11 @@ class ColumnParallelLinear(Module):
     @classmethod
     def from_linear(
         cls, whole: Linear | Conv1D, comm: Comm, axis: str, made: dict[Parameter, Parameter], name: str, blocks: int = 1,
-        **options: bool,
+        copies: int = 1, **options: bool,
     ) -> "ColumnParallelLinear":  # fmt: skip
         """This rank's part of a layer that was built on one device. made: tiles made so far, for tied parameters."""
         self = cls.__new__(cls)
-        self._split(whole, comm, axis, blocks, made, name)
+        self._split(whole, comm, axis, blocks, made, name, copies)
         vars(self).update(options)
         return self
 
@@ -62,15 +65,18 @@ class ColumnParallelLinear(Module):
     copy_input = True
 
     def _split(
-        self, whole: Linear | Conv1D, comm: Comm, axis: str, blocks: int, made: dict[Parameter, Parameter], name: str
-    ) -> None:
+        self, whole: Linear | Conv1D, comm: Comm, axis: str, blocks: int, made: dict[Parameter, Parameter], name: str,
+        copies: int = 1,
+    ) -> None:  # fmt: skip
         self.comm, self.name = comm, whole.name
+        first = comm.rank // copies * copies
+        self.sharers = comm.group(list(range(first, first + copies)), f"copies{first}") if copies > 1 else None
         self.activation = whole.activation
         self.weight_is_in_out = isinstance(whole, Conv1D)
-        require_divides(f"out features of {name}", whole.out_features, comm.size, blocks)
+        require_divides(f"out features of {name}", whole.out_features, comm.size // copies, blocks)
         dim = 1 if self.weight_is_in_out else 0
-        self.weight = tile_of(whole.weight, axis, dim, comm, made, blocks)
-        self.bias = None if whole.bias is None else tile_of(whole.bias, axis, 0, comm, made, blocks)
+        self.weight = tile_of(whole.weight, axis, dim, comm, made, blocks, copies=copies)
+        self.bias = None if whole.bias is None else tile_of(whole.bias, axis, 0, comm, made, blocks, copies=copies)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out / t), or (..., out) with gather_output."""
@@ -78,8 +84,13 @@ class ColumnParallelLinear(Module):
             x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
         elif self.copy_input:
             x = copy_to_tensor_parallel_region(x, self.comm)
-        y = linear(x, self.weight, self.bias, self.activation, self.weight_is_in_out)
+        weight, bias = self._shared(self.weight), self.bias and self._shared(self.bias)
+        y = linear(x, weight, bias, self.activation, self.weight_is_in_out)
         return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
+
+
+    def _shared(self, parameter: Parameter) -> Tensor:
+        return parameter if self.sharers is None else copy_to_tensor_parallel_region(parameter, self.sharers)
 
 
 class RowParallelLinear(Module):
@@ -139,10 +150,18 @@ class RowParallelLinear(Module):
 
 
 def tile_of(
-    whole: Parameter, axis: str, dim: int, comm: Comm, made: dict[Parameter, Parameter], blocks: int = 1, padding: int = 0
-) -> Parameter:
-    """This rank's tile of a parameter; the same one again for a tied parameter, which must be cut alike."""
-    layout = Layout(tuple(whole.shape), (axis,), (dim,), blocks=blocks, padding=padding)
+    whole: Parameter, axis: str, dim: int, comm: Comm, made: dict[Parameter, Parameter], blocks: int = 1, padding: int = 0,
+    copies: int = 1,
+) -> Parameter:  # fmt: skip
+    """This rank's tile of a parameter; the same one again for a tied parameter, which must be cut alike.
+
+    A parameter that is cut over another axis already is cut once more.
+    """
+    before = whole.layout
+    if before is None or not before.axes:
+        layout = Layout(tuple(whole.shape), (axis,), (dim,), blocks=blocks, padding=padding, copies=copies)
+    else:
+        layout = Layout(before.global_shape, (*before.axes, axis), (*before.dims, dim))
     if whole not in made:
         made[whole] = shard_parameter(whole, layout, comm.rank, comm.size)
     elif made[whole].layout != layout:
@@ -154,7 +173,8 @@ def replica_of(whole: Parameter, made: dict[Parameter, Parameter]) -> Parameter:
     """A parameter that every rank holds whole: itself, carrying a layout that says so."""
     if made.get(whole, whole) is not whole:
         raise UsageError(f"tied parameter {whole.name!r} is cut in one place and whole in another; cut it one way")
-    whole.layout = Layout(tuple(whole.shape))
+    if whole.layout is None or not whole.layout.axes:  # it may be a tile over another axis
+        whole.layout = Layout(tuple(whole.shape))
     return made.setdefault(whole, whole)
 
 

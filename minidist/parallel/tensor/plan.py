@@ -10,7 +10,7 @@ parameter then carries a `Layout`, which checkpoints, clipping and counting read
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
@@ -38,11 +38,15 @@ from minidist.parallel.tensor.vocabulary import (
 
 @dataclass
 class Cutter:
-    """What a style needs to know: the ranks, the mesh axis's name, the tiles made so far (for tied parameters)."""
+    """What a style needs to know: the ranks, the mesh axis's name, the tiles made so far (for tied parameters).
+
+    copies: modules whose tiles several neighbouring ranks hold, set by `SplitHeads` for those after it in the plan.
+    """
 
     comm: Comm
     axis: str
     made: dict[Parameter, Parameter]
+    copies: dict[str, int] = field(default_factory=dict)
 
 
 class ParallelStyle:
@@ -74,8 +78,8 @@ class ColwiseParallel(ParallelStyle):
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
         self.expect(module, name, Linear, Conv1D)
         return ColumnParallelLinear.from_linear(
-            module, cutter.comm, cutter.axis, cutter.made, name, self.blocks, gather_output=self.gather_output,
-            sequence_parallel=self.sequence_parallel, copy_input=self.copy_input,
+            module, cutter.comm, cutter.axis, cutter.made, name, self.blocks, cutter.copies.get(name, 1),
+            gather_output=self.gather_output, sequence_parallel=self.sequence_parallel, copy_input=self.copy_input,
         )  # fmt: skip
 
 
@@ -133,16 +137,27 @@ class LossParallel(ParallelStyle):
 
 
 class SplitHeads(ParallelStyle):
-    """An attention module: each rank has `heads` / t of the heads (and `kv_heads` / t of the key-value heads)."""
+    """An attention module: each rank has `heads` / t of the heads (and `kv_heads` / t of the key-value heads).
+
+    With fewer key-value heads than ranks, t / kv_heads neighbouring ranks have the same one: those whose query heads read it.
+    """
 
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
-        for kind in ("heads", "kv_heads"):
-            if hasattr(module, kind):
-                what = f"{'key-value heads' if kind == 'kv_heads' else 'heads'} of {name}"
-                require_divides(what, getattr(module, kind), cutter.comm.size)
-                setattr(module, kind, getattr(module, kind) // cutter.comm.size)
         if not hasattr(module, "heads"):
             raise UsageError(f"SplitHeads is for attention; {name!r} is a {type(module).__name__} without heads")
+        ranks = cutter.comm.size
+        require_divides(f"heads of {name}", module.heads, ranks)
+        module.heads //= ranks
+        if hasattr(module, "kv_heads"):
+            if ranks > module.kv_heads and ranks % module.kv_heads == 0:
+                copies = ranks // module.kv_heads
+                cutter.copies.update({f"{name}.{part}": copies for part in ("k_proj", "v_proj")})
+                module.kv_heads = 1
+            else:
+                require_divides(f"key-value heads of {name}", module.kv_heads, ranks)
+                module.kv_heads //= ranks
+        if hasattr(module, "attn_dropout"):
+            module.attn_dropout.first = cutter.comm.rank * module.heads
         return module
 
 

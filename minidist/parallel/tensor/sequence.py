@@ -14,12 +14,12 @@ from typing import Any
 
 from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
-from minidist.base.random import Key, current_coordinates, uniform_rows
+from minidist.base.random import BatchCoordinates
 from minidist.comm import Comm
 from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.module import Module
 from minidist.parallel.tensor.linear import replica_of
-from minidist.parallel.tensor.regions import SEQUENCE, copy_to_tensor_parallel_region, own_part
+from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 
 
 class SequenceParallelLayerNorm(Module):
@@ -67,10 +67,7 @@ class SequenceParallelDropout(Dropout):
         super().__init__(whole.p)
         self.comm, self.name, self.training = comm, whole.name, whole.training
 
-    def keep(self, shape: tuple[int, ...], dtype: Any) -> xp.Array:
-        """The factors of x (batch, T/t, ...)."""
-        place = current_coordinates()
-        key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
-        whole = (shape[SEQUENCE] * self.comm.size, *shape[SEQUENCE + 1 :])
-        draws = own_part(self.comm, uniform_rows(key, place.sample_offset, shape[0], whole), SEQUENCE)
-        return xp.as_array((draws >= self.p) * (1 / (1 - self.p)), dtype)
+    def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
+        """This rank's part of what the ranks of `comm` hold together: a whole text, or a context-parallel rank's part."""
+        length, positions = super().places(rows * self.comm.size, place)
+        return length, own_part(self.comm, xp.arange(length) if positions is None else xp.as_array(positions), 0)

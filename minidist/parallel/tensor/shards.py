@@ -4,14 +4,16 @@
     | rank 0 | rank 1 |             | q0 q1 | k0 k1 | v0 v1 |   rank 0 holds | q0 | k0 | v0 |
 
 A contiguous cut of a fused matrix would hand rank 0 all of Q and half of K. What cut a parameter has is its
-`Layout`; `full_tensor` reads that and gathers, so a checkpoint, a test or a picture never has to know the strategy.
+`Layout`; `full_tensor` reads that and gathers, so a checkpoint, a test or a picture never has to know the strategy. A
+tensor that is cut twice (experts over ep, each expert's matrices over tp) is put together in the opposite order.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, nearest
 from minidist.base.layout import Layout
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
@@ -31,14 +33,15 @@ def cut(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
     front = xp.moveaxis(array, dim, 0)
     if layout.padding:
         front = xp.concatenate([front, xp.zeros((layout.padding, *front.shape[1:]), array.dtype, array)])
-    length, blocks = front.shape[0], layout.blocks
-    if length % (blocks * ranks):
+    length, blocks, tiles = front.shape[0], layout.blocks, ranks // layout.copies
+    if length % (blocks * tiles) or ranks % layout.copies:
         raise UsageError(
             f"dim {dim} of shape {layout.global_shape} has {length // blocks} entries in each of {blocks} blocks, which "
             f"do not divide over {ranks} ranks"
         )
-    size = length // blocks // ranks
-    parts = front.reshape(blocks, ranks, size, *front.shape[1:])[:, rank].reshape(blocks * size, *front.shape[1:])
+    size = length // blocks // tiles
+    number = rank // layout.copies
+    parts = front.reshape(blocks, tiles, size, *front.shape[1:])[:, number].reshape(blocks * size, *front.shape[1:])
     tile = xp.empty(xp.moveaxis(parts, 0, dim).shape, array.dtype, array)
     xp.copyto(tile, xp.moveaxis(parts, 0, dim))
     return tile
@@ -47,6 +50,7 @@ def cut(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
 def join(tiles: xp.Array, layout: Layout) -> xp.Array:
     """The whole from its tiles (ranks, *tile shape): the inverse of `cut`."""
     (dim,) = layout.dims
+    tiles = tiles[:: layout.copies]
     ranks, blocks = tiles.shape[0], layout.blocks
     fronts = xp.moveaxis(tiles, dim + 1, 1)
     rest = fronts.shape[2:]
@@ -57,25 +61,79 @@ def join(tiles: xp.Array, layout: Layout) -> xp.Array:
     return result
 
 
+def cuts(layout: Layout, mesh: Axes) -> Iterator[tuple[Comm, Layout]]:
+    """The cuts of a layout one after the other: (the axis's communicator, the one-axis layout of what is cut there)."""
+    shape = layout.global_shape
+    for axis, dim in zip(layout.axes, layout.dims, strict=True):
+        one = Layout(shape, (axis,), (dim,), (), layout.blocks, layout.padding, layout.copies)
+        yield mesh[axis], one
+        shape = local_shape(one, mesh[axis].size)
+
+
+def tile_in(array: xp.Array, layout: Layout | None, mesh: Axes) -> xp.Array:
+    """This rank's tile of the whole `array`. Sends nothing."""
+    for comm, one in cuts(layout, mesh) if layout is not None else ():
+        array = cut(array, one, comm.rank, comm.size)
+    return array
+
+
 def full_tensor(array: xp.Array, layout: Layout | None, mesh: Axes, why: str = "checkpoint") -> xp.Array:
     """The global array of which `array` (in the tile's shape, or flat) is this rank's tile; on every rank.
 
-    One all-gather over the layout's axis under purpose `why`; a replicated array sends nothing.
+    One all-gather over each of the layout's axes under purpose `why`; a replicated array sends nothing.
     """
     if layout is None or not layout.axes:
         return array if layout is None else array.reshape(layout.global_shape)
-    comm = mesh[layout.axes[0]]
-    shape = local_shape(layout, comm.size)
-    with purpose(why):
-        tiles = all_gather(comm, xp.array(array).reshape(-1))
-    return join(tiles.reshape(comm.size, *shape), layout)
+    for comm, one in reversed(list(cuts(layout, mesh))):
+        with purpose(why):
+            tiles = all_gather(comm, xp.array(array).reshape(-1))
+        array = join(tiles.reshape(comm.size, *local_shape(one, comm.size)), one)
+    return array
 
 
 def local_shape(layout: Layout, ranks: int) -> tuple[int, ...]:
-    """Shape of a tile when the layout's axis has `ranks` ranks."""
+    """Shape of a tile when the layout's one axis has `ranks` ranks."""
+    tiles = ranks // layout.copies
     return tuple(
-        (n + layout.padding) // ranks if dim in layout.dims else n for dim, n in enumerate(layout.global_shape)
+        (n + layout.padding) // tiles if dim in layout.dims else n for dim, n in enumerate(layout.global_shape)
     )
+
+
+Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
+
+
+def boxes(layout: Layout, mesh: Axes) -> list[tuple[Box, tuple[slice, ...]]]:
+    """Where a tile lies: pairs (box of the global tensor, the slices of the tile that hold it). For checkpoints.
+
+    A fused Q|K|V has three; padding is in none, so the box of a tile of nothing but padding is empty.
+    """
+    whole = [(0, n) for n in layout.global_shape]
+    if not layout.axes:
+        return [(tuple(whole), tuple(slice(0, n) for n in layout.global_shape))]
+    if len(layout.axes) == 1:
+        (comm, one), = cuts(layout, mesh)
+        return _boxes_of_one_cut(one, comm.rank // layout.copies, comm.size // layout.copies)
+    for comm, one in cuts(layout, mesh):
+        (dim,) = one.dims
+        start, stop = whole[dim]
+        size = (stop - start) // comm.size
+        whole[dim] = (start + comm.rank * size, start + (comm.rank + 1) * size)
+    return [(tuple(whole), tuple(slice(0, stop - start) for start, stop in whole))]
+
+
+def _boxes_of_one_cut(layout: Layout, number: int, tiles: int) -> list[tuple[Box, tuple[slice, ...]]]:
+    (dim,) = layout.dims
+    length = layout.global_shape[dim]
+    block = (length + layout.padding) // layout.blocks
+    size, result = block // tiles, []
+    for i in range(layout.blocks):
+        start = min(i * block + number * size, length)
+        stop = min(start + size, length)
+        box = [(0, n) for n in layout.global_shape]
+        local = [slice(0, n) for n in layout.global_shape]
+        box[dim], local[dim] = (start, stop), slice(i * size, i * size + stop - start)
+        result.append((tuple(box), tuple(local)))
+    return result
 
 
 def full_state_dict(module: Module, mesh: Axes) -> dict[str, xp.Array]:
@@ -89,13 +147,39 @@ def full_state_dict(module: Module, mesh: Axes) -> dict[str, xp.Array]:
     return result
 
 
+def load_full_state_dict(
+    module: Module, state: Mapping[str, Any], mesh: Axes, strict: bool = True
+) -> tuple[list[str], list[str]]:
+    """`module.load_state_dict` of whole arrays into a model that is cut already: each rank takes its tiles. Sends nothing.
+
+    A name that is missing or unknown is an error with strict; a shape that differs from the *global* one always.
+    """
+    tiles: dict[str, Any] = {}
+    own = dict(module._all_parameters())
+    for name, value in state.items():
+        if name in own:
+            layout, value = own[name].layout, xp.as_array(value)
+            shape = own[name].shape if layout is None else layout.global_shape
+            if value.shape != tuple(shape):
+                raise UsageError(f"load_full_state_dict: {name!r} has shape {value.shape}; the whole parameter has {tuple(shape)}")
+            value = tile_in(value, layout, mesh)
+        elif strict:
+            raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
+        tiles[name] = value
+    return module.load_state_dict(tiles, strict)
+
+
 def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int) -> Parameter:
-    """A new parameter that holds rank's tile of `parameter` and carries the layout. Sends nothing."""
+    """A new parameter that holds rank's tile of `parameter` and carries the layout. Sends nothing.
+
+    A parameter that is a tile already is cut once more: `layout` is its old one with one more axis.
+    """
     if parameter.flat is not None:
         raise UsageError(
             f"parameter {parameter.name!r} belongs to a FlatParameters already; cut the model first and make it flat then"
         )
-    data = cut(parameter.data, layout, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
+    one = layout if len(layout.axes) == 1 else Layout(tuple(parameter.shape), layout.axes[-1:], layout.dims[-1:])
+    data = cut(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
     tile = Parameter(data, parameter.requires_grad, parameter.name, parameter.init)
     tile.layout = layout
     return tile

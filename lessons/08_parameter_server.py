@@ -1,0 +1,273 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 08 Parameter server
+#
+# *40 minutes. Before it: 03 and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Train with workers of different speed, and let nobody wait for the slowest. Some ranks, the *servers*, hold the weights; the
+# others, the *workers*, push gradients to them and pull weights from them, each at its own pace.
+#
+# What it saves: the time that fast workers wait. What it costs: **staleness**, gradients that were computed with weights
+# which the server has changed since. And the order of the updates is decided by the network, no longer by the program.
+
+# %%
+import inspect
+from collections import Counter
+
+import numpy as np
+
+from minidist.base.errors import DeadlockError
+from minidist.comm import ANY, LinkModel, SimWorld
+from minidist.comm.choosers import explore, seeded
+from minidist.lesson import check, expect, solution
+from minidist.optim import SGD
+from minidist.parallel import parameter_server as ps
+from minidist.parallel.parameter_server.server import Server
+from minidist.report import draw, show
+from minidist.report.staleness import staleness
+from minidist.train.staleness import staleness_runs, table
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 takes three times as long for a gradient. First `bsp` (bulk
+# synchronous: a step needs everybody's gradient), then `asp` (asynchronous: every push is an update, and is answered at once).
+# Red is time that a rank waits for another.
+
+# %%
+SLOW = 3
+targets = np.arange(1.0, 5.0)
+
+
+def gradient(worker, clock, weights):
+    """Pulls all weights towards the targets; every worker has a sample of its own."""
+    return {"w": weights["w"] - targets - np.sin(clock + worker)}
+
+
+def run(consistency, workers=3, steps=4, lr=0.1, slow=SLOW, chooser=None, compute=gradient, **options):
+    """Returns the world, what each rank returned, and the config."""
+    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr), **options)
+    world = SimWorld(workers + 1, links=LinkModel(alpha=0.05, beta=0), **({"chooser": chooser} if chooser else {}))
+    seconds = lambda worker, clock: float(slow) if worker == workers - 1 else 1.0  # noqa: E731
+    return world, world.run(ps.run, config, {"w": np.zeros(4)}, compute, steps, seconds), config
+
+
+for consistency in ("bsp", "asp"):
+    world, *_ = run(consistency)
+    show(draw("space-time", world.traces, {"command": f"part 2 of lessons/08_parameter_server.py, {consistency}"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Between the two lies `ssp:2` (stale synchronous parallel): nobody may run more than 2 clocks ahead of the slowest. Three
+# workers train for a long time, one of them three times slower. Compared with bsp, how many gradients a second do `ssp:2` and
+# `asp` compute? (1 means: as many.)
+
+# %%
+my_guess = {"ssp:2": 2.0, "asp": 2.0}
+
+# %% [markdown]
+# ## 4 The code
+#
+# The server's loop: receive a push from *anybody*, apply it, then answer everybody who may go on. `ANY` is the wildcard: which
+# message it gets is not the program's to say.
+
+# %%
+for function in (Server.serve, Server._apply, Server._answer):
+    print(inspect.getsource(function))
+
+# %% [markdown]
+# `bound` is the only number in which bsp, ssp and asp differ there: 0, s, and infinity. (In bsp `aggregate` also makes *one*
+# update of a clock's gradients, added in the order of the workers.)
+#
+# ## 5 Check
+#
+# A table of logits learns a Markov chain, each time for the same virtual time. *Staleness* of a gradient: how many updates
+# its weights did not have yet.
+
+# %%
+runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW)
+print(table(runs))
+rate = {run.consistency: run.gradients_per_second for run in runs}
+for name, guess in my_guess.items():
+    ratio = rate[name] / rate["bsp"]
+    print(f"{name}: {ratio:.2f} times as many gradients as bsp; your guess is {'right' if abs(guess - ratio) < 0.15 else 'off'}")
+show(staleness(runs, title="the last of 3 workers is 3 times slower", command=f"minidist staleness --slow {SLOW} -o staleness.svg"))
+
+# %% [markdown]
+# A bound does not help against a worker who is *always* slow: after two clocks of credit everybody goes at its pace. It helps
+# when now this one is late and now that one, as machines are that share their host:
+
+# %%
+runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW, who="anyone")
+print(table(runs))
+show(staleness(runs, title="by chance a gradient takes 3 times as long", command="minidist staleness --who anyone -o staleness.svg"))
+
+# %% [markdown]
+# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute depends on the order in which
+# pushes came, and on *nothing else*: the trace has that order and the version of each pull, and one device that replays them
+# gets the same bits.
+
+# %%
+single = np.zeros(4)
+for clock in range(4):
+    total = gradient(0, clock, {"w": single})["w"]
+    for worker in (1, 2):
+        total = total + gradient(worker, clock, {"w": single})["w"]
+    single = single - 0.1 * total
+for consistency in ("bsp", "ssp:2", "asp"):
+    finals = set()
+    for seed in range(5):
+        world, results, config = run(consistency, chooser=seeded(seed))
+        weights = results[0].weights["w"]
+        replayed = ps.replay(ps.read_records(world.traces, config), config, {"w": np.zeros(4)}, gradient)["w"]
+        assert np.array_equal(weights, replayed)
+        finals.add(weights.tobytes())
+    off = np.abs(replayed - weights).max()
+    print(f"{consistency:6} max |w_parallel - w_single| = {off:.1e} (replay); {len(finals)} different results in 5 random orders")
+    if consistency == "bsp":
+        assert np.array_equal(weights, single)
+
+# %% [markdown]
+# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders. `explore` runs the program
+# in every one. Where each clock waits for everybody, fewer are left: (3!)².
+
+# %%
+orders = {}
+for consistency in ("asp", "ssp:1", "ssp:0"):
+    gaps = []
+
+    def one(chooser, consistency=consistency, gaps=gaps):
+        world, _, config = run(consistency, steps=2, slow=1, chooser=chooser)
+        gaps.extend(ps.read_records(world.traces, config)[0].gaps)
+        return tuple(m.peer for m in world.traces[0].messages if m.wildcard)
+
+    orders[consistency] = len(set(explore(one)))
+    print(f"{consistency}: {orders[consistency]} orders; nobody was ever more than {max(gaps)} clocks ahead of the slowest")
+assert orders == {"asp": 90, "ssp:1": 90, "ssp:0": 36}
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Stale gradients are right, but late, and who steers late must steer gently. For a loss λw²/2 and a delay of τ updates,
+# w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ + 2))**. Four equal workers have τ = 3:
+
+
+# %%
+def bowl(worker, clock, weights):
+    return {"w": weights["w"]}  # λ = 1; nothing pulls it anywhere but to 0
+
+
+def swing(lr, consistency="asp", **options):
+    """The largest |w| after 60 clocks, starting at 1."""
+    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr), **options)
+    results = SimWorld(5).run(ps.run, config, {"w": np.ones(1)}, bowl, 60, lambda worker, clock: 1.0)
+    return Counter(results[0].staleness).most_common(1), float(np.abs(results[0].weights["w"]).max())
+
+
+tau = 3
+limit = 2 * np.sin(np.pi / (4 * tau + 2))
+print(f"the limit for a delay of {tau}: {limit:.3f}")
+for lr in (0.9 * limit, 1.1 * limit):
+    [(delay, _)], size = swing(lr)
+    print(f"learning rate {lr:.3f}, staleness {delay}: |w| {'shrinks' if size < 1 else 'grows'}")
+    assert delay == tau
+    assert (size < 1) == (lr < limit)
+_, size = swing(1.1 * limit, staleness_aware=True)
+print(f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| {'shrinks' if size < 1 else 'grows'}")
+assert size < 1
+
+# %% [markdown]
+# And a server that answers *only* the worker who has just pushed forgets those whom it kept waiting. Nobody is there to wake
+# them up:
+
+
+# %%
+def forgetful(comm, steps=2):
+    """Bulk synchronous, meant well: rank 0 counts pushes (empty messages) and answers who may go on."""
+    if comm.rank > 0:
+        for clock in range(steps):
+            comm.send(np.zeros(0), 0)
+            if clock + 1 < steps:
+                comm.recv(np.zeros(0), 0)
+        return
+    done = dict.fromkeys(range(1, comm.size), 0)
+    for _ in range(steps * (comm.size - 1)):
+        worker = comm.recv(np.zeros(0), ANY)
+        done[worker] += 1
+        if done[worker] < steps and done[worker] == min(done.values()):
+            comm.send(np.zeros(0), worker)  # and who else may go on now?
+
+
+with expect(DeadlockError):
+    SimWorld(3).run(forgetful)
+
+# %% [markdown]
+# ## 7 Exercise: the SSP bound
+#
+# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number a worker. A worker, for each
+# clock in `range(steps)`, calls `compute(clock, weights)`, which returns its gradient, and pushes it (one message). The
+# server adds gradients to the weights as they come, and answers with the weights (one message): a worker may start clock c
+# when the slowest has made **at least c - bound pushes**, and no later than that. After its last push nobody pulls. Rank 0
+# returns the final weights.
+
+
+# %%
+def ssp(comm, steps, bound, compute):
+    weights = np.zeros(comm.size - 1)
+    if comm.rank > 0:
+        for clock in range(steps):
+            comm.send(compute(clock, weights), 0)
+            if clock + 1 < steps:
+                comm.recv(weights, 0)
+        return None
+    pushes = np.zeros(comm.size, int)
+    for _ in range(steps * (comm.size - 1)):
+        gradient = np.empty_like(weights)
+        worker = comm.recv(gradient, ANY)
+        weights += gradient
+        pushes[worker] += 1
+        if pushes[worker] < steps:
+            comm.send(weights, worker)
+    return weights
+
+
+check("08.ssp", ssp)
+
+# %%
+print(inspect.getsource(solution("08.ssp")))
+check("08.ssp", solution("08.ssp"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - A parameter server trades **fresh weights for nobody waiting**; bsp, ssp:s and asp are one server with the bound 0, s and ∞.
+# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**, and its own. Stable while
+#   **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in asp.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/parameter_server.py --consistency ssp:2
+#     minidist staleness bsp ssp:2 asp --slow 3 -o staleness.svg
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | servers, workers | `ps` and `worker` tasks of TensorFlow's `ParameterServerStrategy`; `DMLC_ROLE=server` and `worker` of ps-lite and MXNet; BytePS |
+# | `bsp` | MXNet `kvstore='dist_sync'`; TensorFlow 1 `SyncReplicasOptimizer` |
+# | `asp` | MXNet `kvstore='dist_async'`; Hogwild! (Niu et al. 2011) on one machine; Downpour SGD (Dean et al. 2012) |
+# | `ssp:s` | `staleness` of Petuum / Bösen; SSPTable (Ho et al. 2013) |
+# | `delay:T` | bounded delay `τ` of Li et al. 2014, the consistency graph of ps-lite's tasks |
+# | `sparse=` keys | MXNet `row_sparse_pull`; embedding servers of Monolith, HugeCTR, TorchRec |
+#
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).

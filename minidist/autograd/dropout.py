@@ -1,0 +1,25 @@
+"""Dropout as one node that keeps its mask as bools: 1 byte an element, where a product with a mask of floats keeps 4.
+
+Which elements stay is the caller's (`nn.Dropout` draws them by their place in the global batch); this node only
+multiplies. The mask is what the activation formulas count as 1 byte (Korthikanti et al., 2022, section 4.1).
+"""
+
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+from minidist.base.half import wide
+
+
+def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
+    """x * scale where keep is true, 0 elsewhere. keep: bools of x's shape; scale: 1 / (1 - p)."""
+    if keep.shape != x.shape:
+        raise ShapeError(f"dropout: a mask of shape {keep.shape} for a tensor of shape {x.shape}")
+    data = wide(x.data) * keep
+    data *= scale
+
+    def grad(g: xp.Array) -> xp.Array:
+        g = g * keep
+        g *= scale
+        return g
+
+    return record("dropout", data, ((x, grad),), flops=2 * x.size, saved=(keep,), storage=x.dtype)

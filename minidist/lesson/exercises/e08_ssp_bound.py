@@ -1,0 +1,163 @@
+"""Lesson 08: a parameter server that holds the SSP bound."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import DeadlockError
+from minidist.comm import ANY, Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, short
+
+SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
+
+
+class Compute:
+    """`compute(clock, weights)`: the worker's next gradient, a 1 in its own place; notes what it saw, and when."""
+
+    def __init__(self, case: Case, comm: Comm) -> None:
+        self.case, self.comm = case, comm
+        self.seen: list[tuple[int, np.ndarray, float]] = []
+
+    def __call__(self, clock: int, weights: np.ndarray) -> np.ndarray:
+        self.seen.append((clock, np.array(weights), self.comm.time()))
+        self.comm.compute(seconds=pace(self.case)[self.comm.rank - 1], name=f"gradient {clock}")
+        return np.eye(self.comm.size - 1)[self.comm.rank - 1]
+
+
+def ssp(comm: Comm, steps: int, bound: int, compute: Callable[..., np.ndarray]) -> np.ndarray | None:
+    """Rank 0 adds up what comes, and keeps who is too far ahead waiting until the slowest has caught up."""
+    weights = np.zeros(comm.size - 1)
+    if comm.rank > 0:
+        for clock in range(steps):
+            comm.send(compute(clock, weights), 0)
+            if clock + 1 < steps:
+                comm.recv(weights, 0)
+        return None
+    done, waiting = np.zeros(comm.size, int), []
+    done[0] = steps  # the server is nobody's slowest worker
+    for _ in range(steps * (comm.size - 1)):
+        gradient = np.empty_like(weights)
+        worker = comm.recv(gradient, ANY)
+        weights += gradient
+        done[worker] += 1
+        if done[worker] < steps:
+            waiting.append(worker)
+        for ready in [w for w in waiting if done[w] - done.min() <= bound]:
+            waiting.remove(ready)
+            comm.send(weights, ready)
+    return weights
+
+
+def pace(case: Case) -> list[int]:
+    """Seconds of a gradient, for each worker."""
+    return [int(n) for n in case.generator(1).integers(1, 5, case.ranks - 1)]
+
+
+def bound_of(case: Case) -> int:
+    return int(case.generator(2).integers(case.size <= 2, 4))
+
+
+def starts(case: Case) -> np.ndarray:
+    """When worker w may start clock c, messages taking no time: after its own last one, and the slowest's clock c-s-1."""
+    seconds, bound = pace(case), bound_of(case)
+    times = np.zeros((case.ranks - 1, case.size))
+    for clock in range(1, case.size):
+        for w, own in enumerate(seconds):
+            others = [times[v, clock - bound - 1] + seconds[v] for v in range(len(seconds)) if clock - bound > 0]
+            times[w, clock] = max([times[w, clock - 1] + own, *others])
+    return times
+
+
+def judge(case: Case, answers: Sequence[Any]) -> str:
+    bound, workers = bound_of(case), case.ranks - 1
+    total, _ = answers[0]
+    if total is None or np.shape(total) != (workers,) or not np.array_equal(total, np.full(workers, case.size)):
+        got = "None" if total is None else short(np.asarray(total))
+        return f"rank 0 returned {got}; {case.size} gradients from each of {workers} workers make {short(np.full(workers, case.size))}"
+    simulated = answers[0][1]
+    for rank, (_, seen) in list(enumerate(answers))[1:]:
+        if [clock for clock, *_ in seen] != list(range(case.size)):
+            return f"rank {rank} computed the clocks {[clock for clock, *_ in seen]}; it should be 0 to {case.size - 1}, each once"
+        for clock, weights, _ in seen:
+            if weights[rank - 1] != clock:
+                return f"rank {rank} at clock {clock} saw {int(weights[rank - 1])} of its own updates; it must see all {clock}"
+            if weights.min() < clock - bound:
+                slowest = int(weights.argmin()) + 1
+                return (
+                    f"bound {bound}: rank {rank} started clock {clock} with {int(weights.min())} updates of rank {slowest} in its "
+                    f"weights; it needs at least {clock - bound}"
+                )
+        if simulated:  # only there a second is a second
+            for clock, _, time in seen:
+                allowed = float(starts(case)[rank - 1, clock])
+                if time > allowed + SLACK:
+                    return (
+                        f"bound {bound}: rank {rank} waited too long: it started clock {clock} at {time:.0f} s, and could have at "
+                        f"{allowed:.0f} s"
+                    )
+    return ""
+
+
+def too_early(failure: Failure) -> bool:
+    return "it needs at least" in failure.message
+
+
+def nobody_waits(failure: Failure) -> bool:
+    """Every worker starts its next clock as soon as its gradient is done."""
+    times = [(rank, clock, time) for rank, (_, seen) in enumerate(failure.answers) if rank for clock, _, time in seen]
+    return all(time < clock * pace(failure.case)[rank - 1] + SLACK for rank, clock, time in times)
+
+
+EXERCISES = [
+    Exercise(
+        name="08.ssp",
+        solution=ssp,
+        arguments=lambda case, comm: (case.size, bound_of(case), Compute(case, comm)),
+        expected=lambda case: (),
+        answer=lambda arguments, returned: (
+            (returned, arguments[2].comm.world.kind == "simulated") if returned is not None else (None, arguments[2].seen)
+        ),
+        judge=judge,
+        par=Case(4, 6),
+        unit="clock",
+        cases=lambda: sorted(
+            [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (1, 2, 5)]
+            + [Case(ranks, size, seed) for ranks, size, seed in ((3, 4, 49), (3, 7, 2), (4, 6, 3), (5, 8, 4), (6, 5, 5), (7, 3, 6))]
+        ),
+        limits=("messages", "bytes"),
+        hints=(
+            Hint(
+                lambda f: f.raised(DeadlockError),
+                "a worker that was kept waiting must be answered when the slowest moves on, not when it pushes itself: look at "
+                "everybody who waits after each push",
+            ),
+            Hint(
+                lambda f: too_early(f) and nobody_waits(f),
+                "nobody is held back: who is more than s clocks ahead of the slowest must not be answered yet",
+            ),
+            Hint(
+                too_early,
+                "off by one: a worker may start clock c when the slowest has made c - s pushes; count pushes that are done, the "
+                "worker's own last one too",
+            ),
+            Hint(
+                lambda f: "waited too long" in f.message and bound_of(f.case) > 0,
+                "a worker waits although the bound lets it go on: is it waiting for everybody at each clock, or the server for "
+                "one rank after the other? Receive from ANY, and answer at once who may go on",
+            ),
+            Hint(
+                lambda f: "waited too long" in f.message,
+                "the server receives in a fixed order; take what comes first: comm.recv(gradient, ANY)",
+            ),
+            Hint(
+                lambda f: "of its own updates" in f.message,
+                "add a worker's gradient to the weights before you answer it",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but too many messages: a push is one, a pull is one, and nothing is pulled after the last push",
+            ),
+        ),
+    )
+]

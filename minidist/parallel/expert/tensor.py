@@ -1,0 +1,64 @@
+"""Experts whose matrices are cut too: over ep lie whole experts, over tp the columns and rows of each.
+
+    fc (experts, D, H)      ep: | e0 e1 | e2 e3 |     tp: H cut, as a column-parallel layer
+    proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H cut, as a row-parallel layer; its bias is added once, after the sum
+
+The ranks of tp see the same tokens, so all of them route alike, and the router is a replica whose gradient is the same on
+each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the router,
+and each rank keeps its own rows of the result.
+
+Sources: Rajbhandari et al., "DeepSpeed-MoE", 2022 (expert slicing); Megatron-LM's mixture of experts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.autograd import Tensor
+from minidist.nn.experts import MixtureOfExperts
+from minidist.nn.module import Module
+from minidist.parallel.tensor.linear import replica_of, require_divides, tile_of
+from minidist.parallel.tensor.plan import Cutter, ParallelStyle, gpt_plan
+from minidist.parallel.tensor.regions import (
+    copy_to_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+
+
+@dataclass
+class ExpertTensorParallel(ParallelStyle):
+    """A MixtureOfExperts: each expert's inner width is split over tp. Apply `ExpertParallel` before it, or not at all.
+
+    Sends an all-reduce of the slots (local experts, P x capacity, D) in forward, and one in backward; sequence_parallel: an
+    all-gather of the tokens in forward, and one of their gradients in backward, besides.
+    """
+
+    sequence_parallel: bool = False
+
+    def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
+        self.expect(module, name, MixtureOfExperts)
+        comm, axis, made = cutter.comm, cutter.axis, cutter.made
+        require_divides(f"inner features of the experts of {name}", module.fc_weight.shape[2], comm.size)
+        for part, dim in (("fc_weight", 2), ("fc_bias", 2), ("proj_weight", 1)):
+            setattr(module, part, tile_of(getattr(module, part), axis, dim, comm, made))
+        for whole in (module.router, module.proj_bias):
+            replica_of(whole, made)
+        module.enter = lambda slots: copy_to_tensor_parallel_region(slots, comm)
+        module.leave = lambda slots: reduce_from_tensor_parallel_region(slots, comm)
+        if self.sequence_parallel:
+            inner = module.forward
+
+            def forward(x: Tensor) -> Tensor:
+                whole = gather_from_sequence_parallel_region(x, comm, tensor_parallel_output_grad=False)
+                return scatter_to_sequence_parallel_region(inner(whole), comm)
+
+            module.forward = forward
+        return module
+
+
+def expert_gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+    """`gpt_plan` for a GPT whose MLPs are mixtures of experts."""
+    plan = {name: style for name, style in gpt_plan(vocab_size, sequence_parallel).items() if ".mlp." not in name}
+    plan["transformer.h.*.mlp"] = ExpertTensorParallel(sequence_parallel)
+    return plan
