@@ -14,7 +14,7 @@ memory is given back as soon as it is reduced. Source: Rajbhandari et al., "ZeRO
 trillion parameter models", SC 2020, section 5.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ class ZeroOptimizer:
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a gradient bucket; a bucket that
+    module: or some parameters. stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a gradient bucket; a bucket that
     crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as for
     `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the buckets.
     alignment: shards begin at multiples of it; clipping needs 1,024.
@@ -56,7 +56,7 @@ class ZeroOptimizer:
 
     def __init__(
         self,
-        module: Module,
+        module: Module | Iterable[Parameter],
         optimizer_class: Any,
         *,
         comm: Comm,
@@ -72,8 +72,8 @@ class ZeroOptimizer:
             raise UsageError(f"ZeroOptimizer(stage={stage!r}); the stage is 1 or 2, and stage 3 is fully_shard")
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
-        self.module, self.comm, self.stage = module, comm, stage
-        self.flat = sharded_flat(module.parameters(), comm, alignment)
+        self.comm, self.stage = comm, stage
+        self.flat = sharded_flat(module.parameters() if isinstance(module, Module) else module, comm, alignment)
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)

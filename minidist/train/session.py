@@ -10,10 +10,10 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi import launched_size
+from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
-from minidist.train.pipelines import check_pipeline, pipeline_volumes
 from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
 from minidist.train.trainer import TrainResult, train
@@ -73,13 +73,13 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or ((config.dp or 1) * config.pp if ranks is None else ranks)
+    result = size or (resolve_dims(config).ranks if ranks is None else ranks)
     if not 1 <= result <= MOST_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     batches = resolve_batches(config, result)  # what is wrong is known before anything starts
     check(config, 1 if size else result)
     check_saving(config)
-    check_pipeline(config, batches)
+    check_axes(config, batches)
     return result
 
 
@@ -112,10 +112,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
-    if config.pp > 1:
-        closed = pipeline_volumes(ran, batches, [result.bucket_sizes for result in results])
-    else:
-        closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    closed = closed_form_bytes(ran, batches, [result.sizes for result in results])
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
@@ -131,7 +128,7 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
-    tier_of(config)
+    tier_of(config, resolve_dims(config, size))
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec each process computes its own.

@@ -21,7 +21,7 @@ def block_sums(pipe: "Pipeline") -> dict[int, Any]:
     """Block sums of squares of this rank's stages; what is shared counts at its first place only."""
     mine: dict[int, Any] = {}
     for number, stage in pipe.stages.items():
-        own = [p for p in stage.flat.parameters if p.requires_grad and (number, pipe.comm.rank, p.name) not in pipe.shared.copies]
+        own = [p for p in stage.parameters if p.requires_grad and (number, pipe.comm.rank, p.name) not in pipe.shared.copies]
         whole = [np.zeros(0), *(np.zeros(p.size) if p.grad is None else p.grad.reshape(-1) for p in own)]
         mine[number] = block_square_sums(np.concatenate(whole[1:] or whole))
     return mine
