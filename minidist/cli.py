@@ -160,7 +160,7 @@ def memory(
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import model_peak, model_states, table, whole_number
+    from minidist.train.sizing import block_sentence, model_peak, model_states, table, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -186,6 +186,8 @@ def memory(
     else:
         say(f"{model or params} on {dp} ranks, {accounting} accounting")
         say(table(stages))
+        if "activations_of_a_block" in stages:
+            say(block_sentence(stages))
         if "not_counted" in stages:
             say(stages["not_counted"])
         elif accounting == "deepspeed":
