@@ -55,7 +55,7 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         return
     parts = {"--width": config.width}
     if config.model != "mlp":
-        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads else {})}
+        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {})}
     for name, number in parts.items():
         if number % tp:
             yield f"{name} {number} does not divide over --tp {tp}; take {name} {_near(number, tp)}, or --tp {_divisors(number)}"
@@ -76,7 +76,7 @@ def _context(config: TrainConfig) -> Iterator[str]:
             yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
         if config.experts:
             yield f"--cp {cp} gives a rank a part of a group's tokens, and experts count their slots by whole groups; take --cp 1"
-        kv = (config.kv_heads or config.heads) // tp
+        kv = max(1, (config.kv_heads or config.heads) // tp)
         if config.attention == "ulysses" and kv % cp:
             yield f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take --cp {_divisors(kv)}, or --attention ring"
     if config.sequence_parallel and config.model != "mlp" and cp <= config.context:

@@ -86,6 +86,9 @@ class Layers:
         self.activation = self.rows * config.context * config.width  # of all context-parallel ranks together
         self.others = self.dims.tp - 1
         self.split = config.sequence_parallel
+        kv_heads = config.kv_heads or config.heads
+        self.keys = kv_heads * (config.width // config.heads)  # width of the keys, and of the values
+        self.copies = max(1, self.dims.tp // kv_heads)  # neighbours that have the same ones
         self.classes = getattr(load_dataset(config.data), "classes", 0)
 
     def forward(self, blocks: range, first: bool, last: bool) -> Elements:
@@ -110,6 +113,8 @@ class Layers:
         result = self.attention(len(blocks), backward=True)
         result[BACKWARD] += int(reduced * sums)
         result[DISPATCH] += self._dispatch() * len(blocks)
+        # Neighbours with the same key-value heads add up the gradients of their weights.
+        result[BACKWARD] += 2 * (self.copies - 1) * 2 * self.keys * self.config.width * self.dims.cp * len(blocks)
         if self.split:
             result[REGATHER] += self.others * self.activation * (2 * len(blocks) + last)
             gpt = self.config.model == "gpt"
@@ -126,8 +131,8 @@ class Layers:
         config, cp = self.config, self.dims.cp
         if cp == 1:
             return Counter()
-        tokens, size = self.rows * config.context, config.width // config.heads
-        keys = tokens * (config.kv_heads or config.heads) * size
+        tokens = self.rows * config.context
+        keys = tokens * self.keys * self.copies
         if config.attention == "ring":
             sent = 2 * keys * (2 * cp - 1 if backward else cp - 1)
         else:

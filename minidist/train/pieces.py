@@ -5,21 +5,22 @@
                                | . . X x . . |
                                | . . x x . . |
 
-A fused Q|K|V is cut inside each of its blocks, so a box that crosses two blocks is two; padding is on no global tensor.
+Where a whole tile lies the tensor library knows (`parallel.tensor.shards.boxes`); a stretch of it is cut out here.
 """
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
+from minidist.autograd import Parameter
 from minidist.base.arrays import Array
-from minidist.base.layout import Layout
 from minidist.checkpoint import Piece
+from minidist.parallel.dims import Axes
+from minidist.parallel.tensor.shards import boxes as boxes_of_tile
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
 
 
-def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, Box]]:
+def boxes_of_stretch(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, Box]]:
     """Elements [start, stop) of an array in C order as boxes, each with the number of its first element."""
     if start >= stop:
         return
@@ -34,30 +35,25 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, 
         end = start + rows * inner
         yield start, ((row, row + rows), *((0, n) for n in shape[1:]))
     else:
-        for first, box in boxes(shape[1:], start - row * inner, end - row * inner):
+        for first, box in boxes_of_stretch(shape[1:], start - row * inner, end - row * inner):
             yield row * inner + first, ((row, row + 1), *box)
-    yield from boxes(shape, end, stop)
+    yield from boxes_of_stretch(shape, end, stop)
 
 
-def pieces_of(name: str, shape: tuple[int, ...], layout: Layout | None, rank: int, ranks: int, array: Array, start: int, stop: int) -> list[Piece]:
-    """What a rank holds of the global tensor `name`: `array`, elements [start, stop) of its tile of `shape`.
-
-    layout, rank, ranks: of the tile on the axis that cuts it; without a cut the tile is the tensor.
-    """
-    if layout is None or not layout.axes:
-        return [Piece(name, shape, array, start, stop)]
+def pieces_of(name: str, parameter: Parameter, axes: Axes, array: Array, start: int, stop: int) -> list[Piece]:
+    """What a rank holds of the global tensor `name`: `array` is elements [start, stop) of its tile of `parameter`'s shape."""
+    if parameter.layout is None or not parameter.layout.axes:
+        return [Piece(name, parameter.shape, array, start, stop)]
     result = []
-    (dim,) = layout.dims
-    size = shape[dim] // layout.blocks  # of a block's part
-    for first, box in boxes(shape, start, stop):
-        lengths = [b - a for a, b in box]
-        values: Any = array[first - start : first - start + prod(lengths)].reshape(lengths)
-        for block in range(layout.blocks):
-            low, high = max(box[dim][0], block * size), min(box[dim][1], (block + 1) * size)
-            shift = block * size * (ranks - 1) + rank * size  # from the tile's count to the tensor's
-            high = min(high, layout.global_shape[dim] - shift)  # the padding
-            if low < high:
-                part = values[(slice(None),) * dim + (slice(low - box[dim][0], high - box[dim][0]),)]
-                whole = (*box[:dim], (low + shift, high + shift), *box[dim + 1 :])
-                result.append(Piece(name, layout.global_shape, part, box=whole))
+    tile = boxes_of_tile(parameter.layout, axes)
+    for first, stretch in boxes_of_stretch(parameter.shape, start, stop):
+        shape = [b - a for a, b in stretch]
+        values = array[first - start : first - start + prod(shape)].reshape(shape)
+        for whole, local in tile:
+            both = [(max(a, part.start), min(b, part.stop)) for (a, b), part in zip(stretch, local, strict=True)]
+            if all(low < high for low, high in both):
+                inside = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, stretch, strict=True))
+                shift = [start_ - part.start for (start_, _), part in zip(whole, local, strict=True)]  # from tile to tensor
+                box = tuple((low + by, high + by) for (low, high), by in zip(both, shift, strict=True))
+                result.append(Piece(name, parameter.layout.global_shape, values[inside], box=box))
     return result

@@ -35,7 +35,7 @@ class PipelineParallel(Strategy):
         super().__init__(job, axes, everything)
         self.now = 0
         self.pipe = Pipeline(
-            axes.pp, plan, stages, job.loss_of, tied=tied, reducers=reducers if axes.data.size > 1 else None,
+            axes.pp, plan, stages, job.loss_of, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
             coordinates=lambda i: job.coordinates(self.now, self._number(i)),
         )  # fmt: skip
 

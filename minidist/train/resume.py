@@ -20,12 +20,12 @@ from minidist.checkpoint.local import local_pieces, read_local
 from minidist.comm import Comm
 from minidist.parallel import OffloadedOptimizer
 from minidist.parallel.dims import Axes
-from minidist.parallel.tensor.shards import cut
+from minidist.parallel.tensor.shards import tile_in
 from minidist.train.config import TrainConfig, flag
 from minidist.train.data_axis import DataAxis
 from minidist.train.job import Job
 from minidist.train.pieces import pieces_of
-from minidist.train.strategies import Strategy, is_cut
+from minidist.train.strategies import Strategy
 
 # What the bits of the next step depend on; a resumed job must not differ in it.
 FIXED = (
@@ -61,15 +61,11 @@ def _mine(
     strategy: Strategy, axis: DataAxis, copies: tuple[int, int], parameter: Parameter, name: str, array: Any, start: int, stop: int
 ) -> list[Piece]:
     """The pieces of one tensor, or nothing when another rank writes them. Who does is drawn from the name, the same everywhere."""
-    holder, holders = copies
-    cut = strategy.axes[parameter.layout.axes[0]] if parameter.layout is not None and parameter.layout.axes else None
-    if not is_cut(parameter, "tp"):
-        tp = strategy.axes.tp
-        holder, holders = holder * tp.size + tp.rank, holders * tp.size
-    if start == stop or zlib.crc32(name.encode()) % holders != holder or not strategy.counts(axis, parameter):
+    (holder, holders), (number, alike) = copies, strategy.copy_of(axis, parameter)
+    writer = zlib.crc32(name.encode()) % (holders * alike)
+    if start == stop or writer != holder * alike + number or not strategy.counts(axis, parameter):
         return []
-    rank, ranks = (0, 1) if cut is None else (cut.rank, cut.size)
-    return pieces_of(name, parameter.shape, parameter.layout, rank, ranks, array, start, stop)
+    return pieces_of(name, parameter, strategy.axes, array, start, stop)
 
 
 def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int, list[float]]:
@@ -122,8 +118,7 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     layout = parameter.layout
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)
-    comm = axes[layout.axes[0]]
-    return cut(checkpoint.tensor(name), layout, comm.rank, comm.size).reshape(-1)[start:stop]
+    return tile_in(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
 
 
 def _same_job(checkpoint: Checkpoint, job: Job) -> None:

@@ -1,17 +1,20 @@
 """A job saved on any layout of (dp, tp, pp, ep, zero) goes on on any other, with every weight and optimizer state in its place."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.autograd import Parameter
 from minidist.base.layout import Layout
 from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.parallel.tensor.shards import cut
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import build
-from minidist.train.pieces import boxes, pieces_of
+from minidist.train.pieces import boxes_of_stretch, pieces_of
 from minidist.train.recipe import parallelize
 from minidist.train.resume import resume_job, save_job
 from minidist.train.trainer import train
@@ -90,7 +93,8 @@ def test_boxes_cover_a_stretch_once_and_in_order(shape, data):
     numbers = np.arange(np.prod(shape)).reshape(shape)
     start = data.draw(st.integers(0, numbers.size))
     stop = data.draw(st.integers(start, numbers.size))
-    seen = [(first, numbers[tuple(slice(*pair) for pair in box)].reshape(-1)) for first, box in boxes(tuple(shape), start, stop)]
+    found = boxes_of_stretch(tuple(shape), start, stop)
+    seen = [(first, numbers[tuple(slice(*pair) for pair in box)].reshape(-1)) for first, box in found]
     assert [n for _, values in seen for n in values.tolist()] == list(range(start, stop))
     assert all(values[0] == first for first, values in seen)
 
@@ -107,10 +111,12 @@ def test_the_pieces_of_all_tiles_are_the_tensor(blocks, ranks, each, other, dim,
     layout = Layout(shape, ("tp",), (dim,), blocks=blocks, padding=padding)
     result = np.zeros(shape)
     for rank in range(ranks):
-        tile = cut(whole, layout, rank, ranks)
+        tile = Parameter(cut(whole, layout, rank, ranks))
+        tile.layout = layout
         middle = data.draw(st.integers(0, tile.size))
         for start, stop in ((0, middle), (middle, tile.size)):
-            for piece in pieces_of("w", tile.shape, layout, rank, ranks, tile.reshape(-1)[start:stop], start, stop):
+            axes = {"tp": SimpleNamespace(rank=rank, size=ranks)}
+            for piece in pieces_of("w", tile, axes, tile.data.reshape(-1)[start:stop], start, stop):
                 place = tuple(slice(*pair) for pair in piece.box)
                 assert not result[place].any()
                 result[place] = piece.array

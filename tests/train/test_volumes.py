@@ -25,6 +25,7 @@ def table(tmp_path, ranks, **values):
     (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full", "microbatches": 3}),
     (4, {"tp": 2, "pp": 2, "schedule": "zb-v", "layers": 4, "model": "llama", "kv_heads": 2, "microbatches": 4}),
     (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 4, "microbatches": 2}),
+    (8, {"cp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "recompute": "full"}),
     (3, {"cp": 3, "context": 10, "recompute": "full"}),
     (4, {"cp": 2, "pp": 2, "recompute": "selective", "model": "llama", "kv_heads": 2, "microbatches": 2}),
     (8, {"cp": 2, "tp": 2, "attention": "ulysses", "sequence_parallel": True, "zero": 3}),
