@@ -70,12 +70,12 @@ def say(text: str = "") -> None:
 @takes_config
 def train(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    json_output: Json = False,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, json_output: Json = False,
 ) -> None:  # fmt: skip
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.train.session import run_training
 
-    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line())
+    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics)
     if summary is None:
         return
     if json_output:
@@ -160,7 +160,7 @@ def memory(
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import model_peak, model_states, table, whole_number
+    from minidist.train.sizing import block_sentence, model_peak, model_states, table, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -186,6 +186,8 @@ def memory(
     else:
         say(f"{model or params} on {dp} ranks, {accounting} accounting")
         say(table(stages))
+        if "activations_of_a_block" in stages:
+            say(block_sentence(stages))
         if "not_counted" in stages:
             say(stages["not_counted"])
         elif accounting == "deepspeed":
@@ -208,14 +210,31 @@ def doctor(json_output: Json = False) -> None:
 @app.command()
 def report(
     trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
-    picture: Annotated[str, typer.Option(help="space-time, bytes-matrix, bytes-by-purpose, loss, memory, lanes or perfetto")] = "space-time",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .svg, .pdf or .png file (.json for perfetto)")] = None,
+    picture: Annotated[str | None, typer.Option(help="space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto or page")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)")] = None,
     steps: Annotated[str | None, typer.Option(help="a:b, only these training steps")] = None,
 ) -> None:
-    """Draw a picture of a recorded run."""
+    """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
     from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output, steps)}")
+
+
+@app.command()
+def generate(
+    directory: Annotated[Path, typer.Argument(help="the --save directory of a trained gpt or llama, from any layout")],
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
+    tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
+    temperature: Annotated[float, typer.Option(help="below 1: more probable tokens; 0: the most probable one")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Text from the latest checkpoint of a trained language model, on one device; the same seed gives the same text."""
+    from minidist.train.generate import run_generation
+
+    result = run_generation(directory, prompt, tokens, temperature, top_k, seed)
+    print(json.dumps(result) if json_output else f"{result['prompt']}{result['text']}")
 
 
 @app.command()
@@ -411,6 +430,8 @@ def bench_network(
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
@@ -418,9 +439,15 @@ def bench_step(
     from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
+        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+    stages = [int(part) for part in zero.split(",")] if zero else []
     if ranks > 1:
-        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        other = None if against == "none" else against
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
+    if stages:
+        raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 

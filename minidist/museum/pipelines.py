@@ -8,6 +8,7 @@ from minidist.base.errors import MinidistError
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.pipeline.plan import from_text, get_schedule
+from minidist.pipeline.post_validation import PostValidatedPipeline
 from minidist.pipeline.runtime import Pipeline, messages, pipeline, shared
 from minidist.pipeline.validate import validate
 
@@ -61,6 +62,16 @@ def largest_buffer(patch: Patch) -> None:
     patch.setattr(pipeline, "exchange_shapes", largest)
 
 
+def overflow_seen_by_one_stage(patch: Patch) -> None:
+    """each rank judges its own gradients: the one with the overflow takes its step back, the others keep theirs"""
+    right = PostValidatedPipeline._coefficient
+
+    def own(self: Any, squares: float) -> float | None:
+        return right(self, float(sum(blocks.sum() for blocks in self._sums.values())))
+
+    patch.setattr(PostValidatedPipeline, "_coefficient", own)
+
+
 def plan_text() -> str:
     """A plan of two ranks that the visitor's job hands to the judge."""
     return get_schedule("1f1b").plan(2, 3).to_text()
@@ -111,6 +122,39 @@ def ragged() -> Recording:
     return jobs.recorded(2, main)
 
 
+class OverflowsOnRank0(PostValidatedPipeline):
+    """In its second step a gradient of rank 0, and of nobody else, is infinite."""
+
+    def _sum_gradients(self) -> None:
+        super()._sum_gradients()
+        if self.comm.rank == 0 and len(self.verdicts) == 1:
+            self.flats[0].grad[0] = np.inf
+
+
+def overflows() -> Recording:
+    """A pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
+    from minidist.autograd import cross_entropy
+    from minidist.comm import Comm
+    from minidist.nn import GPT, GPTConfig
+    from minidist.optim import SGD
+    from minidist.pipeline.runtime import split_model
+
+    def main(comm: Comm) -> Any:
+        plan = get_schedule("zb-h1").plan(2, 2)
+        model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
+        stages, tied = split_model(model, 2, [comm.rank])
+        pipe = OverflowsOnRank0(
+            comm, plan, stages, lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH), lambda flat: SGD(flat, lr=0.3), tied=tied
+        )
+        for step in range(jobs.STEPS):
+            inputs, targets = jobs.tokens(step, 4)
+            pipe.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
+        verdicts = pipe.finish()
+        return [sum(v.losses) for v in verdicts], {"weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}}
+
+    return jobs.recorded(2, main)
+
+
 def is_refused(text: str) -> str:
     """Why the judge refuses a plan, or ""."""
     try:
@@ -142,6 +186,13 @@ EXHIBITS = [
         "was summed already. Each order alone is right in its own test.",
         data_axis_before_tied, jobs.train_job(4, pp=2, dp=2, microbatches=2, reduction="ordered"),
         (Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",)),),
+    ),
+    Exhibit(
+        "15b", "an overflow that one stage sees: it takes its step back, the others do not",
+        "To avoid a barrier each stage stepped at once and looked at its own gradients for overflow. One stage's had one, the other's were "
+        "finite: one took its step back and ran its forwards again, the other went on, and each waited for what the other would never send.",
+        overflow_seen_by_one_stage, overflows,
+        (Catch("tests/pipeline/test_post_validation.py", "test_an_overflow_on_one_rank_is_everybodys"),),
     ),
     Exhibit(
         "18", "uneven micro-batches are received into a buffer of the largest",

@@ -62,6 +62,11 @@ class Shard:
         self.filled = False  # does _grad hold sums of this step?
 
     @property
+    def dtype(self) -> Any:
+        """Of the values and the summed gradient; the whole unit may be gathered in another one (`MixedPrecisionPolicy`)."""
+        return self.flat.dtype if self.own is None else self.own.dtype
+
+    @property
     def data(self) -> xp.Array:
         """The values of this rank's elements; an update changes them in place."""
         return self.flat.data[self.start : self.stop] if self.own is None else self.own
@@ -98,7 +103,7 @@ class Shard:
         """The array of the shard's gradient, zeros at first."""
         if self._grad is None:
             with self.on_host():
-                self._grad = track(xp.zeros(self.size, self.flat.dtype, self.data), "gradient")
+                self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
     def release_grad(self) -> None:
@@ -146,7 +151,7 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
                 f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
             )
-        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype)
         left_out = [place for parameter, place, _, _ in shard.ranges() if parameter in skip]
         if left_out:
             gradient = xp.array(gradient)
@@ -181,9 +186,9 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
         for shard in shards:
             flat = shard.flat
             weights = all_gather(shard.comm, shard.data)
-            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, flat.dtype))
+            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype))
             states = {}
-            for key in optimizer.state_names(shard.data.dtype) if optimizer.step_count else ():
+            for key in optimizer.state_names(shard.dtype) if optimizer.step_count else ():
                 states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))
             for parameter, name in zip(flat.parameters, flat.names, strict=True):
                 place = flat.slice_of(parameter)
@@ -197,7 +202,7 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
 
 def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
     """One kind of optimizer state of the shard as one array; elements that have none are zero."""
-    state, dtype = optimizer.state, shard.data.dtype
+    state, dtype = optimizer.state, shard.dtype
     whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
     for piece in shard.slices():
         if piece.name in state:

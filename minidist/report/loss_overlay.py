@@ -46,3 +46,18 @@ def loss_overlay(
         line(label=f"max |difference| of {what}; {SMALLEST:g} stands for 0", colour=style.pop("color"), **style),
     ]
     return finish(figure, handles, command)
+
+
+def loss_curve(losses: Sequence[float], *, title: str = "", command: str = "") -> "Figure":
+    """The loss a step of one run."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(8, 3.2)
+    axes = figure.add_subplot()
+    axes.plot(range(len(losses)), losses, color=PALETTE["F"], linewidth=1.5, gid="loss", marker="o" if len(losses) < 30 else "", markersize=3)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
+    axes.set_title(title or f"loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps", fontsize=10, loc="left")
+    return finish(figure, [], command)

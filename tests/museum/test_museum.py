@@ -22,6 +22,7 @@ each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.
 SAYS = {
     "1": r"BufferReuseError: rank 0: the buffer of its receive from rank 1",
     "13b": r"AutogradError: the gradient of 'transformer.wte.weight' is partly summed",
+    "15b": r"DeadlockError: deadlock: 2 of 2 ranks wait",
     "16a": r"(?s)DeadlockError.*rank 0 waits in barrier.*rank 1 has returned",
     "18": r"MismatchError: shape mismatch: rank 0",
     "20a": r"UnwaitedRequestError: rank 0: nobody waited for its send to rank 1",

@@ -37,7 +37,7 @@ class PipelineStage:
 
     A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the tensors of
     the stage before it, several in the order of the stages that they come from. A stage may have no parameters. The last
-    stage's output goes to the loss. `flat`: the stage's parameters, a unit of their own.
+    stage's output goes to the loss. `flat`: the stage's `parameters`, a unit of their own.
     """
 
     def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:
