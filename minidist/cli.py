@@ -466,6 +466,8 @@ def bench_network(
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
@@ -473,9 +475,15 @@ def bench_step(
     from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
+        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+    stages = [int(part) for part in zero.split(",")] if zero else []
     if ranks > 1:
-        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        other = None if against == "none" else against
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
+    if stages:
+        raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
