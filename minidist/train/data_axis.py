@@ -20,7 +20,6 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
-from minidist.checkpoint.local import Local
 from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
@@ -34,6 +33,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.parallel.compression import Compressor, compress, make_compressor
 from minidist.parallel.dims import Axes
 from minidist.parallel.shards import shard_square_sums
 from minidist.train.job import Job, make_optimizer, optimizer_class
@@ -114,10 +114,6 @@ class DataAxis:
         """Which elements of which parameters this rank's optimizer has state for."""
         return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
 
-    def local_states(self) -> list[Local]:
-        """What belongs to this rank and to no global tensor (what error feedback has not sent yet); a load writes into it."""
-        return []
-
     def updated(self) -> None:
         """The values were changed from outside."""
         for flat in self.flats:
@@ -131,7 +127,7 @@ class DataAxis:
         """What its volumes follow from."""
         buckets = [bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets]
         trainable = {p.name: p.size for p in self.parameters if p.requires_grad}
-        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable)
+        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable, len(self.weights()))
 
 
 class Replicated(DataAxis):
@@ -144,6 +140,10 @@ class Replicated(DataAxis):
             module, comm, reduction="sum", flat=self.flats[0], algorithm=reduction, bucket_cap_mb=job.config.bucket_cap_mb
         )
         self.reducers = [self.parallel.reducer]
+        self.compressor: Compressor | None = None
+        if job.config.compression != "none":
+            self.compressor = make_compressor(job.config.compression, comm, "sum", job.config.seed)
+            self.parallel.register_comm_hook(self.compressor, compress)
 
     def wrap(self, model: Any) -> Any:
         self.parallel.module = model
@@ -154,6 +154,14 @@ class Replicated(DataAxis):
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.no_sync()
+
+    def sizes(self) -> AxisSizes:
+        if self.compressor is None:
+            return super().sizes()
+        group = range(self.parallel.comm.size)
+        return replace(
+            super().sizes(), compressed=sum(self.compressor.sent_bytes(b, rank) for b in self.parallel.reducer.buckets for rank in group)
+        )
 
 
 class ShardedOptimizer(DataAxis):

@@ -40,10 +40,12 @@ def boxes_of_stretch(shape: tuple[int, ...], start: int, stop: int) -> Iterator[
     yield from boxes_of_stretch(shape, end, stop)
 
 
-def pieces_of(name: str, parameter: Parameter, axes: Axes, array: Array, start: int, stop: int) -> list[Piece]:
+def pieces_of(
+    name: str, parameter: Parameter, axes: Axes, array: Array, start: int, stop: int, copies: tuple[int, int] = (0, 1)
+) -> list[Piece]:
     """What a rank holds of the global tensor `name`: `array` is elements [start, stop) of its tile of `parameter`'s shape."""
     if parameter.layout is None or not parameter.layout.axes:
-        return [Piece(name, parameter.shape, array, start, stop)]
+        return [Piece(name, parameter.shape, array, start, stop, copies=copies)]
     result = []
     tile = boxes_of_tile(parameter.layout, axes)
     for first, stretch in boxes_of_stretch(parameter.shape, start, stop):
@@ -55,5 +57,5 @@ def pieces_of(name: str, parameter: Parameter, axes: Axes, array: Array, start: 
                 inside = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, stretch, strict=True))
                 shift = [start_ - part.start for (start_, _), part in zip(whole, local, strict=True)]  # from tile to tensor
                 box = tuple((low + by, high + by) for (low, high), by in zip(both, shift, strict=True))
-                result.append(Piece(name, parameter.layout.global_shape, values[inside], box=box))
+                result.append(Piece(name, parameter.layout.global_shape, values[inside], box=box, copies=copies))
     return result

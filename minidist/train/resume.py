@@ -7,7 +7,6 @@ The position in the data is the number of steps: a step's global batch depends o
 masks depend on seed, step and sample. So there is no random state to be saved, and none of another rank to be restored.
 """
 
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,14 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint, Piece, save
-from minidist.checkpoint.local import local_pieces, read_local
 from minidist.comm import Comm
 from minidist.parallel import OffloadedOptimizer
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.shards import tile_in
 from minidist.train.config import TrainConfig, flag
-from minidist.train.data_axis import DataAxis
 from minidist.train.job import Job
 from minidist.train.pieces import pieces_of
+from minidist.train.residuals import load_residuals, residual_pieces
 from minidist.train.strategies import Strategy
 
 # What the bits of the next step depend on; a resumed job must not differ in it.
@@ -40,32 +38,23 @@ def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, st
         "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses, "extra": strategy.extra_state(),
     }  # fmt: skip
-    locals_ = local_pieces(comm.rank, [state for axis in strategy.data_axes for state in axis.local_states()])
-    return save(comm, directory, step, [*_pieces(strategy), *locals_], state)
+    return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
 
 
 def _pieces(strategy: Strategy) -> list[Piece]:
-    """What this rank writes: of everything that several ranks hold alike, its share."""
+    """What this rank holds of weights and optimizer state, with the number of ranks that hold the same."""
     pieces: list[Piece] = []
     for axis in strategy.data_axes:
         state = axis.optimizer.state
-        for parameter, array, start, stop in axis.weights():
-            pieces += _mine(strategy, axis, axis.copies, parameter, f"weights/{parameter.name}", array, start, stop)
-        for parameter, start, stop in axis.state_ranges():
-            for key, array in state.get(parameter.name, {}).items():
-                pieces += _mine(strategy, axis, axis.state_copies, parameter, f"optimizer/{parameter.name}/{key}", array, start, stop)
+        tensors = [(axis.copies, p, f"weights/{p.name}", array, start, stop) for p, array, start, stop in axis.weights()]
+        for p, start, stop in axis.state_ranges():
+            for key, array in state.get(p.name, {}).items():
+                tensors.append((axis.state_copies, p, f"optimizer/{p.name}/{key}", array, start, stop))
+        for (holder, holders), p, name, array, start, stop in tensors:
+            number, alike = strategy.copy_of(axis, p)
+            if start < stop and strategy.counts(axis, p):
+                pieces += pieces_of(name, p, strategy.axes, array, start, stop, (holder * alike + number, holders * alike))
     return pieces
-
-
-def _mine(
-    strategy: Strategy, axis: DataAxis, copies: tuple[int, int], parameter: Parameter, name: str, array: Any, start: int, stop: int
-) -> list[Piece]:
-    """The pieces of one tensor, or nothing when another rank writes them. Who does is drawn from the name, the same everywhere."""
-    (holder, holders), (number, alike) = copies, strategy.copy_of(axis, parameter)
-    writer = zlib.crc32(name.encode()) % (holders * alike)
-    if start == stop or writer != holder * alike + number or not strategy.counts(axis, parameter):
-        return []
-    return pieces_of(name, parameter, strategy.axes, array, start, stop)
 
 
 def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int, list[float]]:
@@ -87,10 +76,7 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
         axis.updated()
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
-        for local in axis.local_states():
-            kept = read_local(checkpoint, local.name, axes.comm.rank, axes.comm.size)
-            if kept is not None:
-                local.value[...] = kept
+    load_residuals(checkpoint, strategy)
     strategy.load_extra_state(checkpoint.state.get("extra", {}))
     return checkpoint.step, list(checkpoint.state["losses"])
 

@@ -24,6 +24,7 @@ from minidist.comm import Comm
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
 from minidist.train.recipe import parallelize
+from minidist.train.replicas import check_replicas
 from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
@@ -80,6 +81,8 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             strategy.zero_grad()
             losses.append(global_loss(strategy.axes.data, strategy.forward_backward(step)))
             finish_step(job, strategy, step, losses[-1])
+            if config.check_replicas:
+                check_replicas(strategy, step)
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             for observer in observers:

@@ -25,6 +25,7 @@ from minidist.train.layer_volumes import layer_elements
 from minidist.train.plans import crossings_of, make_plan
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
+ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
 DIGEST = 16  # of the names and shapes of a unit, and of a plan
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
@@ -32,13 +33,15 @@ ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 @dataclass(frozen=True)
 class AxisSizes:
     """One data axis of a rank: elements of its units (with padding) and of its gradient messages, and of each trainable
-    parameter (of this rank's tile of it)."""
+    parameter (of this rank's tile of it). compressed: bytes that one reduction of compressed gradients sends, all ranks."""
 
     stage: int
     experts: bool
     units: list[int]
     buckets: list[int]
     parameters: dict[str, int]
+    held: int  # parts of parameters that this rank holds
+    compressed: int | None = None
 
 
 def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> dict[str, int]:
@@ -49,6 +52,9 @@ def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
     for volumes in (_data_axes(config, batches, pipeline), _norms(config, batches, pipeline), _losses(config, batches)):
         total.update(volumes)
     total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
+    if config.check_replicas:
+        parts = sum(axis.held for axes in sizes for axis in axes)
+        total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
     if dims.pp > 1:
         total.update(_between_stages(config, batches, pipeline))
     return {name: total[name] for name in sorted(total) if total[name]}
@@ -70,7 +76,8 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
         n, groups = _group(batches, axis)
         everybody_else = (n - 1) * groups
         total["startup"] += everybody_else * (sum(axis.units) * itemsize + len(axis.units) * DIGEST)
-        total["gradient_reduce"] += reductions * everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        whole = everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
         total["parameter_gather"] += gathers * everybody_else * sum(axis.units) * itemsize
     return total
 
