@@ -70,12 +70,12 @@ def say(text: str = "") -> None:
 @takes_config
 def train(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    json_output: Json = False,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, json_output: Json = False,
 ) -> None:  # fmt: skip
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.train.session import run_training
 
-    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line())
+    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics)
     if summary is None:
         return
     if json_output:
@@ -218,6 +218,23 @@ def report(
     from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output, steps)}")
+
+
+@app.command()
+def generate(
+    directory: Annotated[Path, typer.Argument(help="the --save directory of a trained gpt or llama, from any layout")],
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
+    tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
+    temperature: Annotated[float, typer.Option(help="below 1: more probable tokens; 0: the most probable one")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Text from the latest checkpoint of a trained language model, on one device; the same seed gives the same text."""
+    from minidist.train.generate import run_generation
+
+    result = run_generation(directory, prompt, tokens, temperature, top_k, seed)
+    print(json.dumps(result) if json_output else f"{result['prompt']}{result['text']}")
 
 
 @app.command()
@@ -413,6 +430,8 @@ def bench_network(
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
@@ -420,9 +439,15 @@ def bench_step(
     from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
+        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+    stages = [int(part) for part in zero.split(",")] if zero else []
     if ranks > 1:
-        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        other = None if against == "none" else against
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
+    if stages:
+        raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
