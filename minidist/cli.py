@@ -219,6 +219,36 @@ def report(
 
 
 @app.command()
+def tiles(
+    model: Annotated[str, typer.Option(help="gpt or llama")] = "gpt",
+    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
+    width: Annotated[int, typer.Option(help="of the model")] = 16,
+    heads: Annotated[int, typer.Option(help="attention heads")] = 4,
+    kv_heads: Annotated[int | None, typer.Option(help="key-value heads of the llama (default: as many as heads)")] = None,
+    vocab: Annotated[int, typer.Option(help="words; padded to a multiple of --tp")] = 10,
+    experts: Annotated[int, typer.Option(help="experts in the place of the gpt's MLP")] = 0,
+    ep: Annotated[int, typer.Option(help="ranks over which the experts are dealt out")] = 1,
+    rank: Annotated[int, typer.Option(help="whose tiles the table lists")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file")] = None,
+    json_output: Json = False,
+) -> None:
+    """Which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""
+    from minidist.report.frame import save
+    from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
+
+    placed = model_tiles(model, tp, width, heads, kv_heads, vocab, experts, ep)
+    if not 0 <= rank < tp * ep:
+        raise UsageError(f"--rank {rank}; there are {tp * ep} ranks, 0..{tp * ep - 1}")
+    if json_output:
+        print(json.dumps({each.name: {"shape": each.shape, "boxes": each.boxes} for each in placed}))
+    else:
+        say(tiles_table(placed, rank))
+    if output:
+        title = f"a {model} layer on {tp * ep} ranks" + (f": {ep} share {experts} experts, {tp} a layer" if experts else "")
+        say(f"written: {save(tiles_figure(placed, title=title, command=command_line()), output)}")
+
+
+@app.command()
 def schedule(
     plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
