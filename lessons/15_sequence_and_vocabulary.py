@@ -68,14 +68,18 @@ def one_block(comm, split, dropout=0.0):
     return kept
 
 
-worlds = {}
+worlds, activation = {}, BATCH * LENGTH * WIDTH * 4
 for split in (False, True):
     worlds[split] = SimWorld(4)
     worlds[split].run(one_block, split)
+    once = 3 * activation  # a gather, or a reduce-scatter, of all four ranks together: (t-1)/t of it from each
+    closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
+    if split:  # the gradients of two norms (weight, bias) and two biases: six all-reduces of WIDTH numbers
+        closed_form = closed_form | {"tensor_backward": 4 * once + 6 * 2 * 3 * WIDTH * 4, "regather": 2 * once}
     flag = " --sequence-parallel" if split else ""
     command = f"minidist train --tp 4{flag} --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-by-purpose"
     title = "tensor parallel" + (" and sequence parallel" if split else "")
-    show(draw("bytes-by-purpose", worlds[split].traces, {"command": command, "title": title}))
+    show(draw("bytes-by-purpose", worlds[split].traces, {"command": command, "title": title, "closed_form": closed_form}))
 
 # %% [markdown]
 # ## 3 Predict
