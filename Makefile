@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint lessons bench clean
+.PHONY: demo test lint lessons museum bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -26,6 +26,9 @@ lint: .venv/test.stamp
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.lesson.build
+
+museum: .venv/test.stamp
+	$(BIN)/minidist museum
 
 bench: .venv/demo.stamp
 	$(BIN)/minidist bench collectives

@@ -70,12 +70,12 @@ def say(text: str = "") -> None:
 @takes_config
 def train(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    json_output: Json = False,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, json_output: Json = False,
 ) -> None:  # fmt: skip
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.train.session import run_training
 
-    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line())
+    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics)
     if summary is None:
         return
     if json_output:
@@ -160,7 +160,7 @@ def memory(
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import model_peak, model_states, table, whole_number
+    from minidist.train.sizing import block_sentence, model_peak, model_states, table, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -186,6 +186,8 @@ def memory(
     else:
         say(f"{model or params} on {dp} ranks, {accounting} accounting")
         say(table(stages))
+        if "activations_of_a_block" in stages:
+            say(block_sentence(stages))
         if "not_counted" in stages:
             say(stages["not_counted"])
         elif accounting == "deepspeed":
@@ -208,11 +210,11 @@ def doctor(json_output: Json = False) -> None:
 @app.command()
 def report(
     trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
-    picture: Annotated[str, typer.Option(help="space-time, bytes-matrix, bytes-by-purpose, loss, memory, lanes or perfetto")] = "space-time",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .svg, .pdf or .png file (.json for perfetto)")] = None,
+    picture: Annotated[str | None, typer.Option(help="space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto or page")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)")] = None,
     steps: Annotated[str | None, typer.Option(help="a:b, only these training steps")] = None,
 ) -> None:
-    """Draw a picture of a recorded run."""
+    """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
     from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output, steps)}")
@@ -246,6 +248,49 @@ def tiles(
     if output:
         title = f"a {model} layer on {tp * ep} ranks" + (f": {ep} share {experts} experts, {tp} a layer" if experts else "")
         say(f"written: {save(tiles_figure(placed, title=title, command=command_line()), output)}")
+
+
+@app.command()
+def generate(
+    directory: Annotated[Path, typer.Argument(help="the --save directory of a trained gpt or llama, from any layout")],
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
+    tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
+    temperature: Annotated[float, typer.Option(help="below 1: more probable tokens; 0: the most probable one")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Text from the latest checkpoint of a trained language model, on one device; the same seed gives the same text."""
+    from minidist.train.generate import run_generation
+
+    result = run_generation(directory, prompt, tokens, temperature, top_k, seed)
+    print(json.dumps(result) if json_output else f"{result['prompt']}{result['text']}")
+
+
+@app.command()
+def museum(
+    number: Annotated[str | None, typer.Argument(help="an exhibit, such as 1 or 4b; default: a table of all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")] = None,
+    tests: Annotated[bool, typer.Option(help="also run the tests that catch it, where minidist's tests are there")] = True,
+    json_output: Json = False,
+) -> None:
+    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches it."""
+    from minidist.museum import exhibits, find, visit
+    from minidist.museum.visiting import table
+
+    if output is not None and number is None:
+        raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
+    visits = [visit(exhibit, tests) for exhibit in (exhibits() if number is None else find(number))]
+    if output is not None:
+        from minidist.report.frame import save
+
+        say(f"written: {save(visits[0].figure(command_line()), output)}")
+    if json_output:
+        print(json.dumps([seen.as_dict() for seen in visits]))
+    elif number is None:
+        print(table(visits))
+    else:
+        print("\n\n\n".join(seen.text() for seen in visits))
 
 
 @app.command()
@@ -354,20 +399,69 @@ def staleness(
 
 @bench_app.command("collectives")
 def bench_collectives(
-    ranks: Annotated[int, typer.Option(help="processes")] = 2,
+    ranks: Annotated[int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
+    simulated: Annotated[bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")] = False,
+    operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
+    alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency a message")] = 1e-6,
+    beta: Annotated[float, typer.Option(help="with --simulated: seconds a byte")] = 1e-10,
+    picture: Annotated[Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")] = None,
     json_output: Json = False,
 ) -> None:
-    """All-reduce against MPI_Allreduce (and gloo, where torch is installed), and the simulated world's messages a second."""
-    from minidist.train.bench_collectives import bench_collectives as bench
+    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual clock."""
+    from minidist.comm import LinkModel
+    from minidist.train import bench_collectives as real
+    from minidist.train import bench_virtual_collectives as virtual
 
-    show_bench(bench(ranks=ranks, rounds=rounds), json_output)
+    lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
+    if simulated:
+        module: Any = virtual
+        result = virtual.bench_virtual_collectives(operation, ranks or 16, LinkModel(alpha, beta), lengths or virtual.SIZES)
+    else:
+        module = real
+        result = real.bench_collectives(2 if ranks is None else ranks, rounds, lengths or real.SIZES)
+    if picture:
+        from minidist.report.crossover import crossover
+        from minidist.report.frame import save
+
+        title = f"{operation} on {ranks or (16 if simulated else 2)} {'virtual ranks' if simulated else 'processes'}"
+        rows = [row for row in result["rows"] if "side" in row]
+        say(f"written: {save(crossover(rows, title=title, command=command_line()), picture)}")
+    if json_output:
+        print(json.dumps(result))
+        return
+    if not simulated:
+        show_bench({**result, "rows": [row for row in result["rows"] if "side" not in row]}, False)
+    print(module.table(result))
+
+
+@bench_app.command("network")
+def bench_network(
+    hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
+    rate: Annotated[float, typer.Option(help="what each host's interface lets out, in Mbit/s")] = 200.0,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
+    algorithms: Annotated[str, typer.Option(help="all-reduce algorithms, with commas between them")] = "ring,rabenseifner,recursive_doubling",
+    rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
+    json_output: Json = False,
+) -> None:
+    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual clock's."""
+    from minidist.train import bench_network as module
+
+    result = module.bench_network(hosts, 1e6 * rate, whole_numbers(sizes, "--sizes") if sizes else module.SIZES, algorithms.split(","), rounds)
+    if json_output:
+        print(json.dumps(result))
+        return
+    show_bench({**result, "rows": []}, False)
+    print(module.table(result))
 
 
 @bench_app.command("step")
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
@@ -375,9 +469,15 @@ def bench_step(
     from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
+        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+    stages = [int(part) for part in zero.split(",")] if zero else []
     if ranks > 1:
-        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        other = None if against == "none" else against
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
+    if stages:
+        raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
@@ -409,6 +509,14 @@ def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
             if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
         )  # fmt: skip
         print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """The numbers of a comma-separated list."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576") from None
 
 
 def command_line() -> str:

@@ -2,6 +2,7 @@
 
     mpiexec -n 4 python mpi_examples/parameter_server.py
     python mpi_examples/parameter_server.py --ranks 5 --servers 2 --consistency asp --slow 3
+    python mpi_examples/parameter_server.py --ranks 4 --kill 50          (mpiexec: the job ends with a report, as MPI has it)
 
 The model is a table of logits, one row for each token: only the rows of the tokens that a batch contains are pushed. At the
 end the run is replayed on one device in the order that the servers recorded, and must have the same bits.
@@ -13,6 +14,7 @@ import numpy as np
 
 from minidist.base.trace import Trace
 from minidist.comm import launch
+from minidist.comm.launch import under_mpiexec
 from minidist.data.generated import markov
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
@@ -20,7 +22,7 @@ from minidist.parallel import parameter_server as ps
 STEPS, BATCH, VOCABULARY = 150, 32, 64
 
 
-def main(comm, servers, consistency, slow):
+def main(comm, servers, consistency, slow, kill):
     data = markov(20_000, VOCABULARY)
     tokens = np.asarray(data.tokens, np.int64)
 
@@ -30,6 +32,8 @@ def main(comm, servers, consistency, slow):
 
     def gradient(worker, clock, weights):
         """Cross-entropy of the next token; the rows that occur, and no others."""
+        if kill == clock and comm.rank == comm.size - 1:
+            comm.world.kill(comm.rank)  # does not return
         inputs, targets = batch(worker, clock)
         ids, place = np.unique(inputs, return_inverse=True)
         values = np.zeros((ids.size, data.vocab_size), np.float32)
@@ -42,6 +46,9 @@ def main(comm, servers, consistency, slow):
     result = ps.run(comm, config, initial, gradient, STEPS, lambda worker, clock: slow if worker == slow_one else 1.0)
     traces = gather_traces(comm)
     if comm.rank == 0:
+        for rank in comm.world.dead:
+            pushes = sum(m.peer == rank and m.wildcard for m in traces[0].messages)
+            print(f"rank {rank} died after {pushes} pushes; the others went on", flush=True)
         probabilities = softmax(result.weights["logits"])
         loss = -np.log(probabilities[tokens[:-1], tokens[1:]]).mean()
         print(f"loss {loss:.4f}, the best possible is {data.entropy:.4f}, the start was {np.log(data.vocab_size):.4f}", flush=True)
@@ -62,12 +69,12 @@ def softmax(logits):
 
 
 def gather_traces(comm):
-    """Everybody's messages so far, on rank 0."""
+    """Everybody's messages so far, on rank 0; nothing of who is dead."""
     mine = Trace(comm.rank, comm.size, list(comm.trace.messages))
     if comm.rank:
         comm.send_object(mine, 0)
         return [mine]
-    return [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
+    return [mine, *(Trace(r, comm.size) if r in comm.world.dead else comm.recv_object(r) for r in range(1, comm.size))]
 
 
 if __name__ == "__main__":
@@ -75,5 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--consistency", default="ssp:2", help="bsp, delay:T, ssp:S or asp")
     parser.add_argument("--slow", type=float, default=1.0, help="virtual seconds of the last worker's gradients; the others': 1")
+    parser.add_argument("--kill", type=int, help="the last worker dies before its push of this clock")
     flags, _ = parser.parse_known_args()
-    launch(main, flags.servers, flags.consistency, flags.slow)
+    survive = {} if under_mpiexec() else {"on_failure": "isolate"}
+    launch(main, flags.servers, flags.consistency, flags.slow, flags.kill, **survive)

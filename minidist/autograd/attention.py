@@ -11,7 +11,7 @@ with the same row sums. Only the mask is kept besides, as bools.
 """
 
 from operator import itemgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from minidist.autograd import elementwise, reductions, shaping
 from minidist.autograd.dropout import dropout as dropped
@@ -19,6 +19,7 @@ from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import rounded, wide
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once
@@ -39,23 +40,25 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    q, k, v = _heads(qkv.data, 3, heads)
-    out = xp.empty((batch, length, width), qkv.dtype, qkv.data)
-    (o,) = _heads(out, 1, heads)
+    values = wide(qkv.data)
+    q, k, v = _heads(values, 3, heads)
+    out = xp.empty((batch, length, width), values.dtype, qkv.data)
     drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
-    saved = _forward(q, k, v, o, drop)
+    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv.dtype, drop)
+    out = rounded(out, qkv.dtype)
     kept = qkv.saved()
 
     def grad(g: xp.Array) -> xp.Array:
-        q, k, v = _heads(kept.data, 3, heads)
+        q, k, v = _heads(wide(kept.data), 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
-        (do,), (dq, dk, dv) = _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        (o,), (do,), (dq, dk, dv) = _heads(wide(out), 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
         _backward(q, k, v, o, do, saved, dq, dk, dv, drop)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
     costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
-    return record("causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=_arrays(saved, drop))
+    arrays = _arrays(saved, drop)
+    return record("causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=arrays, storage=qkv.dtype)
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
@@ -64,14 +67,17 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
         raise mismatch(
             "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
         )
-    o = xp.empty(q.shape, q.dtype, q.data)
+    values = wide(q.data)
+    o = xp.empty(q.shape, values.dtype, q.data)
     drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
-    saved = _forward(q.data, k.data, v.data, o, drop)
+    saved = _forward(values, wide(k.data), wide(v.data), o, q.dtype, drop)
+    o = rounded(o, q.dtype)
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-        result = xp.empty_like(o), xp.empty_like(o), xp.empty_like(o)
-        _backward(kept_q.data, kept_k.data, kept_v.data, o, g, saved, *result, drop)
+        out = wide(o)
+        result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
+        _backward(wide(kept_q.data), wide(kept_k.data), wide(kept_v.data), out, g, saved, *result, drop)
         return result
 
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -84,6 +90,7 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
         flops=flops,
         costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
         saved=_arrays(saved, drop),
+        storage=q.dtype,
     )
 
 
@@ -117,8 +124,13 @@ def _samples_at_once(q: xp.Array) -> int:
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
 
 
-def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, drop: Drop = None) -> list[tuple[xp.Array, xp.Array]]:
-    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums)."""
+def _forward(
+    q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, storage: Any, drop: Drop = None
+) -> list[tuple[xp.Array, xp.Array]]:  # fmt: skip
+    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
+
+    The exponentials, numbers from 0 to 1, are kept as `storage`; the row sums, one number a query, as they are.
+    """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     diagonal = _diagonal(min(_BLOCK, length), q)
@@ -137,7 +149,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, drop: Drop = No
             part = on[:, :, start:end]
             xp.matmul(_dropped(e, drop, n, step, start, end).swapaxes(2, 3), vn[:, :, :end], out=part)
             part *= inverse
-            saved.append((e, inverse))
+            saved.append((rounded(e, storage), inverse))
     return saved
 
 
@@ -154,7 +166,8 @@ def _backward(
         dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
         for start in reversed(range(0, length, _BLOCK)):
             end = min(start + _BLOCK, length)
-            e, inverse = saved.pop()
+            kept, inverse = saved.pop()
+            e = wide(kept)
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
             ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)

@@ -9,6 +9,7 @@ from typing import Any
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import is_half, wide
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
@@ -25,7 +26,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         raise AutogradError(f"cross_entropy: targets must be integers, not {targets.dtype}")
     classes = logits.shape[-1]
     flat = targets.reshape(-1)
-    scores = logits.data.reshape(flat.size, classes)
+    scores = wide(logits.data).reshape(flat.size, classes)
     counted = None
     if flat.size and (flat.min() < 0 or flat.max() >= classes):
         counted = flat != ignore_index
@@ -38,27 +39,48 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         divisor = count if count else float("nan")
     divisor = float(divisor)  # a NumPy float64 would promote the loss
     rows = xp.arange(flat.size)
-    gradient = scores - scores.max(axis=-1, keepdims=True, initial=-xp.inf)
-    picked = gradient[rows, flat]
-    xp.exp(gradient, out=gradient)
-    totals = gradient @ xp.ones(classes, gradient.dtype, gradient)
+    shape = logits.shape
+    largest = scores.max(axis=-1, keepdims=True, initial=-xp.inf)
+    exponentials = scores - largest
+    picked = exponentials[rows, flat]
+    xp.exp(exponentials, out=exponentials)
+    totals = exponentials @ xp.ones(classes, scores.dtype, scores)
     losses = xp.log(totals) - picked
     if counted is not None:
         losses *= counted
-    factor = xp.reciprocal(totals)
-    factor *= 1 / divisor
-    gradient *= factor[:, None]  # softmax / divisor
-    gradient[rows, flat] -= 1 / divisor
-    if counted is not None:
-        gradient *= counted[:, None]
-    shape = logits.shape
+    loss = losses.sum() / divisor
+
+    def gradient_from(exponentials: xp.Array) -> xp.Array:
+        """softmax / divisor, less 1 / divisor at the target; in place."""
+        factor = xp.reciprocal(totals)
+        factor *= 1 / divisor
+        exponentials *= factor[:, None]
+        exponentials[rows, flat] -= 1 / divisor
+        if counted is not None:
+            exponentials *= counted[:, None]
+        return exponentials.reshape(shape)
+
+    if is_half(logits.dtype):
+        # 1 / divisor, not yet multiplied by the loss scale, is below what two bytes hold: keep the logits, compute once more.
+        kept = logits.saved()
+
+        def grad_again(g: xp.Array) -> xp.Array:
+            again = wide(kept.data).reshape(-1, classes)
+            again -= largest
+            result = gradient_from(xp.exp(again, out=again))
+            result *= g
+            return result
+
+        edges, saved = ((logits, grad_again),), (largest, totals)
+        return record("cross_entropy", loss, edges, flops=5 * logits.size, saved=saved, storage=logits.dtype)
+    gradient = gradient_from(exponentials)
 
     def grad(g: xp.Array) -> xp.Array:
-        result = gradient.reshape(shape)
+        result = gradient
         result *= g  # in place: this node runs once
         return result
 
-    return record("cross_entropy", losses.sum() / divisor, ((logits, grad),), flops=5 * scores.size, saved=(gradient,))
+    return record("cross_entropy", loss, ((logits, grad),), flops=5 * logits.size, saved=(gradient,))
 
 
 def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:

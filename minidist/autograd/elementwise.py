@@ -10,8 +10,18 @@ from typing import Any
 
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.operands import mismatch, pair, summed_to, unbroadcast
+from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import rounded, wide
+
+
+def cast(x: Tensor, dtype: Any) -> Tensor:
+    """The values in another float dtype, rounded to the nearest; the gradient comes back in the old one."""
+    old, new = x.dtype, xp.dtype(dtype)
+    if old == new:
+        return x
+    return record("cast", rounded(x.data, new), ((x, lambda g: rounded(g, old)),), flops=0)
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -81,40 +91,51 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     if isinstance(exponent, Tensor):
         raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
     exponent = exponent if isinstance(exponent, int) else float(exponent)
-    kept = x.saved()
+    kept, data = x.saved(), wide(x.data)
     if exponent == 2:
-        return record("pow", x.data * x.data, ((x, lambda g: g * (kept.data * 2)),))
-    return record("pow", x.data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
+        return record("pow", data * data, ((x, lambda g: g * (wide(kept.data) * 2)),), storage=x.dtype)
+    edges = ((x, lambda g: g * (exponent * wide(kept.data) ** (exponent - 1))),)
+    return record("pow", data**exponent, edges, storage=x.dtype)
 
 
 def exp(x: Tensor) -> Tensor:
     """e to the x."""
-    data = xp.exp(x.data)
-    return record("exp", data, ((x, lambda g: g * data),))
+    data = xp.exp(wide(x.data))
+    return record("exp", data, ((x, lambda g: g * data),), storage=x.dtype)
 
 
 def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
     kept = x.saved()
-    return record("log", xp.log(x.data), ((x, lambda g: g / kept.data),))
+    return record("log", xp.log(wide(x.data)), ((x, lambda g: g / wide(kept.data)),), storage=x.dtype)
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root."""
-    data = xp.sqrt(x.data)
-    return record("sqrt", data, ((x, lambda g: g / (data * 2)),))
+    data = stored("sqrt", xp.sqrt(wide(x.data)), x.dtype)
+    return record("sqrt", data, ((x, lambda g: g / (wide(data) * 2)),), storage=x.dtype)
 
 
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
-    data = xp.tanh(x.data)
-    return record("tanh", data, ((x, lambda g: g * (1 - data * data)),))
+    data = stored("tanh", xp.tanh(wide(x.data)), x.dtype)
+
+    def grad(g: xp.Array) -> xp.Array:
+        y = wide(data)
+        return g * (1 - y * y)
+
+    return record("tanh", data, ((x, grad),), storage=x.dtype)
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), through tanh so that nothing overflows."""
-    data = xp.tanh(x.data * 0.5) * 0.5 + 0.5
-    return record("sigmoid", data, ((x, lambda g: g * (data * (1 - data))),))
+    data = stored("sigmoid", xp.tanh(wide(x.data) * 0.5) * 0.5 + 0.5, x.dtype)
+
+    def grad(g: xp.Array) -> xp.Array:
+        y = wide(data)
+        return g * (y * (1 - y))
+
+    return record("sigmoid", data, ((x, grad),), storage=x.dtype)
 
 
 def relu(x: Tensor) -> Tensor:
@@ -133,7 +154,7 @@ def maximum(a: Any, b: Any) -> Tensor:
     kept_a, kept_b, shape_a, shape_b = a.saved(), b.saved(), a.shape, b.shape
 
     def share(of: Any, other: Any) -> Any:
-        return (xp.as_array(of > other, data.dtype) + (of >= other)) * 0.5
+        return xp.as_array((xp.as_array(of > other, data.dtype) + (of >= other)) * 0.5, data.dtype)
 
     return record(
         "maximum",

@@ -18,12 +18,11 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
         raise AutogradError(
             f"embedding: index {worst} is no row of the weight; it has shape {weight.shape}, rows 0..{rows - 1}"
         )
-    kind = weight.dtype
-
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        out = xp.empty((rows, width), kind, g) if out is None else out
+        out = xp.empty((rows, width), g.dtype, g) if out is None else out
         out.fill(0)
         xp.scatter_add_rows(out, indices.reshape(-1), xp.as_rows(g))
         return out
 
-    return record("embedding", xp.take(weight.data, indices, axis=0), (), ((weight, grad),), flops=0, saved=(indices,))
+    data = xp.take(weight.data, indices, axis=0)
+    return record("embedding", data, (), ((weight, grad),), flops=0, saved=(indices,), storage=weight.dtype)

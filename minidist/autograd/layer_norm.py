@@ -6,8 +6,10 @@ input gradient and the weight gradient both need them. Row sums are products wit
 """
 
 from minidist.autograd.operands import mismatch, pair
+from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import wide
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -16,29 +18,31 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     n = x.shape[-1] if x.ndim else 0
     if weight.shape != (n,) or bias.shape != (n,):
         raise mismatch("layer_norm", x, weight, "do not fit: weight and bias must have the last dim of x")
-    average = xp.full(n, 1 / n if n else 0, x.dtype, x.data)
-    normal = x.data - (x.data @ average)[..., None]
+    values = wide(x.data)
+    average = xp.full(n, 1 / n if n else 0, values.dtype, x.data)
+    normal = values - (values @ average)[..., None]
     inverse = xp.dot_rows(normal, normal)  # becomes 1 / standard deviation
     inverse *= 1 / n if n else 0
     inverse += eps
     xp.sqrt(inverse, out=inverse)
     xp.reciprocal(inverse, out=inverse)
     normal *= inverse
-    y = normal * weight.data
-    y += bias.data
+    y = normal * wide(weight.data)
+    y += wide(bias.data)
+    normal = stored("layer_norm", normal, x.dtype)  # the statistics, one number a row, stay float32
     kept_w = weight.saved()
 
     def grad_x(g: xp.Array) -> xp.Array:
-        dx = g * kept_w.data
-        along = xp.dot_rows(dx, normal)
+        rows, dx = wide(normal), g * wide(kept_w.data)
+        along = xp.dot_rows(dx, rows)
         along *= 1 / n if n else 0
         dx -= (dx @ average)[..., None]
-        dx -= normal * along
+        dx -= rows * along
         dx *= inverse
         return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.as_rows(g * normal), out)
+        return xp.sum_rows(xp.as_rows(g * wide(normal)), out)
 
     def grad_bias(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         return xp.sum_rows(xp.as_rows(g), out)
@@ -51,6 +55,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         flops=8 * x.size,
         costs=lambda: [(9 * y.size, 4 * y.nbytes), (3 * y.size, 2 * y.nbytes), (y.size, y.nbytes)],
         saved=(normal, inverse),
+        storage=x.dtype,
     )
 
 

@@ -7,8 +7,10 @@ Input gradient and weight gradient are separate products. The derivative of the 
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.operands import mismatch, pair
+from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import wide
 
 
 def linear(
@@ -25,39 +27,41 @@ def linear(
     if activation not in (None, "relu", "gelu"):
         raise AutogradError(f"linear: unknown activation {activation!r}; one of None, 'relu', 'gelu'")
     kept_x, kept_w, shape = x.saved(), weight.saved(), x.shape
-    w = weight.data if weight_is_in_out else weight.data.T
+    w = wide(weight.data) if weight_is_in_out else wide(weight.data).T
     n_in, n_out = w.shape
-    z = xp.empty((*shape[:-1], n_out), x.dtype, x.data)
+    z = xp.empty((*shape[:-1], n_out), w.dtype, x.data)
     rows = xp.as_rows(z)
-    xp.matmul(xp.as_rows(x.data), w, out=rows)
+    xp.matmul(xp.as_rows(wide(x.data)), w, out=rows)
     if bias is not None:
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
-        rows += bias.data
+        rows += wide(bias.data)
     prepare = None
     saved: tuple = ()
     if activation == "relu":
         xp.maximum(z, 0, out=z)
-        result = z
+        result = z = stored("linear", z, x.dtype)
 
         def prepare(g: xp.Array) -> xp.Array:
             return g * (result > 0)
 
     elif activation == "gelu":
         z, derivative = gelu_with_derivative(z)
+        derivative = stored("linear", derivative, x.dtype)
         saved = (derivative,)
 
         def prepare(g: xp.Array) -> xp.Array:
-            return xp.multiply(g, derivative, out=derivative)  # in place: this node runs once
+            factor = wide(derivative)
+            return xp.multiply(g, factor, out=factor)  # in place: this node runs once
 
     def grad_x(g: xp.Array) -> xp.Array:
-        w = kept_w.data.T if weight_is_in_out else kept_w.data
+        w = wide(kept_w.data).T if weight_is_in_out else wide(kept_w.data)
         dx = xp.empty(shape, g.dtype, g)
         xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
         return dx
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
+        x_rows, g_rows = xp.as_rows(wide(kept_x.data)), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
     weights = [(weight, grad_w)]
@@ -70,7 +74,8 @@ def linear(
     flops = 2 * z.size * n_in
 
     def costs() -> list[tuple[int, int]]:
-        product = (flops, x.data.nbytes + weight.data.nbytes + z.nbytes)
-        return [product, product] + [(z.size, z.nbytes)] * (bias is not None)
+        nbytes = z.size * x.dtype.itemsize
+        product = (flops, x.data.nbytes + weight.data.nbytes + nbytes)
+        return [product, product] + [(z.size, nbytes)] * (bias is not None)
 
-    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved)
+    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved, storage=x.dtype)

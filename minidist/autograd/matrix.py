@@ -6,6 +6,7 @@ from minidist.autograd import shaping
 from minidist.autograd.operands import mismatch, pair, unbroadcast
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import wide
 
 
 def matmul(a: Any, b: Any) -> Tensor:
@@ -19,7 +20,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     if a.ndim == 1 or b.ndim == 1:
         return _with_vector(a, b)
     try:
-        data = a.data @ b.data
+        data = wide(a.data) @ wide(b.data)
     except ValueError:
         raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second") from None
     kept_a, kept_b = a.saved(), b.saved()
@@ -27,10 +28,10 @@ def matmul(a: Any, b: Any) -> Tensor:
     flops = 2 * data.size * shape_a[-1]
 
     def grad_a(g: xp.Array) -> xp.Array:
-        return unbroadcast(g @ xp.swapaxes(kept_b.data, -1, -2), shape_a)
+        return unbroadcast(g @ xp.swapaxes(wide(kept_b.data), -1, -2), shape_a)
 
     def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        left = kept_a.data
+        left = wide(kept_a.data)
         if len(shape_b) == 2:  # a weight: one product over all rows
             left, g = xp.as_rows(left), xp.as_rows(g)
             return xp.matmul(left.T, g, out=out)
@@ -40,7 +41,7 @@ def matmul(a: Any, b: Any) -> Tensor:
         xp.copyto(out, value)
         return out
 
-    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), flops=flops)
+    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), flops=flops, storage=a.dtype)
 
 
 def _with_vector(a: Tensor, b: Tensor) -> Tensor:

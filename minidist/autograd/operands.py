@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.precision import common_dtype
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
+from minidist.base.half import rounded, wide
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -22,12 +24,15 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one dtype; DtypeError names the operation, dtypes and shapes otherwise."""
+    """Both operands as tensors of one dtype: float32 and a float of two bytes meet as `precision.RULES` says. DtypeError names the operation, dtypes and shapes otherwise."""
     if not isinstance(a, Tensor):
         a = as_tensor(a, b)
     elif not isinstance(b, Tensor):
         b = as_tensor(b, a)
     if a.dtype != b.dtype:
+        dtype = common_dtype(name, a.dtype, b.dtype)
+        if dtype is not None:
+            return a.astype(dtype), b.astype(dtype)
         raise DtypeError(
             f"{name}: dtypes {a.dtype} and {b.dtype} differ (shapes {a.shape} and {b.shape}); cast one operand first"
         )
@@ -45,7 +50,7 @@ def unbroadcast(gradient: xp.Array, shape: tuple[int, ...]) -> xp.Array:
         return gradient
     extra = gradient.ndim - len(shape)
     stretched = tuple(extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1)
-    return gradient.sum(axis=(*range(extra), *stretched), keepdims=True).reshape(shape)
+    return rounded(wide(gradient).sum(axis=(*range(extra), *stretched), keepdims=True), gradient.dtype).reshape(shape)
 
 
 def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Array] | None:

@@ -3,8 +3,10 @@
 from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import wide
 
 
 def _axes(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
@@ -19,8 +21,9 @@ def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum over one dim, several, or all (None)."""
     axes, shape = _axes("sum", x, axis), x.shape
     kept_dims = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    data = x.data.sum(axis=axes, keepdims=keepdims)
-    return record("sum", data, ((x, lambda g: xp.broadcast_to(g.reshape(kept_dims), shape)),), flops=x.size)
+    data = wide(x.data).sum(axis=axes, keepdims=keepdims)
+    edges = ((x, lambda g: xp.broadcast_to(g.reshape(kept_dims), shape)),)
+    return record("sum", data, edges, flops=x.size, storage=x.dtype)
 
 
 def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -43,10 +46,10 @@ def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
         raise ShapeError(f"max: no elements to compare in shape {x.shape} over axis {axis}") from None
 
     def grad(g: xp.Array) -> xp.Array:
-        largest = (kept.data == data.reshape(kept_dims)).astype(data.dtype)
+        largest = (kept.data == data.reshape(kept_dims)).astype(g.dtype)
         return largest * (g.reshape(kept_dims) / largest.sum(axis=axes, keepdims=True))
 
-    return record("max", data, ((x, grad),), flops=x.size)
+    return record("max", data, ((x, grad),), flops=x.size, storage=x.dtype)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
@@ -54,13 +57,16 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     _axes("softmax", x, axis)
     if x.size == 0:
         return x * 1.0
-    data = xp.exp(x.data - x.data.max(axis=axis, keepdims=True, initial=-xp.inf))
+    values = wide(x.data)
+    data = xp.exp(values - values.max(axis=axis, keepdims=True, initial=-xp.inf))
     data /= data.sum(axis=axis, keepdims=True)
+    data = stored("softmax", data, x.dtype)
 
     def grad(g: xp.Array) -> xp.Array:
-        return data * (g - (g * data).sum(axis=axis, keepdims=True))
+        y = wide(data)
+        return y * (g - (g * y).sum(axis=axis, keepdims=True))
 
-    return record("softmax", data, ((x, grad),), flops=5 * x.size)
+    return record("softmax", data, ((x, grad),), flops=5 * x.size, storage=x.dtype)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
@@ -68,10 +74,11 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     _axes("log_softmax", x, axis)
     if x.size == 0:
         return x * 1.0
-    shifted = x.data - x.data.max(axis=axis, keepdims=True, initial=-xp.inf)
+    values = wide(x.data)
+    shifted = values - values.max(axis=axis, keepdims=True, initial=-xp.inf)
     data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
 
     def grad(g: xp.Array) -> xp.Array:
         return g - xp.exp(data) * g.sum(axis=axis, keepdims=True)
 
-    return record("log_softmax", data, ((x, grad),), flops=5 * x.size)
+    return record("log_softmax", data, ((x, grad),), flops=5 * x.size, storage=x.dtype)

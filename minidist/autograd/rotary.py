@@ -7,6 +7,7 @@ The product of a query and a key then depends on the difference of their positio
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import wide
 
 
 def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:
@@ -20,7 +21,8 @@ def rotary(x: Tensor, angles: xp.Array) -> Tensor:
     half = x.shape[-1] // 2
     if x.ndim != 4 or x.shape[-1] % 2 or angles.shape != (x.shape[1], half):
         raise ShapeError(f"rotary: x of shape {x.shape} and angles {angles.shape}; expected (batch, T, heads, n), (T, n/2)")
-    cos, sin = (xp.as_array(f(angles), x.dtype)[None, :, None, :] for f in (xp.cos, xp.sin))
+    values = wide(x.data)
+    cos, sin = (xp.as_array(f(angles), values.dtype)[None, :, None, :] for f in (xp.cos, xp.sin))
 
     def turn(a: xp.Array, sin: xp.Array) -> xp.Array:
         result = xp.empty(a.shape, a.dtype, a)
@@ -29,4 +31,5 @@ def rotary(x: Tensor, angles: xp.Array) -> Tensor:
         result[..., half:] = second * cos + first * sin
         return result
 
-    return record("rotary", turn(x.data, sin), ((x, lambda g: turn(g, -sin)),), flops=3 * x.size, saved=(cos, sin))
+    edges = ((x, lambda g: turn(g, -sin)),)
+    return record("rotary", turn(values, sin), edges, flops=3 * x.size, saved=(cos, sin), storage=x.dtype)

@@ -10,7 +10,9 @@ from typing import Any
 from minidist.autograd.errors import AutogradError, DtypeError
 from minidist.autograd.modes import grad_enabled, in_segment, meter
 from minidist.autograd.node import Node
+from minidist.autograd.precision import stored
 from minidist.base import arrays as xp
+from minidist.base.half import is_half, rounded, wide
 from minidist.base.memory import memory_account
 
 
@@ -135,6 +137,10 @@ class Tensor:
     def __getitem__(self, index: Any) -> "Tensor":
         return shaping.getitem(self, index)
 
+    def astype(self, dtype: Any) -> "Tensor":
+        """The values in another float dtype, rounded to the nearest; the tensor itself when it has it."""
+        return elementwise.cast(self, dtype)
+
     def sum(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
         """Sum over `axis` (all when None)."""
         return reductions.sum(self, axis, keepdims)
@@ -194,6 +200,7 @@ def record(
     flops: int | None = None,
     costs: Callable[[], Sequence[tuple[int, int]]] | None = None,
     saved: Sequence[xp.Array] = (),
+    storage: Any = None,
 ) -> Tensor:
     """The tensor of an operation's result; with a node when one of the inputs needs a gradient and recording is on.
 
@@ -204,7 +211,14 @@ def record(
     prepare: see `Node`. flops: of the forward, for the meter; default one an element. costs: called only while a meter
     is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
+    storage: the dtype of the operands, from operations that compute in float32 what is stored in two bytes; then the result is
+    stored as `precision.RULES` says, the vjps get float32 gradients, and what they return is rounded to their input's dtype.
     """
+    if storage is not None and storage.itemsize == 2 and is_half(storage):
+        data = stored(name, data, storage)
+        edges = [(source, _in_float32(vjp, source.dtype)) for source, vjp in edges]
+        weights = [(source, _into_buffer(_in_float32(vjp, source.dtype))) for source, vjp in weights]
+        prepare = prepare and _prepared(prepare, storage)
     tensor = Tensor(data)
     inputs: tuple = ()
     parameters: tuple = ()
@@ -252,6 +266,26 @@ def record(
             needed.sort(key=lambda pair: pair[0].__class__ is not Node)
             tensor.node.costs = [c for _, c in needed]
     return tensor
+
+
+def _in_float32(vjp: Callable[..., Any] | None, dtype: Any) -> Callable[..., Any]:
+    """A vjp that computes in float32, between gradients of two bytes."""
+
+    def compute(grad: Any) -> xp.Array:
+        grad = grad if type(grad) is tuple else wide(grad)
+        return rounded(grad if vjp is None else vjp(grad), dtype)
+
+    return compute
+
+
+def _prepared(prepare: Callable[[Any], Any], storage: Any) -> Callable[[Any], Any]:
+    """The same for `prepare`, whose result may wait for the weight gradients: an array waits in two bytes."""
+
+    def compute(grad: xp.Array) -> Any:
+        result = prepare(wide(grad))
+        return result if type(result) is tuple else rounded(result, storage)
+
+    return compute
 
 
 def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:

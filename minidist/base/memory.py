@@ -55,6 +55,8 @@ class MemoryAccount:
         """Count the buffer behind `array` under `purpose`, once, until it is freed. Returns `array`."""
         if purpose not in _KNOWN:
             raise ValueError(f"unknown memory purpose {purpose!r}; one of {', '.join(MEMORY_PURPOSES)}")
+        if isinstance(array, xp.generic):
+            return array  # a NumPy scalar, which arithmetic on arrays of shape () gives
         buffer = array if getattr(array, "base", None) is None else xp.owner(array)
         key, nbytes = id(buffer), buffer.nbytes
         if key not in self._live and nbytes:

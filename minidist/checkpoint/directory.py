@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
@@ -188,7 +189,7 @@ class Checkpoint:
             raise UsageError(f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}")
         entry = self.tensors[name]
         stop = int(np.prod(entry["shape"])) if stop is None else stop
-        result = np.empty(stop - start, np.dtype(entry["dtype"]))
+        result = np.empty(stop - start, named_dtype(entry["dtype"]))
         for piece in entry["pieces"]:
             place = _indices(piece, entry["shape"])
             if isinstance(place, slice):

@@ -97,6 +97,7 @@ class Comm:
         self.size = len(members)
         self.operation = self.signature = "message"  # signature: what both sides of a message must have alike
         self.context = name
+        self.nodes: list[list[int]] | None = None  # its ranks node by node, when somebody has said so; see TwoLevel
         self.call: int | None = None  # a channel's tag
         self.site: Site | None = None  # where a channel's collective was called
         self._calls = 0
@@ -140,6 +141,8 @@ class Comm:
 
     def sendrecv(self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int = 0) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        if self.world.lean and self.world.exchange(self, outgoing, dest, incoming, source, tag):
+            return
         if self.world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at {self.site or user_site(2)}; "

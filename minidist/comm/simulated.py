@@ -53,6 +53,8 @@ class SimWorld:
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
     """
 
+    lean = False
+
     def __init__(
         self,
         ranks: int,
@@ -336,6 +338,12 @@ class SimWorld:
         for key in [k for k in self.receives if k[0] == context and k[2:] == (destination, tag)]:
             while key in self.receives and key in self.sends and not behind_wildcard(self.wildcards, self.receives[key][0], key):
                 self._deliver(queues.take(self.sends, key), queues.take(self.receives, key))
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        return self.links.nodes(members)
+
+    def exchange(self, *_: Any) -> bool:
+        return False
 
     # waiting ----------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,20 @@ class Entering:
         return self.text
 
 
+class Exchanging:
+    """What a rank waits in during a sendrecv of which no requests are kept."""
+
+    __slots__ = ("comm", "dest", "nbytes", "source", "tag")
+
+    def __init__(self, comm: Comm, dest: int, source: int, tag: int, nbytes: int) -> None:
+        self.comm, self.dest, self.source, self.tag, self.nbytes = comm, dest, source, tag, nbytes
+
+    def describe(self) -> str:
+        dest, source = self.comm.members[self.dest], self.comm.members[self.source]
+        where = f", at {self.comm.site}" if self.comm.site else ""
+        return f"{self.comm.operation}: sendrecv to rank {dest} and from rank {source}, tag {self.tag}, {self.nbytes} B{where}"
+
+
 class Returned:
     """What a rank waits in when its program is over: for the others to finish, whom it may have to report."""
 
@@ -94,11 +108,13 @@ class Watchdog:
         world, waiting = self.world, self.world.waiting
         state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
         if waiting is not None and world.state != "returned":
-            assert isinstance(waiting, Request | Work | Entering)
+            assert isinstance(waiting, Request | Work | Entering | Exchanging)
             state |= {"state": "waiting", "what": waiting.describe()}
             if isinstance(waiting, Request):
                 members = waiting.comm.members
                 state["peers"] = list(members) if waiting.peer == ANY else [members[waiting.peer]]
+            elif isinstance(waiting, Exchanging):
+                state["peers"] = [waiting.comm.members[waiting.source]]
             elif isinstance(waiting, Entering):
                 state["peers"] = waiting.peers
             site = self._site()

@@ -12,10 +12,15 @@ from minidist.comm.site import Site
 
 class World(Protocol):
     checks: bool  # compare headers and watch buffers in flight
+    lean: bool  # may there be a shorter way for a sendrecv?
 
     @property
     def dead(self) -> dict[int, float]:
         """World ranks that were killed -> when (SimWorld(on_failure="isolate") only)."""
+        ...
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Places in `members` (world ranks) of those that are near to each other, node by node."""
         ...
 
     def register(self, comm: Comm) -> None:
@@ -23,6 +28,12 @@ class World(Protocol):
 
     def post(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool) -> Request:
         """Start a send or a receive; `guarded` when the user's program runs before the wait."""
+        ...
+
+    def exchange(
+        self, comm: Comm, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
+    ) -> bool:
+        """A whole sendrecv at once, in a lean world; False when it must go the ordinary way."""
         ...
 
     def wait(self, request: Request) -> None:

@@ -5,17 +5,18 @@ projection is the token embedding, transposed (`lm_head.weight` is `transformer.
 as (in, out).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, is_grad_enabled, linear
+from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, is_grad_enabled, linear, reshape
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, require_coordinates
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
+from minidist.nn.segments import run_blocks
 
 AttentionFunction = Callable[..., Tensor]  # (qkv, heads), and with attention dropout (qkv, heads, dropout)
 
@@ -122,10 +123,7 @@ class Transformer(Module):
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, D)."""
-        x = self.embed(tokens, positions)
-        for block in self.h:
-            x = block(x)
-        return self.ln_f(x)
+        return self.ln_f(run_blocks(self, self.h, self.embed(tokens, positions)))
 
 
 class TiedHead(Module):
@@ -171,17 +169,23 @@ class GPT(Module):
         if targets is None:
             return self.logits_fn(logits)
         loss = self.loss_fn(logits, targets, divisor)
-        return self._with_auxiliary_losses(loss, tokens.size / divisor if divisor else 1.0) if self.config.n_experts else loss
+        return self.with_auxiliary(loss, auxiliary_losses(self.transformer.h), tokens.size / (divisor or tokens.size)) if self.config.n_experts else loss
 
-    def _with_auxiliary_losses(self, loss: Tensor, share: float) -> Tensor:
+    def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
         """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
-        for block in self.transformer.h:
-            mixture: Any = block.mlp
-            auxiliary = mixture.auxiliary_loss
-            if is_grad_enabled() and auxiliary.node is None:
-                raise UsageError(
-                    f"{mixture.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
-                    "would not be balanced; leave blocks with experts out of recomputation"
-                )
-            loss = loss + auxiliary * (self.config.aux_loss_weight * share)
-        return loss
+        return loss + reshape(auxiliary, loss.shape) * (self.config.aux_loss_weight * share)
+
+
+def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
+    """The sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
+    for block in blocks:
+        auxiliary = block.mlp.auxiliary_loss
+        if is_grad_enabled() and auxiliary.node is None:
+            raise UsageError(
+                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
+                "would not be balanced; leave blocks with experts out of recomputation"
+            )
+        auxiliary = reshape(auxiliary, (1,))
+        before = auxiliary if before is None else before + auxiliary
+    assert before is not None
+    return before

@@ -31,6 +31,7 @@ from minidist.nn.gpt import TiedHead
 from minidist.nn.layers import AttentionDropout, Embedding, RMSNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.nn.segments import run_blocks
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)
@@ -153,20 +154,21 @@ class LlamaModel(Module):
         self.layers = [LlamaBlock(config, dtype, attention_fn) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
 
-    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
-        """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
-        config, length = self.config, tokens.shape[1]
+    def angles(self, length: int, positions: xp.Array | None = None) -> xp.Array:
+        """Rotary angles (T, head size / 2) of `length` tokens. positions (T,): their global places; default 0..T-1."""
+        config = self.config
         positions = xp.arange(length) if positions is None else positions
         if length and int(positions.max()) >= config.max_position_embeddings:
             raise ShapeError(
-                f"Llama: position {int(positions.max())} (tokens of shape {tokens.shape}) "
+                f"Llama: position {int(positions.max())} (of {length} tokens) "
                 f"but max_position_embeddings is {config.max_position_embeddings}"
             )
-        angles = rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
-        x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x, angles)
-        return self.norm(x)
+        return rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
+
+    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
+        angles = self.angles(tokens.shape[1], positions)
+        return self.norm(run_blocks(self, self.layers, self.embed_tokens(tokens), angles))
 
 
 class Llama(Module):

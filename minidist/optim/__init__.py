@@ -5,32 +5,38 @@ from minidist.optim.adam import Adam, AdamW
 from minidist.optim.clip import (
     NORM_BLOCK,
     block_square_sums,
+    clip_by_norm_,
     clip_coefficient,
     clip_grad_norm_,
     norm_from_blocks,
     scale_gradients_,
 )
-from minidist.optim.optimizer import NO_DECAY, Group, Optimizer, is_bias_or_norm
+from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError
+from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, is_bias_or_norm
 from minidist.optim.rmsprop import RMSProp
 from minidist.optim.schedule import Warmup, WarmupCosine
 from minidist.optim.sgd import SGD
 from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
 
 __all__ = [
+    "MASTER",
     "NORM_BLOCK",
     "NO_DECAY",
     "SGD",
     "Adagrad",
     "Adam",
     "AdamW",
+    "DynamicLossScaler",
     "FlatSlice",
     "Group",
+    "LossScaleError",
     "Optimizer",
     "ParameterSlice",
     "RMSProp",
     "Warmup",
     "WarmupCosine",
     "block_square_sums",
+    "clip_by_norm_",
     "clip_coefficient",
     "clip_grad_norm_",
     "flat_slices",

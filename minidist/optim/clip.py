@@ -60,13 +60,27 @@ def scale_gradients_(parameters: Any, coefficient: float) -> None:
             grad *= coefficient
 
 
-def clip_grad_norm_(parameters: Any, max_norm: float) -> float:
+def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> float:
     """Scale the gradients in place so that their norm is at most `max_norm`; answers the norm before.
 
     parameters: a `FlatParameters`, slices, or an iterable of these, all of them on this rank. Each array of gradients
     begins a new block, so a reference that must equal units or stages bit for bit passes one slice for each of them.
+    optimizer: as for `clip_by_norm_`.
     """
     sums = [block_square_sums(grad) for grad in gradients(parameters)]
     norm = norm_from_blocks(xp.concatenate(sums)) if sums else 0.0
-    scale_gradients_(parameters, clip_coefficient(norm, max_norm))
+    return clip_by_norm_(parameters, norm, max_norm, optimizer)
+
+
+def clip_by_norm_(parameters: Any, norm: float, max_norm: float, optimizer: Any = None) -> float:
+    """The same when the norm of the stored gradients is known already.
+
+    optimizer: when given, nothing is changed in place. The norm is that of the gradients times `optimizer.grad_scale` (the
+    unscaled ones), and the coefficient goes into `grad_scale`: for gradients of two bytes, which are scaled in float32.
+    """
+    if optimizer is None:
+        scale_gradients_(parameters, clip_coefficient(norm, max_norm))
+        return norm
+    norm *= optimizer.grad_scale
+    optimizer.grad_scale *= clip_coefficient(norm, max_norm)
     return norm

@@ -3,6 +3,11 @@
 The update of a large model is bound by memory bandwidth, so it runs in place, block by block: a block of 64 K elements
 of data, gradient and state stays in the cache while all arithmetic passes over it, and the temporaries are one block
 large. Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
+
+Of parameters of two bytes the state holds a float32 copy, "master", which is what is updated: a step smaller than the last
+digit of a float16 would be lost, and thousands of them with it. The parameter is the master, rounded. With Adam that makes
+2 + 2 + 12 bytes a parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed precision training", 2018,
+section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the parameter, widened, as in DeepSpeed.
 """
 
 import re
@@ -12,10 +17,12 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest
+from minidist.base.half import is_half, rounded, wide
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices
 
 BLOCK = 65536  # elements
+MASTER = "master"  # the state that is the float32 copy of parameters of two bytes
 
 State = dict[str, xp.Array]
 
@@ -53,6 +60,8 @@ class Optimizer:
 
     lr: the base learning rate; `lr_factor` multiplies it and is what a schedule sets before each step.
     groups: the first group that matches a parameter's name applies to it.
+    grad_scale: what the next step multiplies gradients by while it reads them: 1 / loss scale, times the clip coefficient, of
+    gradients of two bytes, which would lose digits if they were scaled where they lie. After a step it is 1 again.
     step_count: the number of steps taken, one counter for all parameters. (PyTorch counts for each parameter; the two
     differ only for a parameter that had no gradient in some step.)
     Errors: UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
@@ -63,6 +72,7 @@ class Optimizer:
     def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0, groups: Iterable[Group] = ()) -> None:
         self.lr = lr
         self.lr_factor = 1.0
+        self.grad_scale = 1.0
         self.weight_decay = weight_decay
         self.groups = [*groups, _DEFAULT]
         self.step_count = 0
@@ -122,42 +132,51 @@ class Optimizer:
             work = self._workspace(data)
             lr = float(self.lr * self.lr_factor * run.group.lr_scale)  # a NumPy scalar would promote
             decay = float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
+            half = is_half(data.dtype)
             for start in range(0, data.size, BLOCK):
                 block = slice(start, min(start + BLOCK, data.size))
-                self.update(
-                    data[block],
-                    grad[block],
-                    {name: array[block] for name, array in state.items()},
-                    [array[: block.stop - start] for array in work],
-                    lr,
-                    decay,
-                    first,
-                )
+                parts = {name: array[block] for name, array in state.items()}
+                values = parts.pop(MASTER) if half else data[block]
+                gradient = wide(grad[block])
+                if self.grad_scale != 1.0:
+                    gradient = gradient * float(self.grad_scale)
+                self.update(values, gradient, parts, [array[: block.stop - start] for array in work], lr, decay, first)
+                if half:
+                    data[block] = rounded(values, data.dtype)
             owners[id(source)] = source
+        self.grad_scale = 1.0
         for owner in owners.values():
             if hasattr(owner, "updated"):
                 owner.updated()
 
     def _check(self, run: _Run, data: xp.Array, grad: xp.Array) -> None:
         size = run.pieces[-1][2]
-        if data.size != size or data.shape != grad.shape or data.dtype != grad.dtype or not data.flags.c_contiguous:
+        alike = data.dtype == grad.dtype or (is_half(data.dtype) and grad.dtype == xp.float32)  # reduced in float32
+        if data.size != size or data.shape != grad.shape or not alike or not data.flags.c_contiguous:
             raise UsageError(
                 f"{run.pieces[0][0]!r}: data {data.shape} {data.dtype} and gradient {grad.shape} {grad.dtype}; the "
                 f"optimizer needs {size} contiguous elements of one dtype in both"
             )
 
+    def state_names(self, dtype: Any) -> list[str]:
+        """The state arrays of parameters of `dtype`: of two-byte ones, the master too."""
+        return [*([MASTER] if is_half(dtype) else []), *self.initial_state()]
+
     def _make_state(self, run: _Run, data: xp.Array) -> State:
-        run.state = {}
+        run.state, dtype = {}, _computing(data.dtype)
+        if is_half(data.dtype):
+            run.state[MASTER] = track(data.astype(dtype), "optimizer")
         for name, value in self.initial_state().items():
-            run.state[name] = track(xp.full(data.size, value, data.dtype, data), "optimizer")
+            run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
         return run.state
 
     def _workspace(self, data: xp.Array) -> list[xp.Array]:
-        arrays = self._work.get(data.dtype)
+        dtype = _computing(data.dtype)
+        arrays = self._work.get(dtype)
         if arrays is None or (arrays and arrays[0].size < min(data.size, BLOCK)):
             size = min(data.size, BLOCK)
-            arrays = [track(xp.empty(size, data.dtype, data), "workspace") for _ in range(self.temporaries)]
-            self._work[data.dtype] = arrays
+            arrays = [track(xp.empty(size, dtype, data), "workspace") for _ in range(self.temporaries)]
+            self._work[dtype] = arrays
         return arrays
 
     @property
@@ -208,3 +227,8 @@ class Optimizer:
                         )
                     xp.copyto(place, value)
         self.step_count = int(saved["step"])
+
+
+def _computing(dtype: Any) -> Any:
+    """The dtype of an update: float32 for parameters of two bytes."""
+    return xp.dtype(xp.float32) if is_half(dtype) else dtype

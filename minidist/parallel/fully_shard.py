@@ -23,6 +23,7 @@ from minidist.autograd import Parameter, is_grad_enabled, mark_all, meter
 from minidist.autograd.backward import current_pass
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import rounded
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
@@ -31,6 +32,7 @@ from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.gradients import UnusedParameterError
+from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 from minidist.parallel.offload import CPUOffloadPolicy, Crossing, HostPool
 from minidist.parallel.shards import Shard, sharded_flat
 
@@ -44,6 +46,7 @@ def fully_shard(
     reshard_after_forward: bool | int = True,
     prefetch: int = 1,
     persistence_threshold: int = 0,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  it cannot change
     offload_policy: CPUOffloadPolicy | None = None,
     reduction: str = "mean",
     algorithm: str = "ring",
@@ -64,6 +67,8 @@ def fully_shard(
     prefetch: how many modules are gathered ahead, in the order in which they ran last time (the first pass gathers none
     ahead); that of the outermost module counts.
     persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
+    mp_policy: in which dtypes the unit is gathered, computes and is reduced, see `MixedPrecisionPolicy`; of a module inside
+    another one its own counts.
     offload_policy: shards of parameters and gradients, and so the optimizer, live in host memory: a shard goes up before its
     unit is gathered, the reduced gradient of it comes down, and both are hidden as the gather is.
     reduction, algorithm, alignment: as for `ZeroOptimizer`.
@@ -79,7 +84,7 @@ def fully_shard(
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
     comm, replicas = _axes(mesh)
     group = _group(comm, reshard_after_forward)
-    state = State(module, comm, prefetch)
+    state = State(module, comm, prefetch, mp_policy)
     left = [parameter for parameter in module.parameters() if parameter.flat is None]
     for persistent in (False, True):
         chosen = [parameter for parameter in left if (parameter.size < persistence_threshold) is persistent]
@@ -125,8 +130,8 @@ def _group(comm: Comm, reshard: bool | int) -> Comm | None:
 class State:
     """A sharded module's units, and, in the outermost module, what all of them share: order, lane and reduction."""
 
-    def __init__(self, module: Module, comm: Comm, prefetch: int) -> None:
-        self.module, self.comm, self.prefetch = module, comm, prefetch
+    def __init__(self, module: Module, comm: Comm, prefetch: int, policy: MixedPrecisionPolicy) -> None:
+        self.module, self.comm, self.prefetch, self.policy = module, comm, prefetch, policy
         self.units: list[Unit] = []  # none, one, or, with persistent parameters, two
         self.root = self  # the state of the outermost module, which the others ask
         self.gathers = comm.dup()  # gathers have a lane of their own, so that they do not queue behind reductions
@@ -154,9 +159,11 @@ class State:
         if not replaying:
             self._prefetch(root.order)
         recording = is_grad_enabled()
+        if self.policy.cast_forward_inputs:
+            arguments, keywords = (cast_floats(value, self.policy.param_dtype) for value in (arguments, keywords))
         if recording:
             arguments = mark_all(arguments, f"input of {self.module.name or 'model'}", self._after_backward)
-        result = compute(*arguments, **keywords)
+        result = cast_floats(compute(*arguments, **keywords), self.policy.output_dtype)
         self._advance()
         if recording:
             result = mark_all(result, f"output of {self.module.name or 'model'}", self._before_backward)
@@ -254,6 +261,7 @@ class Unit:
             if replicas is not None:
                 broadcast(replicas, self.flat.data)
             broadcast(shard.comm, self.flat.data)
+        policy = state.policy
         self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # says where whole units are made
         mine = self.flat.data[shard.start : shard.stop]
         if pool is None:
@@ -261,6 +269,8 @@ class Unit:
         else:
             shard.own, shard.on_host = pool.copy(mine, "parameter"), pool.on_host
         self.flat.release()
+        self.flat.dtype = self.flat.dtype if policy.param_dtype is None else xp.dtype(policy.param_dtype)  # of the whole unit
+        self.reduce_dtype = self.flat.dtype if policy.reduce_dtype is None else xp.dtype(policy.reduce_dtype)
 
     # gathering --------------------------------------------------------------------------------------------------------
 
@@ -274,6 +284,7 @@ class Unit:
         comm, mine = (self.state.root.gathers, self.shard.data) if self.part is None else (self.group, self.part)
         with purpose("parameter_gather"):
             if self.pool is None or self.part is not None:
+                mine = track(rounded(mine, self.flat.dtype), "communication")
                 self.gather = all_gather(comm, mine, out=self.arriving, async_op=True)  # type: ignore[arg-type]
             else:
                 self.gather = self._fetch_and_gather(self.pool.start_fetch(mine, "communication", like=self.device))
@@ -281,7 +292,7 @@ class Unit:
     def _fetch_and_gather(self, fetch: Crossing) -> Work:
         """The gather begins in its lane when the shard has come up from the host; the copy that came goes with it."""
         channel, out = self.state.root.gathers.collective("all_gather"), self.arriving
-        return channel.post(lambda: all_gather(channel, fetch.take(), out=out))
+        return channel.post(lambda: all_gather(channel, rounded(fetch.take(), self.flat.dtype), out=out))
 
     def finish_gather(self) -> None:
         """Wait for the gather, and let the parameters be views of what came."""
@@ -346,14 +357,13 @@ class Unit:
         root, shard = self.state.root, self.shard
         if root.reducing is not None:
             root.reducing.finish_reduce()
-        if shard.filled or self.pool is not None:
-            out = track(xp.empty(shard.size, self.flat.dtype, self.device), "communication")
+        if shard.filled or self.pool is not None or self.reduce_dtype != shard.dtype:
+            out = track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         else:
             out = shard.grad_buffer()
+        whole = track(rounded(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
-            self.reduction = reduce_scatter(
-                shard.comm, self.flat.grad, self.op, algorithm=self.algorithm, out=out, async_op=True
-            )
+            self.reduction = reduce_scatter(shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True)
         self.flat.release_grad()
         root.reducing, self.reduced = self, True
 
@@ -365,6 +375,7 @@ class Unit:
         if self.replicas is not None:
             with purpose("gradient_reduce"):
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm)
+        piece = rounded(piece, self.shard.dtype)
         if self.pool is None:
             self._add(piece)
             return
@@ -374,8 +385,11 @@ class Unit:
         root.descending = self, self.pool.start_store(piece, "gradient", target)
 
     def _add(self, piece: xp.Array) -> None:
+        buffer = self.shard.grad_buffer()
         if self.shard.filled:
-            self.shard.grad_buffer()[...] += piece
+            buffer[...] += piece
+        elif xp.owner(piece) is not xp.owner(buffer):  # it came in another dtype
+            buffer[...] = piece
         self.shard.filled = True
 
 

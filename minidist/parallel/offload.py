@@ -251,6 +251,15 @@ class OffloadedOptimizer:
     def lr_factor(self, value: float) -> None:
         self.optimizer.lr_factor = value
 
+    @property
+    def grad_scale(self) -> float:
+        """What the next step multiplies the gradients by."""
+        return self.optimizer.grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: float) -> None:
+        self.optimizer.grad_scale = value
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["optimizer"], name)
 

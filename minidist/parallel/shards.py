@@ -6,14 +6,16 @@ A shard begins at a multiple of `alignment` elements. With 1,024, the block of t
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
@@ -24,7 +26,7 @@ from minidist.optim import (
     FlatSlice,
     Optimizer,
     block_square_sums,
-    clip_coefficient,
+    clip_by_norm_,
     flat_slices,
     norm_from_blocks,
 )
@@ -58,6 +60,11 @@ class Shard:
         self._grad: xp.Array | None = None
         flat.shard = self  # so that zero_grad of the model reaches it
         self.filled = False  # does _grad hold sums of this step?
+
+    @property
+    def dtype(self) -> Any:
+        """Of the values and the summed gradient; the whole unit may be gathered in another one (`MixedPrecisionPolicy`)."""
+        return self.flat.dtype if self.own is None else self.own.dtype
 
     @property
     def data(self) -> xp.Array:
@@ -96,7 +103,7 @@ class Shard:
         """The array of the shard's gradient, zeros at first."""
         if self._grad is None:
             with self.on_host():
-                self._grad = track(xp.zeros(self.size, self.flat.dtype, self.data), "gradient")
+                self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
     def release_grad(self) -> None:
@@ -131,32 +138,42 @@ class Shard:
         return slices
 
 
-def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float) -> float:
-    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = ()) -> xp.Array:
+    """Sums of squares by blocks of 1,024 elements of the whole gradient, in its global order, on every rank.
 
-    Each rank sends the float64 sums of its blocks of 1,024 elements (8 B each) to everybody, (n-1) times, under purpose
-    `clip_norm`; all add them in the global order, unit by unit. Errors: UsageError when blocks cross shard boundaries.
+    skip: parameters that do not count (somebody else counts them). Each rank sends the float64 sums of its own blocks
+    (8 B each) to everybody, (n-1) times, under purpose `clip_norm`. Errors: UsageError when blocks cross shard boundaries.
     """
+    sums = []
     for shard in shards:
         if shard.alignment % NORM_BLOCK:
             raise UsageError(
                 f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
             )
-    sums = [block_square_sums(shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.flat.dtype)) for shard in shards]
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype)
+        left_out = [place for parameter, place, _, _ in shard.ranges() if parameter in skip]
+        if left_out:
+            gradient = xp.array(gradient)
+            for place in left_out:
+                gradient[place] = 0
+        sums.append(block_square_sums(gradient))
     with purpose("clip_norm"):
         everybody = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
     blocks, start = [], 0
     for part in sums:
         blocks.append(everybody[:, start : start + part.size].reshape(-1))
         start += part.size
-    norm = norm_from_blocks(np.concatenate(blocks))
-    coefficient = clip_coefficient(norm, max_norm)
-    if coefficient != 1.0:
-        for shard in shards:
-            if shard.filled:
-                shard.grad_buffer()[...] *= coefficient
-    return norm
+    return np.concatenate(blocks)
+
+
+def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
+    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+
+    See `shard_square_sums`; all add the sums in the global order, unit by unit. optimizer: as for `optim.clip_by_norm_`, for
+    gradients of two bytes.
+    """
+    return clip_by_norm_(list(shards), norm_from_blocks(shard_square_sums(comm, shards)), max_norm, optimizer)
 
 
 def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:
@@ -169,9 +186,9 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
         for shard in shards:
             flat = shard.flat
             weights = all_gather(shard.comm, shard.data)
-            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, flat.dtype))
+            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype))
             states = {}
-            for key in optimizer.initial_state() if optimizer.step_count else ():
+            for key in optimizer.state_names(shard.dtype) if optimizer.step_count else ():
                 states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))
             for parameter, name in zip(flat.parameters, flat.names, strict=True):
                 place = flat.slice_of(parameter)
@@ -185,7 +202,8 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
 
 def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
     """One kind of optimizer state of the shard as one array; elements that have none are zero."""
-    state, whole = optimizer.state, xp.zeros(shard.size, shard.flat.dtype)
+    state, dtype = optimizer.state, shard.dtype
+    whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
     for piece in shard.slices():
         if piece.name in state:
             whole[piece.start : piece.stop] = state[piece.name][key]

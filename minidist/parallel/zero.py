@@ -14,7 +14,7 @@ memory is given back as soon as it is reduced. Source: Rajbhandari et al., "ZeRO
 trillion parameter models", SC 2020, section 5.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, broadcast, reduce_scatter
@@ -42,7 +43,7 @@ class ZeroOptimizer:
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a gradient bucket; a bucket that
+    module: or some parameters. stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a gradient bucket; a bucket that
     crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as for
     `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the buckets.
     alignment: shards begin at multiples of it; clipping needs 1,024.
@@ -55,7 +56,7 @@ class ZeroOptimizer:
 
     def __init__(
         self,
-        module: Module,
+        module: Module | Iterable[Parameter],
         optimizer_class: Any,
         *,
         comm: Comm,
@@ -71,8 +72,8 @@ class ZeroOptimizer:
             raise UsageError(f"ZeroOptimizer(stage={stage!r}); the stage is 1 or 2, and stage 3 is fully_shard")
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
-        self.module, self.comm, self.stage = module, comm, stage
-        self.flat = sharded_flat(module.parameters(), comm, alignment)
+        self.comm, self.stage = comm, stage
+        self.flat = sharded_flat(module.parameters() if isinstance(module, Module) else module, comm, alignment)
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
@@ -104,8 +105,20 @@ class ZeroOptimizer:
         self.flat.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before."""
-        return clip_shards_(self.comm, [self.shard], max_norm)
+        """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before.
+
+        Gradients of two bytes stay as they are, and the step scales them.
+        """
+        return clip_shards_(self.comm, [self.shard], max_norm, self.optimizer if is_half(self.flat.dtype) else None)
+
+    @property
+    def grad_scale(self) -> float:
+        """What the next step multiplies the gradients by; see `Optimizer`."""
+        return self.optimizer.grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: float) -> None:
+        self.optimizer.grad_scale = value
 
     def step(self) -> None:
         """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""

@@ -10,50 +10,41 @@ An update is out of place: a new array, so an older one lives for as long as a m
     vertical-sync   max(0, t-(p-1)) on every stage: the version that stage 0 had when t entered
     2bw             max(t//m - 1, 0) on every stage, one update a batch of m micro-batches
 
-Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream-2BW, ICML 2021.
+A stage on k ranks (replicas) takes mini-batches round robin: rank j of them t = j, j + k, ... Each round of k is one update, by
+the mean of the round's gradients, so on that stage F and B of t use version max(0, t//k - w), w being the replica's warm-up.
+Parameters that several stages share have one delay, that of the first of these stages (versions.py).
+
+Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019; PipeDream-2BW, ICML 2021. The papers leave
+shared parameters out; one delay for all copies is ours.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
 from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
+from minidist.optim import scale_gradients_
+from minidist.parallel import GradientReducer
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.pipeline import Loss, Pipeline
 from minidist.pipeline.runtime.stages import PipelineStage
 from minidist.pipeline.timing import Times
-
-
-@dataclass
-class Versions:
-    """One stage's weights: version -> flat array, and the version that each micro-batch on its way uses."""
-
-    flat: FlatParameters
-    arrays: dict[int, Any] = field(default_factory=dict)
-    latest: int = 0
-    used: dict[int, int] = field(default_factory=dict)
-    most: int = 1  # versions alive at once
-
-    def bind(self, version: int, seen_as: int | None = None) -> None:
-        """Make `version` the weights that compute; `seen_as`: the version that forward noted, when it is another one."""
-        self.flat.bind(self.arrays[version], version if seen_as is None else seen_as)
+from minidist.pipeline.versions import Law, SharedVersions, Versions
 
 
 class PipeDream(Pipeline):
     """One rank's stage of an asynchronous pipeline; `step` runs a whole stream of micro-batches, updates included.
 
-    make_optimizer(flat): the optimizer of a stage's parameters; its state is that of the latest version. history: the flat
-    weights after each update, version 0 first, of every stage with parameters (only with keep_history=True). versions_used:
-    (kind, stage, micro-batch) -> version, also in the trace as spans of category "version".
+    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones; the state is that of the latest
+    version. history: the flat weights after each update, version 0 first, of every stage with parameters (only with
+    keep_history=True). versions_used: (kind, stage, micro-batch) -> version, also in the trace as spans of category "version".
 
-    Sends what a `Pipeline` sends. Raises UsageError for a plan with a flush (use `Pipeline`), for tied parameters, whose two
-    copies would have different delays, and for a stage on several ranks.
+    Sends what a `Pipeline` sends; of a replicated stage's gradients an all-reduce a round (gradient_reduce); of shared
+    parameters, an update, one array to the first stage and one back (tied). Raises UsageError for a plan with a flush (use
+    `Pipeline`), and for shared parameters on replicated stages.
     """
 
     UPDATES = ("stash", "no-stash", "vertical-sync", "2bw")
@@ -67,80 +58,144 @@ class PipeDream(Pipeline):
         make_optimizer: Callable[[FlatParameters], Any],
         *,
         tied: Sequence[str] = (),
+        reduction: str = "ordered",
         prefetch: int = 1,
         coordinates: Callable[[int], AbstractContextManager[Any]] | None = None,
         times: Times | None = None,
         keep_history: bool = False,
     ) -> None:
-        if tied:
+        holders = plan.holders()
+        self.replicas = {stage: ranks for stage, ranks in holders.items() if len(ranks) > 1}
+        if tied and self.replicas:
             raise UsageError(
-                f"{tied[0]!r} is on several stages, and with delayed updates its copies would drift apart; untie it, or use a "
-                "synchronous schedule such as 1f1b"
+                f"{tied[0]!r} is on several stages, and stage {min(self.replicas)} on {len(self.replicas[min(self.replicas)])} ranks; untie it, or "
+                "give each stage one rank"
             )
-        if any(len(ranks) > 1 for ranks in plan.holders().values()):
-            raise UsageError(f"plan {plan.name!r} has a stage on several ranks, which asynchronous updates do not support; give each stage one rank")
-        super().__init__(comm, plan, stages, loss, prefetch=prefetch, coordinates=coordinates, times=times)
-        self.versions = {n: Versions(s.flat, {0: s.flat.data}) for n, s in self.stages.items() if len(s.flat)}
-        self.optimizers = {n: make_optimizer(versions.flat) for n, versions in self.versions.items()}
-        self.keep_history = keep_history
-        self.history = {n: [xp.array(versions.flat.data)] for n, versions in self.versions.items()}
+        shared = {stage.number: stage.flats[1] for stage in stages if _apart(stage, tied)}
+        super().__init__(comm, plan, stages, loss, tied=tied, reduction=reduction, prefetch=prefetch, coordinates=coordinates, times=times)
+        self.versions = {
+            n: Versions(s.flats[0], make_optimizer(s.flats[0]), self._law(n, False), plan.batch, keep_history)
+            for n, s in self.stages.items()
+            if len(s.flats[0])
+        }
+        self.shared_versions = self._shared_versions(comm.dup(), holders, shared, make_optimizer, keep_history)
+        self.units: dict[int, list[Versions]] = {
+            n: [table[n] for table in (self.versions, self.shared_versions) if n in table] for n in self.stages
+        }
+        self.optimizers = {n: versions.optimizer for n, versions in self.versions.items()}
+        self.history = {n: versions.history for n, versions in self.versions.items()}
         self.versions_used: dict[tuple[str, int, int], int] = {}
+        self._numbers = {n: sorted(i for (stage, i), rank in self.messages.home.items() if stage == n and rank == comm.rank) for n in self.stages}
+        self._ended: tuple[int, int] | None = None  # (stage, micro-batch) whose gradient is whole and not used yet
+        if self.replicas:
+            group = comm.split(stages[0].number, comm.rank)  # a rank has one stage
+            self.rounds = {
+                n: GradientReducer(versions.flat, group, algorithm=reduction, unused="zeros") for n, versions in self.versions.items() if n in self.replicas
+            }
+
+    def _law(self, stage: int, shared: bool) -> Law | None:
+        plan = self.plan
+        if plan.updates == "2bw":
+            return lambda i: max(i // plan.batch - 1, 0)
+        if plan.updates == "vertical-sync" or shared:
+            delay = plan.stages - 1 - (0 if plan.updates == "vertical-sync" else stage)
+            return lambda i: max(0, i - delay)
+        return None
+
+    def _shared_versions(
+        self, comm: Comm, holders: dict[int, list[int]], shared: dict[int, FlatParameters], make_optimizer: Any, keep_history: bool
+    ) -> dict[int, Versions]:
+        result: dict[int, Versions] = {}
+        for number, flat in shared.items():
+            groups = [group for group in self.shared.groups if set(group.names) & set(flat.names)]
+            places = {site for group in groups for site in group.sites}
+            if any(set(group.sites) != places for group in groups) or len({stage for stage, _ in places}) != len(places):
+                raise UsageError(f"the shared parameters {flat.names} of stage {number} are not all on the same stages; tie those of the same stages only")
+            law = self._law(min(stage for stage, _ in places), True)
+            result[number] = SharedVersions(comm, dict(sorted(places)), number, flat, make_optimizer(flat), law, self.plan.batch, keep_history)
+        return result
+
+    # --- a stream ---
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
         """Run the stream; the weights are then the latest version, and the next stream starts from it as version 0."""
-        for versions in self.versions.values():
-            versions.arrays, versions.latest = {0: versions.arrays[versions.latest]}, 0
-            versions.bind(0)
-        self.zero_grad()
-        losses = super().step(inputs, targets)
-        for versions in self.versions.values():
-            versions.bind(versions.latest)
-        return losses
+        self._begun = dict.fromkeys(self.units, 0)  # forwards so far
+        for units in self.units.values():
+            for versions in units:
+                versions.begin()
+        return super().step(inputs, targets)
 
     def _forward(self, stage: int, i: int) -> None:
-        versions = self.versions.get(stage)
-        if versions is not None:
-            versions.used[i] = self._version_for(versions, i)
-            versions.bind(versions.used[i])
-            self._note("F", stage, i, versions.used[i])
+        self._update()
+        self._begun[stage] += 1
+        used = [versions.forward(i) for versions in self.units[stage]]
+        if used:
+            self._note("F", stage, i, used[0])
         super()._forward(stage, i)
 
-    def _version_for(self, versions: Versions, i: int) -> int:
-        if self.plan.updates == "vertical-sync":
-            return max(0, i - (self.plan.ranks - 1))
-        return max(i // self.plan.batch - 1, 0) if self.plan.updates == "2bw" else versions.latest
-
     def _backward(self, stage: int, i: int, weights: str) -> None:
-        versions = self.versions.get(stage)
-        if versions is None:
-            super()._backward(stage, i, weights)
-            return
-        forward = versions.used.pop(i)
-        version = versions.latest if self.plan.updates == "no-stash" else forward
-        versions.bind(version, forward)
-        self._note("B", stage, i, version)
+        self._update()
+        used = [versions.backward(i, self.plan.updates == "no-stash") for versions in self.units[stage]]
+        if used:
+            self._note("B", stage, i, used[0])
         super()._backward(stage, i, weights)
-        if (i + 1) % self.plan.batch == 0:
-            self._update(stage, versions, i)
+        self._ended = stage, i
 
-    def _update(self, stage: int, versions: Versions, i: int) -> None:
-        """A new version, out of place; then what no micro-batch will need again is let go."""
-        new = track(xp.array(versions.arrays[versions.latest]), "stash" if versions.used else "parameter")
-        versions.flat.bind(new, versions.latest)
-        self.optimizers[stage].step()
-        versions.flat.zero_grad()
-        versions.latest += 1
-        versions.arrays[versions.latest] = new
-        if self.keep_history:
-            self.history[stage].append(xp.array(new))
-        entering = max(versions.used, default=i) + 1  # the next forward's micro-batch
-        needed = {versions.latest} if self.plan.updates == "no-stash" else {versions.latest, *versions.used.values()}
-        if entering < self.plan.microbatches:
-            needed.update(range(self._version_for(versions, entering), versions.latest))
-        versions.arrays = {version: array for version, array in versions.arrays.items() if version in needed}
-        versions.most = max(versions.most, len(versions.arrays))
+    def _update(self) -> None:
+        """Use the gradient of the last backward: not before it was passed on, for other replicas wait in this."""
+        if self._ended is None:
+            return
+        (stage, i), self._ended = self._ended, None
+        if stage in self.replicas:
+            self._end_round(stage, self._numbers[stage].index(i))
+            return
+        if (i + 1) % self.plan.batch:
+            return
+        begun, numbers = self._begun[stage], self._numbers[stage]
+        entering = numbers[begun] if begun < len(numbers) else None
+        for versions in self.units[stage]:
+            if isinstance(versions, SharedVersions):
+                versions.gradient_is_whole((i + 1) // self.plan.batch - 1, entering)
+            else:
+                versions.update(entering, self.plan.updates == "no-stash")
+
+    def _end_round(self, stage: int, number: int) -> None:
+        """One update of a replicated stage: the mean of the round's gradients, added in rank order."""
+        replicas = len(self.replicas[stage])
+        for versions in self.units[stage]:
+            reducer = self.rounds[stage]
+            for parameter in reversed(versions.flat.parameters):
+                if parameter.requires_grad:
+                    parameter.zero_fill() if parameter.grad is None else None
+                    reducer.ready(parameter)
+            reducer.finish()
+            taking_part = min(replicas, self.plan.microbatches - number * replicas)
+            scale_gradients_(versions.flat, 1.0 / taking_part)
+            versions.update(None, self.plan.updates == "no-stash")
+
+    def _sum_gradients(self) -> None:
+        self._update()
+        self.messages.finish()
+        for stage, ranks in self.replicas.items():
+            rounds = -(-self.plan.microbatches // len(ranks))
+            if stage in self.stages and len(self._numbers[stage]) < rounds:  # the last round has no mini-batch for this one
+                self._end_round(stage, rounds - 1)
+        for units in self.units.values():
+            for versions in units:
+                versions.settle(self.plan.microbatches // self.plan.batch)
 
     def _note(self, kind: str, stage: int, i: int, version: int) -> None:
         self.versions_used[kind, stage, i] = version
         now = self.comm.time()
         self.comm.trace.spans.append(SpanEvent(self.comm.trace.rank, "main", f"version {version} for {stage}{kind}{i}", now, now, "version"))
+
+
+def _apart(stage: PipelineStage, tied: Sequence[str]) -> bool:
+    """Make the shared parameters a unit of their own, behind the rest: they have versions of their own. Are there any?"""
+    shared = [p for p in stage.parameters if p.requires_grad and p.name in tied]
+    if shared:
+        own = [p for p in stage.parameters if p not in shared]
+        for parameter in stage.parameters:
+            parameter.flat = None
+        stage.flats = [FlatParameters(own), FlatParameters(shared)]
+    return bool(shared)

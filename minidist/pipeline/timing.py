@@ -192,7 +192,7 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
     if receives == "blocking" and not plan.is_lowered:
         raise UsageError("blocking receives are a property of a lowered plan; lower it first (minidist.pipeline.passes.lower_blocking)")
     costs = _Costs(plan, times)
-    if not (spans or costs.pairs or receives == "blocking"):
+    if not (spans or costs.pairs or costs.rounds or receives == "blocking"):
         first, last, busy = _relax(plan, costs)
         recorded = None
     else:
@@ -218,6 +218,7 @@ class _Costs:
             except TypeError:  # a tuple: an overlapped pair, of which the forward comes first
                 self.pairs = True
                 self.flat.append(np.array([a for item in order for a in sorted(parts(item), key=kind_of)], np.int64))
+        self.rounds = _rounds(plan)
         self.pair = np.array(times.FB) if times.FB is not None else None
         self.nothing, self.dump = 2 * self.S * self.M, 2 * self.S * self.M + 1  # always there; never asked for
 
@@ -247,6 +248,28 @@ class _Costs:
         bound = max(head + work for head, work in zip(heads, busy, strict=True))
         through = sum(times.F) + (sum(times.I) + times.W[0] if self.plan.updates != "none" else 0.0)
         return float(max(bound, through))
+
+
+def _rounds(plan: Plan) -> dict[int, list[int]]:
+    """With an update after every backward, a replica's next action waits for the other replicas' backwards of the round.
+
+    Action -> those backwards. The exchange of gradients itself takes no time here.
+    """
+    if plan.updates not in ("stash", "no-stash"):
+        return {}
+    backwards: dict[int, list[list[int]]] = {}  # stage -> of each replica
+    for order in plan.orders:
+        mine = [a for item in order for a in parts(item) if kind_of(a) in (BACKWARD, WEIGHT)]
+        backwards.setdefault(stage_of(mine[0]), []).append(mine) if mine else None
+    result: dict[int, list[int]] = {}
+    for order in plan.orders:
+        finished = 0
+        for action in (a for item in order for a in parts(item)):
+            replicas = backwards.get(stage_of(action), [])
+            if len(replicas) > 1 and finished and kind_of(action) in (FORWARD, INPUT, BACKWARD):
+                result[action] = [mine[finished - 1] for mine in replicas if finished <= len(mine)]
+            finished += kind_of(action) in (BACKWARD, WEIGHT)
+    return result
 
 
 def split(actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -386,6 +409,14 @@ def _walk(
                         missing = wanted[0]
                         break
                     begin = max(begin, ends[wanted[0]] + wanted[1])
+                for other in costs.rounds.get(action, ()):
+                    backward = "B", stage_of(other), microbatch_of(other)
+                    if backward not in ends:
+                        missing = backward
+                        break
+                    begin = max(begin, ends[backward])
+                if missing is not None:
+                    break
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break

@@ -171,10 +171,14 @@ def _no_deadlock(plan: Plan, items: Items, home: dict[tuple[int, int], int], low
     """4: move all pointers until nothing moves; each must have reached its end."""
     at = [0] * len(items)
     done: set[Action] = set()
+    rounds = _rounds(plan, items)
     sent: set[tuple[str, int, int]] = set()  # (direction, receiving stage, micro-batch)
 
     def waits_for(rank: int, action: Action) -> str | None:
         kind, stage, i = action
+        for other in rounds.get((rank, action), ()):
+            if other not in done:
+                return f"{other} on rank {home[other.stage, other.microbatch]}, whose gradient its round needs"
         if kind.startswith("SEND"):
             other = _partner(action)
             return None if other in done else f"{other} on rank {home[other.stage, i]}, the receive that its send needs"
@@ -212,6 +216,29 @@ def _no_deadlock(plan: Plan, items: Items, home: dict[tuple[int, int], int], low
             action, reason = next((a, r) for a in items[rank][at[rank]] if (r := waits_for(rank, a)) is not None)
             reasons.append(f"rank {rank} at {action} waits for {reason}")
         raise PlanError(f"deadlock{' with synchronous sends' if lowered else ''}: {'; '.join(reasons)}; reorder one of them")
+
+
+def _rounds(plan: Plan, items: Items) -> dict[tuple[int, Action], list[Action]]:
+    """(rank, action) -> the backwards of other replicas of its stage that are added up before it.
+
+    With an update after every backward the n-th backwards of a stage's ranks are one update, made before the next F or B.
+    """
+    if plan.updates not in ("stash", "no-stash"):
+        return {}
+    backwards = [[a for item in order for a in item if a.kind in ("B", "W")] for order in items]
+    ranks: dict[int, list[int]] = {}
+    for rank, row in enumerate(backwards):
+        for stage in {a.stage for a in row}:
+            ranks.setdefault(stage, []).append(rank)
+    result: dict[tuple[int, Action], list[Action]] = {}
+    for together in (group for group in ranks.values() if len(group) > 1):
+        for rank in together:
+            finished = 0
+            for action in (a for item in items[rank] for a in item):
+                if action.kind in ("F", "B", "I") and finished:
+                    result[rank, action] = [backwards[other][finished - 1] for other in together if finished <= len(backwards[other])]
+                finished += action.kind in ("B", "W")
+    return result
 
 
 def _peaks(items: Items) -> list[int]:

@@ -8,8 +8,10 @@ from minidist.base.trace import Trace
 from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
 from minidist.report.bytes_matrix import bytes_matrix
 from minidist.report.lanes import lanes
-from minidist.report.loss_overlay import loss_overlay
+from minidist.report.loss_overlay import loss_curve, loss_overlay
 from minidist.report.memory_over_time import memory_over_time
+from minidist.report.mesh_picture import mesh_of, mesh_picture
+from minidist.report.run_gantt import run_gantt
 from minidist.report.space_time import space_time
 
 if TYPE_CHECKING:
@@ -24,10 +26,10 @@ def _bytes_by_purpose(traces: Sequence[Trace], header: Header, **keywords: Any) 
 
 
 def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
-    missing = [key for key in ("losses", "reference_losses") if not header.get(key)]
-    if missing:
-        what = " and ".join(missing)
-        raise UsageError(f"the loss overlay needs {what} in the header of the trace: one number a step")
+    if not header.get("losses"):
+        raise UsageError("the picture of the loss needs losses in the header of the trace: one number a step")
+    if not header.get("reference_losses"):
+        return loss_curve(header["losses"], **keywords)
     return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
 
 
@@ -36,6 +38,8 @@ KINDS: dict[str, Callable[..., "Figure"]] = {
     "bytes-matrix": lambda traces, header, **keywords: bytes_matrix(traces, **keywords),
     "bytes-by-purpose": _bytes_by_purpose,
     "loss": _loss,
+    "gantt": lambda traces, header, **keywords: run_gantt(traces, **keywords),
+    "mesh": lambda traces, header, **keywords: mesh_picture(mesh_of(header, traces), **keywords),
     "memory": lambda traces, header, **keywords: memory_over_time(traces, **keywords),
     "lanes": lambda traces, header, **keywords: lanes(traces, **keywords),
 }

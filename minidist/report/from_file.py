@@ -6,13 +6,16 @@ from minidist.base.errors import UsageError, nearest
 from minidist.base.trace import Trace, only_steps, read_traces, read_unfinished, steps_of
 from minidist.report.draw import KINDS, draw
 from minidist.report.frame import save
+from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
 
 READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
 
-def draw_report(path: Path, picture: str, output: Path | None = None, steps: str | None = None) -> Path:
-    """Draw `picture` (a name of KINDS, or "perfetto") of a trace; returns where it is.
+def draw_report(path: Path, picture: str | None = None, output: Path | None = None, steps: str | None = None) -> Path:
+    """Draw `picture` (a name of KINDS, "perfetto", or "page") of a trace; returns where it is.
+
+    Without a name it is the page when `output` ends in .html, else space-time.
 
     path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but of
     a space-time diagram with too many messages the last step only.
@@ -23,13 +26,22 @@ def draw_report(path: Path, picture: str, output: Path | None = None, steps: str
         traces, header = read_traces(path)
     else:
         raise UsageError(f"there is no trace {str(path)!r}; `minidist train --trace {path}` writes one")
-    if picture not in (*KINDS, "perfetto"):
-        names = (*KINDS, "perfetto")
+    names = (*KINDS, "perfetto", "page")
+    html = output is not None and output.suffix in (".html", ".htm")
+    picture = picture or ("page" if html else "space-time")
+    if picture not in names:
         raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
+    if html and picture != "page":
+        raise UsageError(f"a page has all pictures: leave out --picture {picture}, or end the name in .svg, .pdf or .png")
     if steps is None and picture == "space-time":
         steps = _readable_steps(traces)
     if steps is not None:
         traces = only_steps(traces, *_range(steps))
+    if picture == "page":
+        output = output or path.with_suffix(".html")
+        if output.suffix not in (".html", ".htm"):
+            raise UsageError(f"a page cannot be saved as {output.name!r}; end the name in .html")
+        return write_page(output, traces, header, str(path))
     if picture == "perfetto":
         output = output or path.with_suffix(".perfetto.json")
         write_perfetto(output, traces)

@@ -16,7 +16,7 @@ SMALLEST = 1e-18  # where a difference of exactly 0 is drawn on a logarithmic ax
 
 def loss_overlay(
     parallel: Sequence[float], single: Sequence[float], difference: Sequence[float] | None = None, *,
-    what: str = "weights", title: str = "", command: str = "",
+    what: str = "weights", title: str = "", command: str = "", names: tuple[str, str] = ("single device", "parallel"),
 ) -> "Figure":  # fmt: skip
     """Loss a step of both runs, and max |difference| a step (of `what`; of the losses where None is given)."""
     from matplotlib.ticker import MaxNLocator
@@ -41,8 +41,23 @@ def loss_overlay(
     worst = max(difference, default=0.0)
     axes.set_title(title or f"parallel beside single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
     handles = [
-        line(PALETTE["other"], "single device", linewidth=4),
-        line(PALETTE["F"], "parallel", linewidth=1.5),
+        line(PALETTE["other"], names[0], linewidth=4),
+        line(PALETTE["F"], names[1], linewidth=1.5),
         line(label=f"max |difference| of {what}; {SMALLEST:g} stands for 0", colour=style.pop("color"), **style),
     ]
     return finish(figure, handles, command)
+
+
+def loss_curve(losses: Sequence[float], *, title: str = "", command: str = "") -> "Figure":
+    """The loss a step of one run."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(8, 3.2)
+    axes = figure.add_subplot()
+    axes.plot(range(len(losses)), losses, color=PALETTE["F"], linewidth=1.5, gid="loss", marker="o" if len(losses) < 30 else "", markersize=3)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
+    axes.set_title(title or f"loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps", fontsize=10, loc="left")
+    return finish(figure, [], command)

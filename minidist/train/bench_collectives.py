@@ -2,7 +2,10 @@
 
 Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same float32
 array in turn; a round's time is the slowest rank's, a ratio is ours over theirs in that round, and the median over rounds is
-reported. Results are compared before a ratio is printed. Checks (headers) are off, as in every benchmark.
+reported. Results are compared before a ratio is printed. Checks (headers) and the record are off, as in every benchmark.
+
+Bandwidths are those of nccl-tests: *algorithm bandwidth* is the array's bytes over the time, *bus bandwidth* that times
+2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's own speed.
 """
 
 import json
@@ -10,16 +13,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MinidistError
+from minidist.base.errors import MinidistError, UsageError
 from minidist.base.process import tune_process
 from minidist.collectives import all_reduce
+from minidist.collectives.closed_form import bus_factor
+from minidist.collectives.registry import algorithms
 from minidist.comm import Comm, SimWorld
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi import MPIWorld
@@ -27,14 +32,19 @@ from minidist.train.bench_step import environment
 
 KIB = 1024
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes
-ALGORITHMS = ("ring", "ordered")
 ROUND_BYTES = 32 * 1024 * KIB  # a round sums about so many bytes, at most 200 arrays
+OPPONENTS = ("MPI_Allreduce", "gloo")
+BEST = "best of ours"  # the algorithm with the least median
 
 Side = Callable[[np.ndarray], object]
 
 
-def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
     """{environment, rows}: one row for each algorithm, size and opponent, then the simulated world's. Starts mpiexec itself."""
+    if ranks < 2:
+        raise UsageError(f"bench collectives --ranks {ranks}; a sum over ranks takes at least 2 processes")
+    if any(size < 4 or size % 4 for size in sizes):
+        raise UsageError(f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at least 4")
     answer = run_under_mpiexec(
         ranks, ["-m", "minidist.train.bench_collectives", str(rounds), ",".join(map(str, sizes))]
     )
@@ -46,7 +56,9 @@ def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: tuple[int, ...] = 
 def sides_of(world: MPIWorld) -> dict[str, Side]:
     """What is measured, by name: each sums its array over all ranks in place."""
     MPI, comm = world.MPI, world.comm
-    sides: dict[str, Side] = {name: partial(all_reduce, comm, algorithm=name) for name in ALGORITHMS}
+    sides: dict[str, Side] = {
+        name: partial(all_reduce, comm, algorithm=name) for name in (*sorted(algorithms()["all_reduce"]), "auto")
+    }
     sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
     gloo = gloo_side(world, comm)
     return sides | ({"gloo": gloo} if gloo else {})
@@ -94,18 +106,42 @@ def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> 
 
 
 def rows(times: dict[str, list[float]], size: int, ranks: int, rounds: int) -> list[dict[str, Any]]:
-    """Our algorithms against each opponent; `algbw` and `busbw` in GB/s as nccl-tests defines them."""
+    """Each side against each opponent, and the best of ours; `algbw` and `busbw` in GB/s as nccl-tests defines them."""
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
+    ours = [name for name in times if name not in OPPONENTS]
+    best = min((name for name in ours if name != "auto"), key=median.__getitem__)
     result = []
-    for name in ALGORITHMS:
-        seconds = statistics.median(times[name])
-        bandwidth = size / seconds / 1e9
-        for other in (name for name in times if name not in ALGORITHMS):
+    for name in (BEST, *times):
+        mine = best if name == BEST else name
+        bandwidth = size / median[mine] / 1e9
+        for other in (other for other in OPPONENTS if other in times and other != name):
             result.append({
                 "name": f"{name} / {other}, {size // KIB} KiB, {ranks} ranks",
-                "ratio": statistics.median(a / b for a, b in zip(times[name], times[other], strict=True)),
-                "median_s": seconds, "rounds": rounds, "algbw": bandwidth, "busbw": bandwidth * 2 * (ranks - 1) / ranks,
+                "ratio": statistics.median(a / b for a, b in zip(times[mine], times[other], strict=True)),
+                "median_s": median[mine], "rounds": rounds, "algbw": bandwidth,
+                "busbw": bandwidth * bus_factor("all_reduce", ranks), "bytes": size, "side": name, "other": other,
+                "algorithm": mine,
             })  # fmt: skip
     return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """Size by size as nccl-tests prints it: time, algorithm and bus bandwidth, and the ratio to each opponent."""
+    measured = [row for row in result["rows"] if "side" in row]
+    others = [name for name in OPPONENTS if any(row["other"] == name for row in measured)]
+    lines = [
+        f"{'bytes':>10s}  {'all-reduce':20s}{'time us':>10s}{'algbw GB/s':>12s}{'busbw GB/s':>12s}"
+        + "".join(f"{'/ ' + name:>17s}" for name in others)
+    ]
+    for size in dict.fromkeys(row["bytes"] for row in measured):
+        for side in dict.fromkeys(row["side"] for row in measured):
+            group = {row["other"]: row for row in measured if (row["bytes"], row["side"]) == (size, side)}
+            row = next(iter(group.values()))
+            ratios = "".join(f"{group[name]['ratio']:17.2f}" if name in group else f"{'-':>17s}" for name in others)
+            name = f"* {row['algorithm']}" if side == BEST else f"  {side}"
+            lines.append(f"{size:10,d}  {name:20s}{1e6 * row['median_s']:10.1f}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}")
+    lines.append("* the best of ours; all are float32 sums in place, checks and record off")
+    return "\n".join(lines)
 
 
 def simulated_rows() -> list[dict[str, Any]]:

@@ -1,40 +1,59 @@
-"""Which all-reduce is best where: virtual microseconds of every algorithm, and what "auto" takes. Phantom buffers: no memory.
+"""Which algorithm is best where: virtual seconds of every algorithm at every size, and what "auto" takes.
 
-python -m minidist.train.bench_virtual_collectives --ranks 16 --alpha 1e-6 --beta 1e-10
+Phantom buffers (a shape and no data), so 64 MiB on each of 64 ranks cost no memory; the virtual clock is exact, so nothing
+is repeated. Where two lines of the picture cross, the best choice changes: that is the crossover.
 """
 
-import argparse
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from minidist.base.phantom import Phantom
-from minidist.collectives import all_reduce
-from minidist.collectives.auto import cheapest
+from minidist.base.errors import UsageError, nearest
+from minidist.collectives.auto import cheapest, virtual_seconds
+from minidist.collectives.closed_form import bus_factor
 from minidist.collectives.registry import algorithms
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import LinkModel
+
+SIZES = tuple(2**exponent for exponent in range(0, 27, 2))  # 1 B to 64 MiB
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=16)
-    parser.add_argument("--alpha", type=float, default=1e-6, help="seconds a message")
-    parser.add_argument("--beta", type=float, default=1e-10, help="seconds a byte")
-    flags = parser.parse_args()
-    names = [*sorted(algorithms()["all_reduce"]), "auto"]
-    print(f"{'bytes':>10s} " + " ".join(f"{name:>18s}" for name in names) + "  auto / best")
-    for exponent in range(0, 27, 2):
-        times = []
-        for name in names:
-            world = SimWorld(
-                flags.ranks, checks=False, record=False, timeout=0, links=LinkModel(flags.alpha, flags.beta)
-            )
-            world.run(lambda comm, name=name, n=2**exponent: all_reduce(comm, cast(Any, Phantom(n, np.uint8)), algorithm=name))
-            times.append(world.end_time)
-        taken = cheapest("all_reduce", 2**exponent, flags.ranks, flags.alpha, flags.beta)
-        row = " ".join(f"{1e6 * seconds:18.1f}" for seconds in times)
-        print(f"{2**exponent:10,d} {row}  {times[-1] / min(times[:-1]):.3f} {taken}")
+def bench_virtual_collectives(
+    operation: str = "all_reduce", ranks: int = 16, links: LinkModel | None = None, sizes: Sequence[int] = SIZES
+) -> dict[str, Any]:
+    """{environment, rows}: a row for each size and algorithm, "auto" last; `ratio` is to the best fixed choice."""
+    if operation not in algorithms():
+        raise UsageError(f"no collective {operation!r}{nearest(operation, algorithms())}; one of {', '.join(sorted(algorithms()))}")
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+    links = links or LinkModel()
+    rows = []
+    for nbytes in sizes:
+        seconds = {name: virtual_seconds(operation, name, ranks, nbytes, links) for name in sorted(algorithms()[operation])}
+        best = min(seconds.values())
+        chosen = cheapest(operation, nbytes, ranks, links.alpha, links.beta)
+        seconds["auto"] = virtual_seconds(operation, "auto", ranks, nbytes, links)
+        for name, time in seconds.items():
+            bandwidth = nbytes / time / 1e9 if time else None
+            rows.append({
+                "name": f"{operation}/{name}, {nbytes} B, {ranks} virtual ranks", "ratio": time / best if best else 1.0,
+                "median_s": time, "rounds": 1, "bytes": nbytes, "side": name, "algorithm": chosen if name == "auto" else name,
+                "algbw": bandwidth, "busbw": bandwidth and bandwidth * bus_factor(operation, ranks),
+            })  # fmt: skip
+    clock = {"operation": operation, "ranks": ranks, "alpha": links.alpha, "beta": links.beta, "clock": "virtual"}
+    return {"environment": clock, "rows": rows}
 
 
-if __name__ == "__main__":
-    main()
+def table(result: dict[str, Any]) -> str:
+    """Virtual microseconds: a line a size, a column an algorithm; the best one has a star, and "auto" says whom it took."""
+    rows, clock = result["rows"], result["environment"]
+    names = list(dict.fromkeys(row["side"] for row in rows))
+    lines = [
+        f"{clock['operation']} on {clock['ranks']} ranks, alpha {clock['alpha']:g} s, beta {clock['beta']:g} s a byte: virtual microseconds",
+        f"{'bytes':>11s}" + "".join(f"{name:>20s}" for name in names) + "  auto / best",
+    ]
+    for nbytes in dict.fromkeys(row["bytes"] for row in rows):
+        line = {row["side"]: row for row in rows if row["bytes"] == nbytes}
+        cells = "".join(
+            f"{'*' if row['ratio'] == 1 and name != 'auto' else ''}{1e6 * row['median_s']:.1f}".rjust(20) for name, row in line.items()
+        )
+        lines.append(f"{nbytes:11,d}{cells}  {line['auto']['ratio']:.3f} {line['auto']['algorithm']}")
+    return "\n".join(lines)

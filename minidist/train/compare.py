@@ -3,7 +3,7 @@
 Three tiers, always named:
   exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
   ordered   bit for bit, on any data, with --reduction ordered: the order of additions is declared and the same;
-  float     any order of additions, float64: |a - b| <= 1e-12 max(1, max |b|) for loss and weights, 1e-12 of the model's
+  float     any order of additions (--reduction ring, tensor, context and expert parallel), float64: |a - b| <= 1e-12 max(1, max |b|) for loss and weights, 1e-12 of the model's
             largest entry of that kind for gradients and optimizer state.
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.parallel.dims import ParallelDims
+from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.reference import reference
 from minidist.train.trainer import StepState, train
 
@@ -127,11 +128,22 @@ class Judge:
             self.verdict.first_difference = what
 
 
-def tier_of(config: TrainConfig) -> str:
+def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     """Which promise applies; UsageError when none does."""
-    if config.reduction == "ordered":
+    if config.compression != "none":
+        raise UsageError(
+            f"--compression {config.compression} changes the gradients, so no single device has the same weights; compare without it "
+            "(`train` counts its bytes)"
+        )
+    if config.reduction == "ordered" and not dims.splits_sums:
         return "ordered"
     if config.precision != "fp64":
+        if dims.splits_sums:
+            split = next(f"--{name} {degree}" for name, degree in (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep)) if degree > 1)
+            raise UsageError(
+                f"{split} cuts the sums inside a micro-batch, so bits differ from one device's: compare it in the float tier with "
+                "--precision fp64"
+            )
         raise UsageError(
             "--reduction ring adds in the ring's order, so bits differ from one device's: compare it in the float tier with "
             "--precision fp64, or use --reduction ordered"
@@ -153,7 +165,7 @@ def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | Non
 
     Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0 and back.
     """
-    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size), tier_of(config))
+    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size), tier_of(config, resolve_dims(config, comm.size)))
     train(comm, config, [judge])
     return _worst(comm, judge.verdict)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minidist.base.errors import UsageError, nearest
+from minidist.parallel.dims import ParallelDims
 
 
 class TrainConfig(BaseModel):
@@ -15,14 +16,21 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Literal["gpt", "mlp"] = Field("gpt", description="gpt (byte-level language model) or mlp (classifier)")
-    layers: int = Field(2, ge=1, description="blocks of the GPT; hidden layers of the MLP")
+    # model and data
+    model: Literal["gpt", "llama", "mlp"] = Field("gpt", description="gpt or llama (byte-level language models) or mlp (classifier)")
+    layers: int = Field(2, ge=1, description="blocks of a language model; hidden layers of the MLP")
     width: int = Field(64, ge=1, description="width of the model (d)")
     heads: int = Field(4, ge=1, description="attention heads")
+    kv_heads: int | None = Field(None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)")
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
-    data: str = Field("", description="pydoc (default of gpt), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
+    experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
+    top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
+    capacity_factor: float = Field(1.25, gt=0, description="slots of an expert: top_k x tokens / experts x this")
+    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
+    data: str = Field("", description="pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
 
+    # optimization
     steps: int = Field(20, ge=1, description="optimizer steps")
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
     lr: float = Field(3e-3, gt=0, description="learning rate")
@@ -31,28 +39,47 @@ class TrainConfig(BaseModel):
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     decay: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
+    seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
-    dp: int | None = Field(None, ge=1, description="data-parallel ranks")
+    # the batch: any two of the first three give the third
     global_batch: int | None = Field(None, ge=1, description="samples of one step on all ranks together")
     micro_batch: int | None = Field(None, ge=1, description="samples of one forward pass of one rank")
     accumulation: int | None = Field(None, ge=1, description="forward passes of one rank in one step")
+    microbatches: int | None = Field(None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation")
+
+    # axes: ranks = pp x dp x cp x tp
+    dp: int | None = Field(None, ge=1, description="data-parallel ranks (default: what the other axes leave)")
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
-    microbatches: int | None = Field(None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
+    attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
+    tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")
+    sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")
+    ep: int = Field(1, ge=1, description="expert-parallel ranks, a divisor of --dp: each has some of the experts")
+
+    # the data axis
+    strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
+    servers: int = Field(1, ge=1, description="ps: ranks that are servers")
+    consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
+    zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
+    compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
-    zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
-    precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 or fp64")
+
+    # numbers and memory
+    precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
     recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
     offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
+
+    # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
-    seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
+    check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
 
     @model_validator(mode="before")
     @classmethod
@@ -80,12 +107,17 @@ def flag(field: str) -> str:
 
 
 class Batches(BaseModel):
-    """The resolved batch triple and the data-parallel degree: global_batch = micro_batch * accumulation * dp."""
+    """The resolved degrees and batch triple: global_batch = micro_batch * accumulation * dp."""
 
-    dp: int
+    dims: ParallelDims
     global_batch: int
     micro_batch: int
     accumulation: int
+
+    @property
+    def dp(self) -> int:
+        """The data-parallel degree."""
+        return self.dims.dp
 
     @property
     def microbatches(self) -> int:
@@ -93,21 +125,17 @@ class Batches(BaseModel):
         return self.dp * self.accumulation
 
 
-def data_parallel_degree(config: TrainConfig, ranks: int) -> int:
-    """The data-parallel degree on `ranks` ranks; UsageError when the product of the degrees is not `ranks`."""
-    if ranks % config.pp or (config.dp is not None and config.dp * config.pp != ranks):
-        asked = f"--dp {config.dp}" if config.pp == 1 else f"--pp {config.pp}" + (f" --dp {config.dp}" if config.dp else "")
-        need = config.pp * (config.dp or 1)
-        raise UsageError(
-            f"{asked} does not fit {ranks} ranks: the product of the degrees must be the number of ranks; "
-            + (f"use --dp {ranks}, or start {config.dp} ranks" if config.pp == 1 else f"start {need} ranks")
-        )
-    return ranks // config.pp
+def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
+    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit."""
+    dp = config.dp if ranks is not None else config.dp or 1
+    ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
+    return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     """Fill in what the batch triple leaves out; UsageError with the equation and its numbers when it does not hold."""
-    dp = data_parallel_degree(config, ranks)
+    dims = resolve_dims(config, ranks)
+    dp = dims.dp
     if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
         raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
@@ -129,4 +157,4 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
         )
-    return Batches(dp=dp, global_batch=total, micro_batch=micro, accumulation=accumulation)
+    return Batches(dims=dims, global_batch=total, micro_batch=micro, accumulation=accumulation)

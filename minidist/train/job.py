@@ -14,11 +14,10 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, MLP, GPTConfig, Module
-from minidist.nn.recompute import recompute
+from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
 from minidist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
-from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
+from minidist.parallel import HostPool, OffloadedOptimizer
 from minidist.train.config import Batches, TrainConfig
 
 DTYPES = {"fp32": xp.float32, "fp64": xp.float64}
@@ -30,22 +29,38 @@ class Job:
 
     config: TrainConfig
     batches: Batches
-    model: Module
+    model: Any
     dtype: Any
     schedule: Any  # step -> factor of the learning rate
     sampler: GlobalBatchSampler
     pool: HostPool | None = None  # host memory, when something is offloaded
+    positions: Any = None  # of this rank's tokens in their sequence, when sequences are split
+
+    def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
+        """Inputs and targets of micro-batch `number` of a step: of language models this rank's part of the tokens."""
+        inputs, targets = self.sampler.batch(step, number * self.batches.micro_batch, self.batches.micro_batch)
+        return (inputs, targets) if self.positions is None else (inputs[:, self.positions], targets[:, self.positions])
 
     def loss(self, step: int, number: int, model: Any = None) -> Tensor:
         """Loss of micro-batch `number` of a step: its share of the global mean (the divisor is the global count)."""
-        first = number * self.batches.micro_batch
-        inputs, targets = self.sampler.batch(step, first, self.batches.micro_batch)
-        return self.loss_of((model or self.model)(as_input(inputs, self.dtype)), targets)
+        inputs, targets = self.micro_batch(step, number)
+        model = model or self.model
+        if self.config.model == "mlp":
+            return self.loss_of(model(as_input(inputs, self.dtype)), targets)
+        return model(inputs, targets, self.divisor)  # type: ignore[no-any-return]
 
-    def loss_of(self, outputs: Tensor, targets: Any) -> Tensor:
-        """A micro-batch's share of the global mean, from the model's outputs."""
-        divisor = float(self.batches.global_batch * (self.config.context if self.config.model == "gpt" else 1))
-        return cross_entropy(outputs, targets, divisor)
+    def loss_of(self, outputs: Any, targets: Any) -> Tensor:
+        """A micro-batch's share of the global mean, from the model's outputs (with experts: and their balancing loss)."""
+        if self.config.model == "mlp":
+            return cross_entropy(outputs, targets, self.divisor)
+        logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = self.model.loss_fn(logits, targets, self.divisor)
+        return loss if not auxiliary else self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
+
+    @property
+    def divisor(self) -> float:
+        """What the loss is divided by: the rows or tokens of the whole step."""
+        return float(self.batches.global_batch * (1 if self.config.model == "mlp" else self.config.context))
 
 
 def as_input(inputs: Any, dtype: Any) -> Any:
@@ -56,12 +71,9 @@ def as_input(inputs: Any, dtype: Any) -> Any:
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Job:
     """Everything for one rank, from a config that `check` has passed. comm: whose host memory offloading uses."""
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
-    pack = partial(HostCopy, pool=pool) if pool is not None and config.offload == "activations" else None
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
-    # A pipeline runs a whole stage's forward again, as its plan says; nothing inside the stage does.
-    model = recompute(_model(config, dataset), "none" if config.pp > 1 else config.recompute, pack)
-    return Job(config, batches, model, DTYPES[config.precision], _schedule(config), sampler, pool)
+    return Job(config, batches, make_model(config, dataset), DTYPES[config.precision], _schedule(config), sampler, pool)
 
 
 def check(config: TrainConfig, processes_here: int = 1) -> None:
@@ -77,16 +89,17 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
             f"{_parameters(config):,} parameters on {processes_here:,} ranks in this process need about {needed / 1e9:,.0f} GB "
             f"and this machine has {memory / 1e9:,.0f} GB; use fewer --layers, a smaller --width or fewer ranks"
         )
-    if config.model == "gpt" and not dataset.is_tokens:
+    if config.model != "mlp" and not dataset.is_tokens:
         raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
     if config.model == "mlp" and dataset.is_tokens:
         raise UsageError(f"--data {config.data} holds tokens, not samples with labels; train it with --model gpt")
-    if config.model == "gpt" and config.width % config.heads:
-        divisors = [h for h in range(1, config.width + 1) if config.width % h == 0]
-        below = max(h for h in divisors if h < config.heads)
-        above = min((h for h in divisors if h > config.heads), default=config.width)
+    if config.model != "mlp" and config.width % (config.heads * (2 if config.model == "llama" else 1)):
+        each = 2 if config.model == "llama" else 1  # its rotation takes pairs
+        divisors = [h for h in range(1, config.width + 1) if config.width % (each * h) == 0]
+        near = [*[h for h in divisors if h < config.heads][-1:], *[h for h in divisors if h > config.heads][:1]]
         raise UsageError(
-            f"--width {config.width} is not a multiple of --heads {config.heads}; try --heads {below} or --heads {above}"
+            f"--width {config.width} is not a multiple of {'2 x ' if each == 2 else ''}--heads {config.heads}; "
+            f"try {' or '.join(f'--heads {h}' for h in near) or f'--width {each * config.heads}'}"
         )
     if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
         raise UsageError(
@@ -104,16 +117,30 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
 
 def _parameters(config: TrainConfig) -> int:
     """About how many parameters a model has."""
-    width, inner = config.width, 12 if config.model == "gpt" else 1
+    width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
     return config.layers * inner * width * width + (256 + config.context) * width
 
 
-def _model(config: TrainConfig, dataset: Any) -> Module:
+def make_model(config: TrainConfig, dataset: Any) -> Any:
+    """The whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
     dtype = DTYPES[config.precision]
     if config.model == "gpt":
-        sizes = GPTConfig(dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout)
-        return GPT(sizes, dtype=dtype, seed=config.seed)
+        gpt = GPTConfig(
+            dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout, n_experts=config.experts,
+            expert_top_k=config.top_k, capacity_factor=config.capacity_factor, aux_loss_weight=config.aux_loss_weight,
+        )  # fmt: skip
+        return GPT(gpt, dtype=dtype, seed=config.seed)
+    if config.model == "llama":
+        llama = LlamaConfig(
+            dataset.vocab_size, config.width, llama_inner(config), config.layers, config.heads, config.kv_heads, config.context
+        )
+        return Llama(llama, dtype=dtype, seed=config.seed)
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
+
+
+def llama_inner(config: TrainConfig) -> int:
+    """Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, so that it splits as they do."""
+    return -(-8 * config.width // (3 * config.heads)) * config.heads
 
 
 def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:

@@ -1,148 +1,89 @@
-"""Pipelines as a strategy of the training loop: this rank's stages, their optimizers, and what must be sent.
+"""A pipeline as a strategy of the training loop: this rank's stages, each with a data axis of its own."""
 
-    ranks = pp x dp, the data axis fastest:      pp 0   0  1        mesh["pp"] of rank 3 is {1, 3}: its pipeline
-                                                 pp 1   2  3        mesh["dp"] of rank 3 is {2, 3}: the same stages
-"""
-
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
-from minidist.collectives import closed_form
-from minidist.comm import Comm
-from minidist.comm.mesh import init_device_mesh
-from minidist.optim import NORM_BLOCK
-from minidist.pipeline.plan import Plan, parts, unpack
-from minidist.pipeline.runtime import Pipeline, cut_model, split_model
-from minidist.pipeline.runtime.shapes import WORDS
-from minidist.pipeline.runtime.shared import ROW
-from minidist.train.config import Batches, TrainConfig
-from minidist.train.job import Job, as_input, build, make_optimizer
+from minidist.collectives import all_reduce
+from minidist.parallel.dims import Axes
+from minidist.pipeline.runtime import Pipeline, PipelineStage, cut_model
+from minidist.train.data_axis import Tensors, data_axes
+from minidist.train.job import Job, as_input
 from minidist.train.plans import make_plan
-from minidist.train.strategies import OneDevice, Tensors
+from minidist.train.strategies import Strategy
 
 
-def check_pipeline(config: TrainConfig, batches: Batches) -> None:
-    """Raise UsageError when the pipeline cannot be built; said once, before any rank starts."""
-    if config.pp == 1:
-        if config.chunks:
-            raise UsageError("--chunks belongs to a pipeline; add --pp 2 or more")
-        return
-    if config.recompute == "selective":
-        raise UsageError(f"--recompute selective does not combine with --pp {config.pp} yet; take --recompute full")
-    if config.offload != "none":
-        raise UsageError(f"--offload {config.offload} does not combine with --pp {config.pp} yet; leave it out")
-    if config.save:
-        raise UsageError(f"--save does not combine with --pp {config.pp} yet; leave it out")
-    if config.zero:
-        raise UsageError(f"--zero {config.zero} does not combine with --pp {config.pp} yet; take --zero 0")
-    if config.synchronize_each:
-        raise UsageError("--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out")
-    cut_model(build(config, batches).model, make_plan(config, batches.accumulation).stages)
+class PipelineParallel(Strategy):
+    """This rank's stages in a pipeline of `config.pp` ranks; other pipelines, with other rows, on the data axis."""
 
-
-class StageOptimizers:
-    """One optimizer for each stage, used as one."""
-
-    def __init__(self, job: Job, flats: Sequence[Any]) -> None:
-        self.each = [make_optimizer(job, flat) for flat in flats if len(flat)]
-        self.lr_factor = 1.0
-
-    def step(self) -> None:
-        """Update every stage."""
-        for optimizer in self.each:
-            optimizer.lr_factor = self.lr_factor
-            optimizer.step()
-
-    @property
-    def step_count(self) -> int:
-        """Steps so far."""
-        return self.each[0].step_count
-
-    @property
-    def state(self) -> dict[str, dict[str, Array]]:
-        """Parameter name -> state arrays; of a shared parameter's copies, which are equal, the first."""
-        result: dict[str, dict[str, Array]] = {}
-        for optimizer in self.each:
-            for name, arrays in optimizer.state.items():
-                result.setdefault(name, arrays)
-        return result
-
-
-class PipelineParallel(OneDevice):
-    """This rank's stages in a pipeline of `config.pp` ranks; replicas of the pipeline on the data axis."""
-
-    def __init__(self, job: Job, comm: Comm) -> None:
-        config, batches = job.config, job.batches
-        mesh = init_device_mesh(comm, (config.pp, batches.dp), ("pp", "dp"))
-        self.job, self.comm, self.data = job, mesh["pp"], mesh["dp"]
-        plan = make_plan(config, batches.accumulation)
-        self.stages, tied = split_model(job.model, plan.stages, plan.stages_of(self.comm.rank))
+    def __init__(self, job: Job, axes: Axes) -> None:
+        plan = make_plan(job.config, job.batches.accumulation)
+        modules, tied = cut_model(job.model, plan.stages)
+        stages, reducers, everything = [], {}, []
+        for number in plan.stages_of(axes.pp.rank):
+            module = modules[number]
+            # The copies of a tied weight lie in other places of other arrays: only this order gives both the same bits.
+            ordered = "ordered" if any(p.name in tied for p in module.parameters()) else None
+            own = data_axes(job, module, axes, number, ordered)
+            for axis in own:
+                axis.by_hand()
+            stages.append(PipelineStage(module, number, [flat for axis in own for flat in axis.flats]))
+            reducers[number] = [reducer for axis in own for reducer in axis.reducers]
+            everything += own
+        super().__init__(job, axes, everything)
         self.now = 0
         self.pipe = Pipeline(
-            self.comm, plan, self.stages, self._loss, tied=tied, data=self.data, reduction=config.reduction,
-            coordinates=lambda i: batch_coordinates(self.now, self._first(i), config.seed),
+            axes.pp, plan, stages, job.loss_of, tied=tied, reducers=reducers if axes.data.size > 1 else None,
+            coordinates=lambda i: batch_coordinates(self.now, self._number(i) * job.batches.micro_batch, job.config.seed),
         )  # fmt: skip
-        self.optimizer = StageOptimizers(job, self.pipe.flats)  # type: ignore[assignment]
 
-    def _first(self, i: int) -> int:
-        """Global number of the first sample of micro-batch i of this replica."""
-        return (self.data.rank * self.job.batches.accumulation + i) * self.job.batches.micro_batch
+    def _number(self, i: int) -> int:
+        """Global number of micro-batch i of this pipeline."""
+        return self.axes.dp.rank * self.job.batches.accumulation + i
 
-    def _loss(self, outputs: Any, targets: Any) -> Any:
-        return self.job.loss_of(outputs, targets)
+    def forward_backward(self, step: int) -> list[float]:
+        """The plan, once."""
+        self.now, job = step, self.job
+        batches = [job.micro_batch(step, self._number(i)) for i in range(job.batches.accumulation)]
+        inputs = [getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in batches]
+        return self.pipe.step(inputs, [targets for _, targets in batches])
 
-    def run(self, step: int) -> list[float]:
-        """Forward and backward of this replica's micro-batches; their losses."""
-        self.now = step
-        size = self.job.batches.micro_batch
-        samples = [self.job.sampler.batch(step, self._first(i), size) for i in range(self.job.batches.accumulation)]
-        inputs = [getattr(x := as_input(inputs, self.job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in samples]
-        return self.pipe.step(inputs, [targets for _, targets in samples])
-
-    def zero_grad(self) -> None:
-        self.pipe.zero_grad()
-
-    def clip(self, max_norm: float) -> float:
-        return self.pipe.clip_grad_norm_(max_norm)
+    def square_sums(self) -> Array:
+        """Stage after stage; a parameter on several places counts on the first. Two all-reduces (purpose clip_norm)."""
+        copies, rank = self.pipe.shared.copies, self.axes.pp.rank
+        mine: dict[int, list[Array]] = {}
+        for axis in self.data_axes:
+            skip = [p for p in axis.parameters if (axis.stage, rank, p.name) in copies]
+            mine.setdefault(axis.stage, []).append(self.squares_of(axis, skip))
+        places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
+        with purpose("clip_norm"):
+            own = [np.concatenate([np.zeros(0), *mine.get(stage, [])]) if at == rank else np.zeros(0) for stage, at in places]
+            counts = np.array([float(part.size) for part in own])
+            all_reduce(self.axes.pp, counts, algorithm="ordered")
+            ends = np.cumsum(counts).astype(int)
+            blocks = np.zeros(ends[-1])
+            for part, end in zip(own, ends, strict=True):
+                if part.size:
+                    blocks[end - part.size : end] = part
+            all_reduce(self.axes.pp, blocks, algorithm="ordered")
+        return blocks
 
     def tensors(self) -> Tensors:
         """Everything of all stages, on every rank of the pipeline (purpose checkpoint)."""
-        mine: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
-        for flat in self.pipe.flats:
-            for p in flat.parameters:
-                mine["weights"].setdefault(p.name, np.array(p.data))
-                if p.requires_grad:
-                    gradient = np.zeros(p.shape, p.dtype) if p.grad is None else np.array(p.grad)
-                    mine["gradients"].setdefault(p.name, gradient)
-        for name, arrays in self.optimizer.state.items():
-            mine["optimizer"].update({f"{name}.{key}": np.array(array) for key, array in arrays.items()})
+        mine, comm = super().tensors(), self.axes.pp
         everybody: Tensors = {kind: {} for kind in mine}
         with purpose("checkpoint"):
-            for rank in range(self.comm.size):
-                for other in range(self.comm.size):
-                    if self.comm.rank == rank != other:
-                        self.comm.send_object(mine, other)
-                theirs = mine if rank == self.comm.rank else self.comm.recv_object(rank)
+            for rank in range(comm.size):
+                for other in range(comm.size):
+                    if comm.rank == rank != other:
+                        comm.send_object(mine, other)
+                theirs = mine if rank == comm.rank else comm.recv_object(rank)
                 for kind, table in theirs.items():
                     for name, array in table.items():
                         everybody[kind].setdefault(name, array)
         return everybody
-
-    def local_arrays(self) -> dict[str, Array]:
-        return {f"stage {stage.number}": stage.flat.data for stage in self.stages}
-
-    def unit_sizes(self) -> list[int]:
-        return [flat.padded_numel for flat in self.pipe.flats]
-
-    def bucket_sizes(self) -> list[int]:
-        return [bucket.slice.stop - bucket.slice.start for reducer in self.pipe.reducers.values() for bucket in reducer.buckets]
 
 
 class PipelineOrder:
@@ -159,65 +100,3 @@ class PipelineOrder:
         if name in self.tied:
             return [(0, slice(1, None)), (self.last, slice(0, 1))]
         return [(self.stage_of[name], slice(None))]
-
-
-# --- what must be sent ------------------------------------------------------------------------------------------------
-
-
-def pipeline_volumes(config: TrainConfig, batches: Batches, bucket_sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Payload bytes of all ranks in a job of `config.steps` steps, by purpose. bucket_sizes: of each world rank."""
-    job = build(config, batches)
-    plan = make_plan(config, batches.accumulation)
-    p, n, m, steps = config.pp, batches.dp, batches.accumulation, config.steps
-    itemsize = np.dtype(job.dtype).itemsize
-    modules, tied = cut_model(job.model, plan.stages)
-    sizes = [{q.name: q.size for q in module.parameters() if q.requires_grad} for module in modules]
-    holders = plan.holders()
-    crossings, paths = _crossings(plan)
-    samples = batches.micro_batch * (config.context if config.model == "gpt" else 1)
-    border = crossings * samples * config.width * itemsize
-    rows = sum(len(sizes[stage]) * len(ranks) for stage, ranks in holders.items())
-
-    def all_reduce(size: int) -> int:
-        return sum(closed_form.all_reduce(size, p, rank)[1] for rank in range(p)) * 8
-
-    tied_bytes, shared_bytes = 0, 0
-    for stage, ranks in holders.items():
-        others = len(ranks) - 1
-        shared_bytes += len(ranks) * others * sum(size for name, size in sizes[stage].items() if name not in tied) * itemsize
-    for name in tied:
-        sites = [(stage, rank) for stage, ranks in holders.items() if name in sizes[stage] for rank in ranks]
-        tied_bytes += len(sites) * (len({rank for _, rank in sites}) - 1) * sizes[0][name] * itemsize
-    reduced = sum(closed_form.all_reduce(size, n, rank % n)[1] for rank, row in enumerate(bucket_sizes) for size in row) * itemsize
-    blocks = 0
-    for stage, ranks in holders.items():
-        for at in range(len(ranks)):
-            own = sum(size for name, size in sizes[stage].items() if at == 0 and (stage == 0 or name not in tied))
-            blocks += -(-own // NORM_BLOCK)
-    places = sum(len(ranks) for ranks in holders.values())
-    digest = 16
-    volumes = {
-        "startup": n * (closed_form.broadcast(digest, p, 0)[1] + p * (p - 1) * 8 + (p - 1) * rows * ROW * 8 + paths * WORDS * 8),
-        "pipeline_activation": steps * n * border,
-        "pipeline_gradient": steps * n * border,
-        "tied": steps * n * tied_bytes,
-        "gradient_reduce": steps * (n * shared_bytes + reduced),
-        "clip_norm": steps * n * (all_reduce(places) + all_reduce(blocks)) if config.clip is not None else 0,
-        "metrics": steps * (n * all_reduce(m) + p * n * (n - 1) * m * 8),
-    }
-    return {name: volume for name, volume in volumes.items() if volume}
-
-
-def _crossings(plan: Plan) -> tuple[int, int]:
-    """Activations of a step that go from rank to rank, and borders between ranks on all distinct ways through the ranks."""
-    home = {}
-    for rank, order in enumerate(plan.orders):
-        for action in (unpack(part) for item in order for part in parts(item)):
-            if action.kind == "F":
-                home[action.stage, action.microbatch] = rank
-    ways = [tuple(home[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
-
-    def borders(way: tuple[int, ...]) -> int:
-        return sum(a != b for a, b in pairwise(way))
-
-    return sum(map(borders, ways)), sum(map(borders, set(ways)))

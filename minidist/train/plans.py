@@ -14,4 +14,5 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
         trains = "trains nothing" if plan.updates == "none" else "updates its weights on the way"
         raise UsageError(f"--schedule {config.schedule} {trains}; train with a synchronous one, such as 1f1b or zb-h1")
     validate(plan)
-    return recompute(plan) if config.recompute == "full" else plan
+    again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
+    return recompute(plan) if again else plan

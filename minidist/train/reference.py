@@ -32,8 +32,10 @@ def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
 
 
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
-    """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing."""
-    config = config.model_copy(update={"recompute": "none", "offload": "none"})  # nothing that a strategy must equal is its own measure
+    """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing.
+
+    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host.
+    """
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []

@@ -18,7 +18,8 @@ from minidist.comm import Comm
 from minidist.parallel import OffloadedOptimizer
 from minidist.train.config import TrainConfig, flag
 from minidist.train.job import Job
-from minidist.train.strategies import OneDevice
+from minidist.train.residuals import load_residuals, residual_pieces
+from minidist.train.strategies import Strategy
 
 # What the bits of the next step depend on; a resumed job must not differ in it.
 FIXED = (
@@ -26,29 +27,28 @@ FIXED = (
 )  # fmt: skip
 
 
-def save_job(comm: Comm, directory: str | Path, job: Job, strategy: OneDevice, step: int, losses: list[float]) -> Path:
+def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, step: int, losses: list[float]) -> Path:
     """Write the job after `step` steps; every rank calls it. Replicated tensors are written once, by turns."""
     state = {
         "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
     }  # fmt: skip
-    return save(comm, directory, step, _pieces(comm, strategy), state)
+    return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
 
 
-def _pieces(comm: Comm, strategy: OneDevice) -> list[Piece]:
-    everybody, nobody_else = (comm.rank, comm.size), (0, 1)
-    copies = everybody if strategy.replicated_weights else nobody_else
-    pieces = [Piece(f"weights/{p.name}", p.shape, array, start, stop, copies=copies) for p, array, start, stop in strategy.weights()]
-    state = strategy.optimizer.state
-    copies = everybody if strategy.replicated_state else nobody_else
-    for parameter, start, stop in strategy.state_ranges():
-        for key, array in state.get(parameter.name, {}).items():
-            if stop > start:
-                pieces.append(Piece(f"optimizer/{parameter.name}/{key}", parameter.shape, array, start, stop, copies=copies))
+def _pieces(strategy: Strategy) -> list[Piece]:
+    pieces = []
+    for axis in strategy.data_axes:
+        state = axis.optimizer.state
+        pieces += [Piece(f"weights/{p.name}", p.shape, array, start, stop, copies=axis.copies) for p, array, start, stop in axis.weights()]
+        for parameter, start, stop in axis.state_ranges():
+            for key, array in state.get(parameter.name, {}).items():
+                if stop > start:
+                    pieces.append(Piece(f"optimizer/{parameter.name}/{key}", parameter.shape, array, start, stop, copies=axis.state_copies))
     return pieces
 
 
-def resume_job(directory: str | Path, job: Job, strategy: OneDevice) -> tuple[int, list[float]]:
+def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int, list[float]]:
     """Load the latest checkpoint into a job that was built anew; returns (steps done, their losses). Every rank calls it.
 
     All that this rank needs is read and checked before anything is changed. Errors: UsageError when the job is another
@@ -56,15 +56,17 @@ def resume_job(directory: str | Path, job: Job, strategy: OneDevice) -> tuple[in
     """
     checkpoint = Checkpoint(directory)
     _same_job(checkpoint, job)
-    writes = [(array, _read(checkpoint, parameter, start, stop)) for parameter, array, start, stop in strategy.weights()]
-    states = {p.name: _state(checkpoint, p, start, stop) for p, start, stop in strategy.state_ranges()}
+    writes = [(array, _read(checkpoint, p, start, stop)) for axis in strategy.data_axes for p, array, start, stop in axis.weights()]
+    states = [{p.name: _state(checkpoint, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
     for array, values in writes:
         array[...] = values
-    known = {name: state for name, state in states.items() if state}
-    strategy.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
-    strategy.updated()
-    if isinstance(strategy.optimizer, OffloadedOptimizer):
-        strategy.optimizer.refresh()
+    for axis, state in zip(strategy.data_axes, states, strict=True):
+        known = {name: arrays for name, arrays in state.items() if arrays}
+        axis.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
+        axis.updated()
+        if isinstance(axis.optimizer, OffloadedOptimizer):
+            axis.optimizer.refresh()
+    load_residuals(checkpoint, strategy)
     return checkpoint.step, list(checkpoint.state["losses"])
 
 

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,14 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi import launched_size
+from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
-from minidist.train.pipelines import check_pipeline, pipeline_volumes
+from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
-from minidist.train.trainer import TrainResult, train
+from minidist.train.trainer import Observer, TrainResult, train
 from minidist.train.volumes import closed_form_bytes
 
 MOST_RANKS = 100_000  # of a training job; each has a model of its own
@@ -73,29 +76,34 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or ((config.dp or 1) * config.pp if ranks is None else ranks)
+    result = size or (resolve_dims(config).ranks if ranks is None else ranks)
     if not 1 <= result <= MOST_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     batches = resolve_batches(config, result)  # what is wrong is known before anything starts
     check(config, 1 if size else result)
     check_saving(config)
-    check_pipeline(config, batches)
+    check_axes(config, batches)
     return result
 
 
 def run_training(
-    config: TrainConfig, ranks: int | None, timeout: float, trace: Path, eager_bytes: int = 0, command: str = ""
-) -> Summary | None:
-    """Train; the summary, or None on a rank that is not to print."""
+    config: TrainConfig, ranks: int | None, timeout: float, trace: Path, eager_bytes: int = 0, command: str = "",
+    metrics: Path | None = None, callbacks: Sequence[Observer] = (),
+) -> Summary | None:  # fmt: skip
+    """Train; the summary, or None on a rank that is not to print. callbacks: called by every rank after every step."""
     size = number_of_ranks(config, ranks)
     writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
     def main(comm: Any) -> TrainResult:
-        return train(comm, config, [progress] if comm.rank == 0 else [])
+        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())])
 
     started = time.perf_counter()
-    with progress:
+    with ExitStack() as stack:
+        watching: list[Observer] = [stack.enter_context(progress)]
+        if metrics is not None:
+            writable(metrics)
+            watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
         return None
@@ -112,14 +120,13 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
-    if config.pp > 1:
-        closed = pipeline_volumes(ran, batches, [result.bucket_sizes for result in results])
-    else:
-        closed = closed_form_bytes(ran, batches, first.elements, first.bucket_sizes, first.itemsize, first.unit_sizes)
+    closed = closed_form_bytes(ran, batches, [result.sizes for result in results])
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
-    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
+    dims = batches.dims
+    mesh = {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
+    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh)
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
         first.digest, first.host,
@@ -131,7 +138,7 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
-    tier_of(config)
+    tier_of(config, resolve_dims(config, size))
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec each process computes its own.

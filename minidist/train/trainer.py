@@ -10,7 +10,6 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +18,15 @@ from minidist.autograd import Meter
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
-from minidist.train.pipelines import PipelineParallel
+from minidist.train.recipe import parallelize
 from minidist.train.resume import resume_job, save_job
-from minidist.train.strategies import OneDevice, make_strategy
+from minidist.train.strategies import Strategy
+from minidist.train.volumes import AxisSizes
 
 
 class NonFiniteError(MinidistError):
@@ -44,7 +43,7 @@ class StepState:
     step: int
     loss: float
     job: Job
-    strategy: OneDevice
+    strategy: Strategy
 
 
 Observer = Callable[[StepState], None]
@@ -58,34 +57,28 @@ class TrainResult:
     losses: list[float]
     peak_bytes: int
     peak_by_purpose: dict[str, int]
-    elements: int
-    itemsize: int
-    bucket_sizes: list[int]
-    unit_sizes: list[int]
+    sizes: list[AxisSizes]
     digest: str
     first_step: int = 0  # after a resume, the number of steps that were done before
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
-    """Train on all ranks of `comm`: pipelines of `config.pp` ranks, data parallelism over the rest, with `config.zero` sharded.
+    """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
-    purpose metrics), and at the start rank 0 sends the weights (purpose startup).
+    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup).
     """
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
         job = build(config, batches, comm)
-        strategy = PipelineParallel(job, comm) if config.pp > 1 else make_strategy(job, comm)
+        strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for step in range(done, config.steps):
             began = comm.time()
             strategy.zero_grad()
-            if isinstance(strategy, PipelineParallel):
-                losses.append(global_loss(strategy.data, strategy.run(step)))
-            else:
-                losses.append(global_loss(comm, _accumulate(comm, strategy, job, step, meter)))
+            losses.append(global_loss(strategy.axes.data, strategy.forward_backward(step)))
             finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
@@ -93,42 +86,21 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses)
-        units = strategy.unit_sizes()
         return TrainResult(
-            comm.rank, losses, account.peak, dict(account.at_peak), sum(units), np.dtype(job.dtype).itemsize,
-            strategy.bucket_sizes(), units, digest(strategy), done,
+            comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
         )  # fmt: skip
 
 
-def digest(strategy: OneDevice) -> str:
+def digest(strategy: Strategy) -> str:
     """A fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
     result = hashlib.sha256()
-    for _, array in sorted(strategy.local_arrays().items()):
+    for array in strategy.local_arrays():
         result.update(np.ascontiguousarray(array).tobytes())
     for name, arrays in sorted(strategy.optimizer.state.items()):
         for key, array in sorted(arrays.items()):
             result.update(f"{name}.{key}".encode() + np.ascontiguousarray(array).tobytes())
     return result.hexdigest()
-
-
-def _accumulate(comm: Comm, strategy: OneDevice, job: Job, step: int, meter: Meter) -> list[float]:
-    """1: gradients of this rank's micro-batches, summed over them and over the ranks. Returns the micro-batches' losses."""
-    config, k = job.config, job.batches.accumulation
-    losses = []
-    for i in range(k):
-        number = comm.rank * k + i
-        last = i == k - 1
-        with (
-            batch_coordinates(step, number * job.batches.micro_batch, config.seed),
-            nullcontext() if last or config.synchronize_each else strategy.no_sync(),
-        ):
-            loss = job.loss(step, number, strategy.model)
-            comm.compute(meter.take(), name="forward")
-            loss.backward()
-            comm.compute(meter.take(), name="backward")
-        losses.append(loss.item())
-    return losses
 
 
 def global_loss(comm: Comm, mine: list[float]) -> float:
@@ -141,17 +113,16 @@ def global_loss(comm: Comm, mine: list[float]) -> float:
     return total
 
 
-def finish_step(job: Job, strategy: OneDevice, step: int, loss: float) -> None:
+def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     """3: the same on every rank and on one device."""
     if not math.isfinite(loss):
         raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient (--clip 1)")
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
-    strategy.optimizer.lr_factor = job.schedule(step)
-    strategy.step()
+    strategy.step(job.schedule(step))
 
 
-def _first_non_finite(strategy: OneDevice) -> str:
+def _first_non_finite(strategy: Strategy) -> str:
     tensors = strategy.tensors()
     for name, array in tensors["weights"].items():
         if not np.isfinite(array).all():

@@ -1,45 +1,144 @@
 """What a job must send, by purpose, in closed form: printed beside what the trace counted, and asserted.
 
-With Psi elements (padded), k micro-batches a rank and n ranks, each rank sends (n-1)/n of, a step:
+With Psi elements (padded) on a data axis of n ranks and k micro-batches, each rank sends (n-1)/n of, a step:
 
                      gradient_reduce    parameter_gather
     data parallel         2 Psi                 -            2 k Psi when every micro-batch is reduced
     ZeRO 1                  Psi               Psi
     ZeRO 2                k Psi               Psi
     ZeRO 3                k Psi             2 k Psi          a gather for forward, one for backward
+
+All ranks of a group together send, of an array of S elements: all-reduce 2 (n-1) S, reduce-scatter, all-gather and
+broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis.
 """
 
-from minidist.collectives import closed_form
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
 from minidist.optim import NORM_BLOCK
+from minidist.pipeline.plan import Plan, parts, unpack
+from minidist.pipeline.runtime.shapes import WORDS
+from minidist.pipeline.runtime.shared import ROW
 from minidist.train.config import Batches, TrainConfig
+from minidist.train.plans import make_plan
 
-LOSS_BYTES = 8  # a micro-batch's loss travels as one float64
-NORM_BYTES = 8  # the sum of a block's squares too
-DIGEST_BYTES = 16  # of the names and shapes of a unit, see data_parallel.check_same_model
+NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
+DIGEST = 16  # of the names and shapes of a unit, and of a plan
+ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
 
-def closed_form_bytes(
-    config: TrainConfig, batches: Batches, elements: int, bucket_sizes: list[int], itemsize: int, unit_sizes: list[int] | None = None
-) -> dict[str, int]:
-    """Payload bytes that all ranks together send in a job of `config.steps` steps.
+@dataclass(frozen=True)
+class AxisSizes:
+    """One data axis of a rank: elements of its units (with padding) and of its gradient messages, and of each trainable
+    parameter (of this rank's tile of it). compressed: bytes that one reduction of compressed gradients sends, all ranks."""
 
-    elements: of the flat parameters, with padding. bucket_sizes: elements of each gradient message of a micro-batch.
-    itemsize: bytes of one. unit_sizes: elements of each flat unit; by default one.
-    """
-    n, steps, k = batches.dp, config.steps, batches.accumulation
-    units = [elements] if unit_sizes is None else unit_sizes
+    stage: int
+    experts: bool
+    units: list[int]
+    buckets: list[int]
+    parameters: dict[str, int]
+    compressed: int | None = None
+
+
+def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> dict[str, int]:
+    """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order."""
+    dims = batches.dims
+    pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage; the others are alike
+    total: Counter[str] = Counter()
+    for volumes in (_data_axes(config, batches, pipeline), _norms(config, batches, pipeline), _losses(config, batches)):
+        total.update(volumes)
+    if dims.pp > 1:
+        total.update(_between_stages(config, batches, pipeline))
+    return {name: total[name] for name in sorted(total) if total[name]}
+
+
+def _group(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
+    """(ranks over which an axis's gradients are summed, how many such groups a stage has)."""
+    dims = batches.dims
+    return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
+
+
+def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+    """The weights at the start, gradients, and what ZeRO gathers."""
+    itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
     reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
-    if config.zero:  # reduce-scatter: every rank sends all but its own part, together (n - 1) times the whole
-        a_reduction = (n - 1) * sum(bucket_sizes) * itemsize
-    else:
-        a_reduction = sum(closed_form.all_reduce(size, n, rank)[1] for size in bucket_sizes for rank in range(n)) * itemsize
     gathers = {0: 0, 1: steps, 2: steps, 3: 2 * k * steps}[config.zero]
-    blocks = sum(units) // NORM_BLOCK if config.zero and config.clip is not None else 0
-    volumes = {
-        "startup": closed_form.broadcast(1, n, 0)[1] * (sum(units) * itemsize + len(units) * DIGEST_BYTES),
-        "gradient_reduce": reductions * a_reduction,
-        "parameter_gather": gathers * (n - 1) * sum(units) * itemsize,
-        "clip_norm": steps * (n - 1) * blocks * NORM_BYTES,
-        "metrics": steps * n * (n - 1) * k * LOSS_BYTES,
-    }
-    return {purpose: volume for purpose, volume in volumes.items() if volume}
+    total: Counter[str] = Counter()
+    for axis in (axis for stages in pipeline for axis in stages):
+        n, groups = _group(batches, axis)
+        everybody_else = (n - 1) * groups
+        total["startup"] += everybody_else * (sum(axis.units) * itemsize + len(axis.units) * DIGEST)
+        whole = everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
+        total["parameter_gather"] += gathers * everybody_else * sum(axis.units) * itemsize
+    return total
+
+
+def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+    """Block sums: gathered where gradients are sharded, added up over tiles, joined over stages."""
+    if config.clip is None:
+        return Counter()
+    dims, all_blocks, nbytes = batches.dims, 0, 0
+    for axis in (axis for stages in pipeline for axis in stages):
+        n, groups = _group(batches, axis)
+        blocks = sum(-(-unit // NORM_BLOCK) for unit in axis.units)
+        all_blocks += blocks
+        nbytes += (n - 1) * groups * blocks if config.zero else 0
+        nbytes += 2 * (dims.tp - 1) * dims.dp * dims.cp * blocks
+        nbytes += 2 * (dims.ep - 1) * dims.edp * dims.cp * dims.tp * blocks if axis.experts else 0
+    if dims.pp > 1:
+        places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
+        nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
+    return Counter(clip_norm=config.steps * nbytes * NUMBER)
+
+
+def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
+    """Every micro-batch's loss: to all ranks of a pipeline, then to all that see other rows."""
+    dims, k = batches.dims, batches.accumulation
+    n = dims.dp * dims.cp
+    to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
+    to_rows = dims.pp * dims.tp * n * (n - 1) * k
+    return Counter(metrics=config.steps * (to_stages + to_rows) * NUMBER)
+
+
+# --- pipelines --------------------------------------------------------------------------------------------------------
+
+
+def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+    """Activations and their gradients, what stages share, and what is said at the start."""
+    dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
+    pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
+    crossings, paths = crossings_of(plan)
+    border = dims.dp * batches.micro_batch * config.width  # of all ranks of one stage
+    if config.model != "mlp":
+        border *= config.context
+    border *= 1 if config.sequence_parallel else dims.tp
+    border += pipelines if config.experts else 0  # the auxiliary loss travels along
+    places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
+    total: Counter[str] = Counter()
+    total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
+    for name in {place[2] for place in places}:
+        sites = [place for place in places if place[2] == name]
+        nbytes = len(sites) * (len({rank for _, rank, _, _ in sites}) - 1) * sites[0][3] * itemsize
+        tied = len({stage for stage, _, _, _ in sites}) > 1
+        total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * nbytes
+    for name in ("pipeline_activation", "pipeline_gradient"):
+        total[name] = config.steps * crossings * border * itemsize
+    return total
+
+
+def crossings_of(plan: Plan) -> tuple[int, int]:
+    """Activations of a step that go from rank to rank, and borders between ranks on all distinct ways through the ranks."""
+    home = {}
+    for rank, order in enumerate(plan.orders):
+        for action in (unpack(part) for item in order for part in parts(item)):
+            if action.kind == "F":
+                home[action.stage, action.microbatch] = rank
+    ways = [tuple(home[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
+
+    def borders(way: tuple[int, ...]) -> int:
+        return sum(a != b for a, b in pairwise(way))
+
+    return sum(map(borders, ways)), sum(map(borders, set(ways)))

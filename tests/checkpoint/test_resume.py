@@ -61,15 +61,15 @@ def test_a_checkpoint_saved_again_on_another_layout_has_the_same_bytes(zero, tmp
     from minidist.checkpoint import Checkpoint
     from minidist.train.config import resolve_batches
     from minidist.train.job import build
+    from minidist.train.recipe import parallelize
     from minidist.train.resume import resume_job, save_job
-    from minidist.train.strategies import make_strategy
 
     run(3, zero=1, steps=2, save=str(tmp_path / "a"), global_batch=12)
 
     def again(comm):
         config = TrainConfig.make(**{**GPT, "zero": zero, "steps": 3, "global_batch": 12})
         job = build(config, resolve_batches(config, comm.size))
-        strategy = make_strategy(job, comm)
+        strategy = parallelize(job, comm)
         step, losses = resume_job(tmp_path / "a", job, strategy)
         save_job(comm, tmp_path / "b", job, strategy, step, losses)
 

@@ -8,7 +8,7 @@ import pytest
 from minidist.comm import SimWorld, replay
 from tests.comm import programs
 
-PROGRAMS = ["every_collective", "groups_and_lanes", "messages_of_all_sizes"]
+PROGRAMS = ["every_collective", "two_levels", "groups_and_lanes", "messages_of_all_sizes"]
 SENDS = {"synchronous": 0, "buffered": 1 << 30}
 
 
@@ -107,6 +107,38 @@ def test_without_checks_there_are_no_headers(comm):
     programs.messages_of_all_sizes(world.comm)
     world.finish()
     world.close()
+
+
+def lean(comm):
+    """Without checks and record a sendrecv goes straight to MPI: the same bits, and as many messages."""
+    from minidist.comm.mpi import MPIWorld
+
+    world = MPIWorld(checks=False, record=False, timeout=0)
+    exchanged, exchange = [], world.exchange
+    world.exchange = lambda *arguments: exchange(*arguments) and not exchanged.append(arguments[3].nbytes)
+    for name in PROGRAMS:
+        simulated = SimWorld(comm.size)
+        assert getattr(programs, name)(world.comm) == simulated.run(getattr(programs, name))[comm.rank]
+        if name == "every_collective":
+            assert sum(world.sent) == len(simulated.traces[comm.rank].sent())
+    assert len(exchanged) > 20
+    world.finish()
+    world.close()
+
+
+@pytest.mark.mpi(2)
+def test_a_lean_world_of_2(comm):
+    lean(comm)
+
+
+@pytest.mark.mpi(3)
+def test_a_lean_world_of_3(comm):
+    lean(comm)
+
+
+@pytest.mark.mpi(4)
+def test_a_lean_world_of_4(comm):
+    lean(comm)
 
 
 @pytest.mark.mpi(2)

@@ -150,6 +150,24 @@ def main(comm):
     assert "its lane waits in all_reduce/ring: " in output
 
 
+def test_a_deadlock_without_checks_and_record_names_the_exchange(run):
+    code, output = run(
+        """
+from functools import partial
+launch = partial(launch, checks=False, record=False)
+def main(comm):
+    if comm.rank:
+        all_reduce(comm, one())
+""",
+        3,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert re.search(r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, at program.py", output), output
+    assert f"program.py:{run.line('all_reduce(comm')}" in output
+
+
 def test_a_rank_that_returned_is_named(run):
     code, output = run(
         """

@@ -15,7 +15,20 @@ from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress, dequantize, orthonormal, quantize
+from minidist.parallel.compression import (
+    NAMES,
+    QSGD,
+    Cast,
+    PowerSGD,
+    Sign,
+    TopK,
+    check_compression,
+    compress,
+    dequantize,
+    make_compressor,
+    orthonormal,
+    quantize,
+)  # fmt: skip
 from minidist.parallel.gradients import make_buckets
 from minidist.parallel.local_sgd import PeriodicAverage
 from tests.parallel.replicas import Nested, batch
@@ -231,15 +244,117 @@ FORMULAS = {
 }  # fmt: skip
 
 
+def declared_bytes(comm, make):
+    flat = FlatParameters([Parameter(np.zeros(shape, np.float32), name=f"p{i}") for i, shape in enumerate(SHAPES)])
+    (bucket,) = make_buckets(flat, 1e9)
+    state = make(comm)
+    return [state.sent_bytes(bucket, rank) for rank in range(comm.size)]
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
 def test_bytes_on_the_wire(name, ranks, eager_bytes):
     make, formula = FORMULAS[name]
     world, _ = run(make, normals(2, SIZE, np.float32), ranks, SHAPES, eager_bytes)
+    declared = SimWorld(ranks).run(declared_bytes, make)
     for rank, trace in enumerate(world.traces):
         assert sum(m.nbytes for m in trace.sent("gradient_reduce")) == 2 * formula(ranks, rank)
+        assert declared[rank] == [formula(ranks, other) for other in range(ranks)]
         assert trace.bytes_by_purpose().keys() <= {"gradient_reduce"}
+
+
+# in a checkpoint ----------------------------------------------------------------------------------------------------------
+
+STATEFUL = {
+    "TopK": lambda comm: TopK(comm, 0.3, "sum"),
+    "Sign": lambda comm: Sign(comm, "sum"),
+    "QSGD": lambda comm: QSGD(comm, 4, op="sum"),
+    "PowerSGD": lambda comm: PowerSGD(comm, 1, op="sum", always=True),
+}
+
+
+def interrupted(comm, make, cut, cap_before, cap_after):
+    """Five steps; after `cut` of them the compressor is made anew, with other buckets, and given its state."""
+    flat = FlatParameters([Parameter(np.zeros(shape, np.float64), name=f"p{i}") for i, shape in enumerate(SHAPES)])
+    state, buckets, results = make(comm), make_buckets(flat, cap_before), []
+    for step, gradient in enumerate(normals(5, SIZE)(comm.rank)):
+        if step == cut:
+            residual, shared, old = state.residual(buckets), state.shared_state(), state
+            state, buckets = make(comm), make_buckets(flat, cap_after)
+            if old.feedback:
+                state.load_residual(buckets, residual)
+            state.load_shared_state(shared)
+        flat.grad_buffer[...] = gradient
+        for bucket in buckets:
+            with purpose("gradient_reduce"):
+                compress(state, bucket).wait()
+        results.append(flat.grad_buffer.copy())
+    return results, state.residual(buckets)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_resumed_compressor_goes_on_bit_for_bit(name, ranks):
+    whole = SimWorld(ranks).run(interrupted, STATEFUL[name], None, 1e9, 1e9)
+    for cut in (1, 3):
+        parts = SimWorld(ranks).run(interrupted, STATEFUL[name], cut, 1e9, 1e9)
+        assert all(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in zip(whole, parts, strict=True))
+
+
+def test_a_residual_does_not_care_for_buckets():
+    """Every sum of five steps and what is left: the same total, though other buckets choose other elements."""
+    for name in ("TopK", "PowerSGD"):
+        for caps in ((200, 1e9), (1e9, 200)):
+            results = SimWorld(3).run(interrupted, STATEFUL[name], 2, *caps)
+            total = sum(results[0][0]) + sum(left for _, left in results)
+            np.testing.assert_allclose(total, everything(normals(5, SIZE), 3), rtol=0, atol=1e-12)
+
+
+def test_a_residual_of_another_model_is_refused():
+    def program(comm):
+        flat = FlatParameters([Parameter(np.zeros(4), name="p")])
+        TopK(comm, 1).load_residual(make_buckets(flat, 1e9), np.zeros(5))
+
+    with pytest.raises(UsageError, match=r"rank 0: a residual of \(5,\) float64 for a flat gradient of \(4,\)"):
+        SimWorld(2).run(program)
+
+
+# by name ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_compressor_by_its_name():
+    def program(comm):
+        made = [make_compressor(text, comm, "sum", 3) for text in ("fp16", "bf16", "topk:0.1", "topk:7", "sign", "qsgd:4", "powersgd:2")]
+        return [(type(m), m.op) for m in made], [made[2].k, made[3].k, made[5].levels, made[5].seed, made[6].rank]
+
+    kinds, numbers = SimWorld(1).run(program)[0]
+    assert kinds == [(kind, "sum") for kind in (Cast, Cast, TopK, TopK, Sign, QSGD, PowerSGD)]
+    assert numbers == [0.1, 7, 4, 3, 2]
+    assert set(NAMES) == {"none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("top", "did you mean 'topk'"), ("fp16:2", "fp16 takes no number"), ("topk", "a share below 1"), ("topk:1.5", "such as topk:0.01"),
+        ("topk:0", "needs a number"), ("topk:-3", "needs a number"), ("qsgd:128", "levels, 1 to 127"), ("powersgd:0.5", "rank, at least 1"),
+        ("qsgd:x", "needs a number"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_none(text, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        check_compression(text)
+
+
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=20), st.floats(0.01, 0.99))
+@settings(max_examples=40)
+def test_on_any_numbers_what_top_k_sends_and_keeps_is_what_it_had(numbers, share):
+    x = np.array(numbers, np.float32)
+    _, [(results, left)] = run(lambda comm: TopK(comm, share, "sum"), lambda rank: [x], 1)
+    assert np.array_equal(results[0] + left, x)
+    assert not np.any((results[0] != 0) & (left != 0))
+    assert np.count_nonzero(left) <= x.size - np.ceil(share * x.size)
 
 
 # with DistributedDataParallel ---------------------------------------------------------------------------------------------
@@ -368,6 +483,7 @@ def test_local_sgd_with_one_step_is_data_parallelism():
 
 BAD = {
     "k": (lambda c: TopK(c, 0), "k = 0"),
+    "k of a half": (lambda c: TopK(c, 1.5), "k = 1.5"),
     "op": (lambda c: Sign(c, "avg"), "'avg'; it must be 'mean' or 'sum'"),
     "dtype": (lambda c: Cast(c, "float32"), "float16 or bfloat16"),
     "levels": (lambda c: QSGD(c, 128), "128 levels"),

@@ -4,17 +4,24 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
+from minidist.collectives import closed_form
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.pipedream import PipeDream
+from minidist.pipeline.partition import Stage, noam
+from minidist.pipeline.passes import lower
+from minidist.pipeline.pipedream import PipeDream, _apart
 from minidist.pipeline.plan import from_csv
 from minidist.pipeline.runtime import PipelineStage, split_model
+from minidist.pipeline.timing import Times, time_plan
 from minidist.pipeline.validate import validate
-from tests.pipeline.cases import gpt, make_optimizer, mlp_loss, plan_of
+from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
 
 LAWS = {
     "pipedream": lambda t, s, p, m: max(0, t - (p - 1 - s)),
@@ -173,10 +180,192 @@ def test_a_plan_with_a_flush_is_refused(plan, sentence):
         SimWorld(2).run(main)
 
 
-def test_tied_parameters_are_refused():
-    def main(comm):
-        stages, tied = split_model(gpt(2), 2, [comm.rank])
-        PipeDream(comm, plan_of("pipedream", 2, 3), stages, mlp_loss, lambda flat: SGD(flat, lr=1.0), tied=tied)
+# --- replicated stages ------------------------------------------------------------------------------------------------
 
-    with pytest.raises(UsageError, match="copies would drift apart; untie it"):
-        SimWorld(2).run(main)
+
+def replay_replicated(stages_of, replicas, batches, loss, optimizer):
+    """One device: mini-batch t on stage s with version max(0, t // k - w), an update by the mean of each round of k."""
+    stages = stages_of(len(replicas))
+    steps = [make_optimizer(optimizer, stage.flat) for stage in stages]
+    warm_up = [(sum(replicas[s:]) - 1) // k for s, k in enumerate(replicas)]
+    history, caught = [[stage.flat.data.copy()] for stage in stages], [[] for _ in stages]
+    m = len(batches[0])
+    for t, (x, y) in enumerate(zip(*batches, strict=True)):
+        out = Tensor(x)
+        for s, stage in enumerate(stages):
+            version = max(0, t // replicas[s] - warm_up[s])
+            stage.flat.bind(history[s][version].copy(), version)
+            out = stage.module(out)
+        loss(out, y).backward()
+        for s, stage in enumerate(stages):
+            caught[s].append(stage.flat.grad.copy())
+            stage.flat.zero_grad()
+            if (t + 1) % replicas[s] == 0 or t + 1 == m:
+                total = caught[s][0]
+                for other in caught[s][1:]:
+                    total = total + other
+                stage.flat.bind(history[s][-1].copy(), len(history[s]) - 1)
+                stage.flat.grad[...] = total * (1.0 / len(caught[s]))
+                for parameter in stage.flat.parameters:
+                    parameter.grad = stage.flat.grad[stage.flat.slice_of(parameter)].reshape(parameter.shape).copy()
+                steps[s].step()
+                history[s].append(stage.flat.data.copy())
+                stage.flat.zero_grad()
+                caught[s] = []
+    return history
+
+
+def run_replicated(comm, plan, optimizer, sizes):
+    numbers = plan.stages_of(comm.rank)
+    stages, _ = split_model(model(plan.stages), plan.stages, numbers)
+    pipe = PipeDream(comm, plan, stages, mlp_loss, lambda flat: make_optimizer(optimizer, flat), keep_history=True)
+    losses = pipe.step(*stream(plan.microbatches))
+    spans = {s.name for s in comm.trace.spans if s.category == "version"}
+    return losses, pipe.history[numbers[0]], pipe.versions_used, pipe.versions[numbers[0]].most, spans, comm.trace.bytes_by_purpose()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("replicas", "m"), [
+    ((2,), 5), ((2, 1), 6), ((2, 1), 7), ((1, 2), 5), ((3, 2), 8), ((1, 1, 3), 7), ((2, 2, 1), 9), ((4, 1), 9), ((2, 3, 3), 11),
+])  # fmt: skip
+def test_replicated_stages_equal_the_replay(replicas, m, optimizer):
+    plan = plan_of("pipedream", sum(replicas), m, replicas=replicas)
+    facts = validate(plan)
+    expected = replay_replicated(lambda n: split_model(model(n), n, range(n))[0], replicas, stream(m), mlp_loss, optimizer)
+    results = SimWorld(plan.ranks).run(run_replicated, plan, optimizer, None)
+    for rank, (losses, history, used, most, spans, sent) in enumerate(results):
+        ((stage, k),) = [(s, k) for s, k in enumerate(replicas) if sum(replicas[:s]) <= rank < sum(replicas[: s + 1])]
+        first, warm_up = rank - sum(replicas[:stage]), (sum(replicas[stage:]) - 1) // k
+        assert losses == results[0][0]
+        assert len(history) == len(expected[stage]) == -(-m // k) + 1
+        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(history, expected[stage], strict=True)), (replicas, m, rank)
+        for t in range(first, m, k):
+            assert used["F", stage, t] == used["B", stage, t] == max(0, t // k - warm_up)
+            assert f"version {used['B', stage, t]} for {stage}B{t}" in spans
+        assert {t for _, _, t in used} == set(range(first, m, k))
+        assert most <= facts.weight_versions[rank]
+        n = expected[stage][0].size
+        assert sent.get("gradient_reduce", 0) == -(-m // k) * 4 * closed_form.all_reduce(n, k, first)[1]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 20))
+def test_noam_and_the_clock_of_replicated_plans(replicas, more):
+    m = max(replicas) + more
+    plan = plan_of("pipedream", sum(replicas), m, replicas=tuple(replicas))
+    peak = validate(plan).peak
+    assert peak[0] == min(noam([Stage(s, s, k) for s, k in enumerate(replicas)]), -(-m // replicas[0]))
+    validate(lower(plan))
+    timing = time_plan(plan)
+    assert timing.peak == peak
+    assert timing.lower_bound <= timing.makespan
+    if len(replicas) > 1 and all(k == 1 for k in replicas):
+        assert timing.idle == time_plan(plan_of("pipedream", len(replicas), m)).idle
+
+
+def test_two_replicas_of_a_slow_stage_double_the_throughput():
+    """Stage 0 takes twice as long: on one rank it sets the pace, on two the pipeline runs at stage 1's."""
+    slow = Times([2, 1], [2, 1], [2, 1], [0])
+    m = 40
+    assert time_plan(plan_of("pipedream", 2, m), slow).makespan == 6 * m + 1
+    assert time_plan(plan_of("pipedream", 3, m, replicas="2,1"), slow).makespan <= 3 * m + 12
+
+
+def record_replicated(comm):
+    plan = plan_of("pipedream", 3, 5, replicas=(2, 1))
+    _, history, *_ = run_replicated(comm, plan, "adam", None)
+    return [array.tobytes() for array in history], comm.trace.sequences()
+
+
+@pytest.mark.mpi(3)
+def test_replicas_under_mpi_have_the_same_bits_and_messages(comm):
+    assert record_replicated(comm) == SimWorld(3).run(record_replicated)[comm.rank]
+
+
+@pytest.mark.parametrize(("replicas", "p", "m", "sentence"), [
+    ("2,x", 3, 6, "write the ranks of each stage, such as 2,1"), ("2,2", 3, 6, "make 4 ranks and there are 3"),
+    ((0, 3), 3, 6, "at least one"), ((3, 1), 4, 2, "2 mini-batches leave a replica of the 3 without work"),
+])  # fmt: skip
+def test_wrong_replicas_are_one_sentence(replicas, p, m, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        plan_of("pipedream", p, m, replicas=replicas)
+
+
+# --- parameters that several stages share -----------------------------------------------------------------------------
+
+
+def replay_tied(name, p, count, m, optimizer):
+    """One device with two copies of wte, both with the delay of stage 0; their sums are added, stage 0's first."""
+    stages, tied = split_model(gpt(p), p, range(p))
+    for stage in stages:
+        _apart(stage, tied)
+    units = {stage.number: stage.flats for stage in stages}
+    steps = {(n, k): make_optimizer(optimizer, flat) for n, flats in units.items() for k, flat in enumerate(flats) if len(flat)}
+    history = {(n, k): [flat.data.copy()] for n, flats in units.items() for k, flat in enumerate(flats)}
+    law = LAWS[name]
+    for t, (x, y) in enumerate(zip(*gpt_batches(count), strict=True)):
+        out = x
+        for n, flats in units.items():
+            for k, flat in enumerate(flats):
+                version = law(t, 0 if k else n, p, m)
+                flat.bind(history[n, k][version].copy(), version)
+            out = stages[n].module(out)
+        gpt_loss(96.0)(out, y).backward()
+        if (t + 1) % m:
+            continue
+        if p > 1:
+            total = units[0][1].grad + units[p - 1][1].grad
+            for n in (0, p - 1):
+                units[n][1].grad[...] = total
+        for (n, k), step in steps.items():
+            flat = units[n][k]
+            flat.bind(history[n, k][-1].copy(), len(history[n, k]) - 1)
+            step.step()
+            history[n, k].append(flat.data.copy())
+            flat.zero_grad()
+    return history
+
+
+def run_tied(comm, plan, optimizer):
+    stages, tied = split_model(gpt(plan.stages), plan.stages, [comm.rank])
+    pipe = PipeDream(comm, plan, stages, gpt_loss(96.0), lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True)
+    losses = pipe.step(*gpt_batches(plan.microbatches))
+    histories = [versions.history for versions in pipe.units[comm.rank]]
+    final = [versions.flat.data.copy() for versions in pipe.units[comm.rank]]
+    return losses, histories, final, comm.trace.bytes_by_purpose().get("tied", 0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", LAWS)
+def test_tied_embeddings_have_one_delay_and_stay_equal(name, optimizer):
+    for p, m in [(1, 3), (2, 4), (3, 5), (4, 7)]:
+        batch, options = (m, {"batches": 4}) if name == "pipedream-2bw" else (1, {})
+        count = m * options.get("batches", 1)
+        expected = replay_tied(name, p, count, batch, optimizer)
+        results = SimWorld(p).run(run_tied, plan_of(name, p, m, **options), optimizer)
+        for s, (losses, histories, final, sent) in enumerate(results):
+            assert losses == results[0][0]
+            for k, history in enumerate(histories):
+                assert len(history) == len(expected[s, k]) == count // batch + 1, (name, p, s, k)
+                for v, (mine, theirs) in enumerate(zip(history, expected[s, k], strict=True)):
+                    assert np.array_equal(mine, theirs), (name, p, s, k, v)
+                assert np.array_equal(final[k], history[-1])
+            assert sent == (count // batch * 11 * 8 * 8 if p > 1 and s in (0, p - 1) else 0)  # a part, or the total, of wte (11, 8)
+
+
+def test_the_tied_copies_hold_a_bounded_number_of_versions_and_sends():
+    def main(comm, m):
+        with account_memory() as account:
+            run_tied(comm, plan_of("pipedream", 3, m), "sgd")
+        return account.peak_by_purpose.get("stash", 0), account.peak_by_purpose["communication"]
+
+    assert SimWorld(3).run(main, 12) == SimWorld(3).run(main, 24)
+
+
+def test_shared_parameters_of_replicated_stages_are_refused():
+    def main(comm):
+        plan = plan_of("pipedream", 3, 4, replicas=(2, 1))
+        stages, tied = split_model(gpt(2), 2, plan.stages_of(comm.rank))
+        PipeDream(comm, plan, stages, mlp_loss, lambda flat: SGD(flat, lr=1.0), tied=tied)
+
+    with pytest.raises(UsageError, match=r"'transformer.wte.weight' is on several stages, and stage 0 on 2 ranks; untie it"):
+        SimWorld(3).run(main)

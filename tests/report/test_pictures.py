@@ -216,8 +216,10 @@ def test_loss_overlay_has_the_difference_on_its_own_axis():
     assert "1.0e-03" in left.get_title(loc="left")
     del header["max_difference"]
     assert "losses: 5.0e-01" in draw("loss", [], header).axes[0].get_title(loc="left")
-    with pytest.raises(UsageError, match="reference_losses"):
-        draw("loss", [], {"losses": [1.0]})
+    (alone,) = draw("loss", [], {"losses": [1.0, 0.5]}).axes
+    assert list(alone.lines[0].get_ydata()) == [1.0, 0.5]
+    with pytest.raises(UsageError, match="needs losses"):
+        draw("loss", [], {})
 
 
 @pytest.mark.parametrize("moving", [True, False])

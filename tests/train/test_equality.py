@@ -68,23 +68,23 @@ def test_bits_do_not_depend_on_the_buckets_in_the_ordered_tier():
 def test_every_byte_is_in_the_closed_form(ranks, synchronize_each):
     config = TrainConfig.make(**SMALL_GPT, micro_batch=1, accumulation=2, bucket_cap_mb=0.001, synchronize_each=synchronize_each)
     world = SimWorld(ranks)
-    result = world.run(train, config)[0]
-    assert len(result.bucket_sizes) > 1
+    results = world.run(train, config)
+    assert len(results[0].sizes[0].buckets) > 1
     measured: dict[str, int] = {}
     for trace in world.traces:
         for purpose, volume in trace.bytes_by_purpose().items():
             measured[purpose] = measured.get(purpose, 0) + volume
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), result.elements, result.bucket_sizes, 4)
+    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results])
 
 
 def test_a_step_sends_twice_the_gradient_times_n_minus_1_over_n():
     ranks, config = 4, TrainConfig.make(model="mlp", layers=1, width=16, data="glyphs", steps=1, micro_batch=2)
     world = SimWorld(ranks)
-    result = world.run(train, config)[0]
-    assert result.elements % ranks == 2  # not the paper's case: chunks differ by an element
+    (elements,) = world.run(train, config)[0].sizes[0].units
+    assert elements % ranks == 2  # not the paper's case: chunks differ by an element
     for trace in world.traces:
         sent = trace.bytes_by_purpose()["gradient_reduce"]
-        assert abs(sent - 2 * (ranks - 1) / ranks * result.elements * 4) <= 2 * 4
+        assert abs(sent - 2 * (ranks - 1) / ranks * elements * 4) <= 2 * 4
 
 
 def test_gradients_travel_while_backward_runs():

@@ -19,6 +19,9 @@ What comes first is decided by the network: a server's receive is a wildcard. So
 nothing else: the order of each server's updates and the version that each pull saw are in the trace, and `replay` computes
 the same weights from them on one device, bit for bit.
 
+A worker that dies is missed by nobody (where the world survives it: `SimWorld(on_failure="isolate")`): a push that came whole
+is applied once, half a one never, and a bound no longer waits for it. A server that dies takes its weights with it.
+
 In this folder: `config` (who may go on), `shards` (keys on servers), `worker`, `server`, `job` (a call of all ranks),
 `replay` (the run again, on one device).
 

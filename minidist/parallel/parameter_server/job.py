@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import RankDeadError, UsageError
 from minidist.base.trace import purpose
-from minidist.collectives import broadcast
-from minidist.comm import Comm
+from minidist.comm import Comm, Request
 from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
 from minidist.parallel.parameter_server.server import Server
 from minidist.parallel.parameter_server.shards import Shard, Weights, joined, make_shards
@@ -40,20 +39,24 @@ def run(
 
     A push sends to every server a head of 2 + (its sparse keys) numbers of 8 B, its dense keys' gradient, and for each
     sparse key the touched rows (8 B and a row each); a pull the server's keys; at the end every server sends its keys to all
-    other ranks. Purposes: parameter_push, parameter_pull.
+    other ranks. Purposes: startup, parameter_push, parameter_pull.
+
+    A worker that is killed, in a world that survives it, is missed by nobody: what had come of it whole is applied, once, and
+    the others go on. Raises RankDeadError when a server dies.
     Raises UsageError when there is no worker, no server, a negative bound, or weights of several dtypes.
     """
     check(comm, config, initial, steps)
     comm = comm.dup()
     whole = Shard(list(initial), initial, config.sparse)
-    with purpose("startup"):
-        broadcast(comm, whole.flat, algorithm="binomial")
+    dead = first_weights(comm, config.servers, whole)
     initial = whole.weights
     shards = make_shards(config.servers, initial, config.sparse)
     staleness: list[int] = []
     pushes = 0
     if comm.rank < config.servers:
         server = Server(comm, config, shards[comm.rank])
+        for error in dead:
+            server.bury(error)
         server.serve()
         staleness = server.staleness
     else:
@@ -81,10 +84,32 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
             raise UsageError(f"sparse key {key!r} must be a matrix among the weights {', '.join(initial)}")
 
 
+def first_weights(comm: Comm, servers: int, whole: Shard) -> list[RankDeadError]:
+    """Rank 0 sends the initial weights to all others, straight: a tree could have a dead worker inside. Returns who was."""
+    with purpose("startup"):
+        if comm.rank > 0:
+            comm.recv(whole.flat, 0)
+            return []
+        return wait_for_the_living(comm, servers, [comm.isend(whole.flat, rank) for rank in range(1, comm.size)])
+
+
 def last_pull(comm: Comm, shards: Sequence[Shard]) -> None:
-    """Every server sends its final weights to all others, straight: no tree whose inner nodes might be gone."""
+    """Every server sends its final weights to all others."""
     with purpose("parameter_pull"):
         requests = [comm.irecv(shard.flat, server, FINAL) for server, shard in enumerate(shards) if server != comm.rank]
         if comm.rank < len(shards):
             requests += [comm.isend(shards[comm.rank].flat, rank, FINAL) for rank in range(comm.size) if rank != comm.rank]
-        comm.waitall(requests)
+        wait_for_the_living(comm, len(shards), requests)
+
+
+def wait_for_the_living(comm: Comm, servers: int, requests: Sequence[Request]) -> list[RankDeadError]:
+    """Wait for all; a dead worker needs nothing any more, a dead server ends the run: its weights are gone."""
+    dead = []
+    for request in requests:
+        try:
+            comm.wait(request)
+        except RankDeadError as error:
+            if comm.members.index(error.rank) < servers:
+                raise
+            dead.append(error)
+    return dead

@@ -1,13 +1,16 @@
 """A run again, on one device: the same updates, one after the other, in the order that the servers' traces recorded."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.trace import Trace
 from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
+from minidist.parallel.parameter_server.job import FINAL
 from minidist.parallel.parameter_server.server import Updates
 from minidist.parallel.parameter_server.shards import Weights, joined, make_shards
 from minidist.parallel.parameter_server.worker import Gradient
@@ -35,33 +38,67 @@ def read_records(traces: Sequence[Trace], config: ServerConfig) -> list[ServerRe
 
 
 def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRecord:
-    pushes = [m.peer - servers for m in trace.messages if m.wildcard]
-    total = [pushes.count(worker) for worker in range(workers)]
+    whole = _whole_pushes(trace)
+    total = [0] * workers
+    for place in whole:
+        total[trace.messages[place].peer - servers] += 1
+    deaths = _deaths(trace)
+    missed = {worker for _, worker, _ in deaths}  # dead, and the server does not know it yet
     seen = [0] * workers
     record = ServerRecord([], {(worker, 0): 0 for worker in range(workers)}, [])
-    for message in trace.messages:
-        if message.wildcard:
-            worker = message.peer - servers
+
+    def apply_clocks(time: float) -> None:
+        while aggregate:
+            clock = len(record.updates)
+            parts = [(w, clock) for w in range(workers) if total[w] > clock]
+            if not parts or any(seen[w] <= clock for w in {*missed, *(w for w, _ in parts)}):
+                break
+            record.updates.append(parts)
+            record.times.append(time)
+
+    def bury(place: float) -> None:
+        while deaths and deaths[0][0] <= place:
+            _, worker, time = deaths.pop(0)
+            missed.discard(worker)
+            apply_clocks(time)
+
+    for place, message in enumerate(trace.messages):
+        bury(place)
+        worker = message.peer - servers
+        if place in whole:
             seen[worker] += 1
             if not aggregate:
                 record.updates.append([(worker, seen[worker] - 1)])
                 record.times.append(message.end)
-            while aggregate:
-                clock = len(record.updates)
-                parts = [(w, clock) for w in range(workers) if total[w] > clock]
-                if not parts or any(seen[w] <= clock for w, _ in parts):
-                    break
-                record.updates.append(parts)
-                record.times.append(message.end)
-        elif message.kind == "send" and message.purpose == "parameter_pull" and message.peer >= servers:
-            worker = message.peer - servers
-            if seen[worker] == total[worker]:
-                continue  # the final weights: nothing is computed with them
+            apply_clocks(message.end)
+        elif message.kind == "send" and message.purpose == "parameter_pull" and message.tag != FINAL:
             record.versions[worker, seen[worker]] = len(record.updates)
             record.gaps.append(
                 seen[worker] - min((n for n, t in zip(seen, total, strict=True) if n < t), default=seen[worker])
             )
+    bury(inf)
     return record
+
+
+def _whole_pushes(trace: Trace) -> set[int]:
+    """Places of the heads whose push came whole: no receive up to the next message of another kind was left waiting."""
+    whole, head = set(), -1
+    for place, message in enumerate(trace.messages):
+        if message.kind != "receive" or message.purpose != "parameter_push":
+            head = -1
+        elif message.wildcard:
+            head = place if message.peer >= 0 else -1
+            whole |= {head} - {-1}
+        elif message.end < 0:
+            whole.discard(head)
+    return whole
+
+
+def _deaths(trace: Trace) -> list[tuple[int, int, float]]:
+    """(messages before it was known, worker, time) of each worker that died before its last push, in that order."""
+    pattern = re.compile(r"worker (\d+) is dead, known after (\d+) messages")
+    found = [(pattern.fullmatch(span.name), span.start) for span in trace.spans if span.category == "death"]
+    return [(int(match[2]), int(match[1]), time) for match, time in found if match]
 
 
 def replay(

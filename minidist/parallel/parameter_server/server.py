@@ -1,4 +1,10 @@
-"""The server: receives pushes from whoever comes, applies them, and answers those who may go on."""
+"""The server: receives pushes from whoever comes, applies them, and answers those who may go on.
+
+    a push of worker w ──▶ apply it (or, in bsp, wait for its clock's others) ──▶ answer everybody who may go on now
+    worker w has died  ──▶ half a push is thrown away, whole ones stay; nobody waits for w any longer ──▶ answer ...
+
+The second line is the rule for a worker that dies: what had come of it whole is applied, once, and what had not, never.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,8 +13,9 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
+from minidist.base.errors import RankDeadError
 from minidist.base.layout import offsets
-from minidist.base.trace import purpose
+from minidist.base.trace import SpanEvent, purpose
 from minidist.comm import ANY, Comm
 from minidist.optim import ParameterSlice
 from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
@@ -46,23 +53,40 @@ class Server:
         self.updates = Updates(config, shard)
         workers = range(comm.size - config.servers)
         self.done: dict[int, float] = dict.fromkeys(workers, 0)  # pushes of each worker; infinite after its last
+        self.clock = dict.fromkeys(workers, 0)  # of the last push
         self.read = dict.fromkeys(workers, 0)  # the version that each worker computes with
         self.pending: dict[int, deque[Array]] = {w: deque() for w in workers}  # received, not yet applied
         self.waiting: dict[int, int] = {}  # worker -> the clock that it wants to start
         self.staleness: list[int] = []
 
     def serve(self) -> None:
-        """Until every worker has pushed for the last time."""
+        """Until every worker has pushed for the last time, or is dead."""
         while min(self.done.values()) < inf:
-            worker, clock, last = self._receive()
-            self.done[worker] = inf if last else clock + 1
-            self._apply(worker, clock)
-            if not last:
-                self.waiting[worker] = clock + 1
-            self._answer()
+            try:
+                worker, clock, last = self._receive()
+                self.done[worker] = inf if last else clock + 1
+                if not last:
+                    self.waiting[worker] = clock + 1
+            except RankDeadError as error:
+                self.bury(error)
+            self._apply()
+            while self._answer():
+                self._apply()
+
+    def bury(self, error: RankDeadError) -> None:
+        """Go on without a worker; the trace keeps after how many messages that was, for the replay."""
+        worker = self.comm.members.index(error.rank) - self.config.servers
+        if worker < 0:
+            raise error  # a server, and with it its weights
+        if self.done[worker] < inf:
+            now, known = self.comm.time(), len(self.comm.trace.messages)
+            span = SpanEvent(self.comm.rank, "main", f"worker {worker} is dead, known after {known} messages", now, now, "death")
+            self.comm.trace.spans.append(span)
+        self.done[worker] = inf
+        self.waiting.pop(worker, None)
 
     def _receive(self) -> tuple[int, int, bool]:
-        """The head from any worker, the rest from the same one."""
+        """The head from any worker, the rest from the same one. Raises RankDeadError: nothing is kept of half a push."""
         shard = self.shard
         with purpose("parameter_push"):
             head = xp.empty(2 + len(shard.sparse), xp.int64)
@@ -84,22 +108,32 @@ class Server:
                 contributions[key] = Rows(ids, values)
         worker = rank - self.config.servers
         self.pending[worker].append(shard.gradient(contributions))
+        self.clock[worker] = clock
         return worker, clock, bool(last)
 
-    def _apply(self, worker: int, clock: int) -> None:
-        if not self.aggregate:
-            self.staleness.append(self.updates.version - self.read[worker])
-            self.updates.apply([self.pending[worker].popleft()], clock, self.staleness[-1])
+    def _apply(self) -> None:
+        """What has come and can be applied: in bsp a clock of everybody who still pushes, in the order of the workers."""
+        if self.aggregate:
+            while any(self.pending.values()) and all(self.pending[w] or self.done[w] == inf for w in self.pending):
+                gradients = [queue.popleft() for queue in self.pending.values() if queue]
+                self.updates.apply(gradients, self.updates.version, staleness=0)
             return
-        while any(self.pending.values()) and all(self.pending[w] or self.done[w] == inf for w in self.pending):
-            self.updates.apply([queue.popleft() for queue in self.pending.values() if queue], self.updates.version, 0)
+        for worker, queue in self.pending.items():
+            while queue:
+                self.staleness.append(self.updates.version - self.read[worker])
+                self.updates.apply([queue.popleft()], self.clock[worker], self.staleness[-1])
 
-    def _answer(self) -> None:
-        """Send the weights to each waiting worker that is at most `bound` clocks ahead."""
+    def _answer(self) -> bool:
+        """Send the weights to each waiting worker that is at most `bound` clocks ahead. True: one has died, look again."""
         reached = self.updates.version if self.aggregate else min(self.done.values())
         for worker, clock in sorted(self.waiting.items()):
             if clock - reached <= self.bound:
                 del self.waiting[worker]
                 self.read[worker] = self.updates.version
-                with purpose("parameter_pull"):
-                    self.comm.send(self.shard.flat, self.config.servers + worker)
+                try:
+                    with purpose("parameter_pull"):
+                        self.comm.send(self.shard.flat, self.config.servers + worker)
+                except RankDeadError as error:
+                    self.bury(error)
+                    return True
+        return False

@@ -5,18 +5,50 @@
 
 Mini-batch t uses on stage s version max(0, t - (p-1-s)) in F and in B, so stage s keeps p-s versions: the law is
 W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t)). With `stashing=False` B would use version t, which is the gradient of
-no function. With vertical sync every stage uses the version that stage 0 had when t entered. Sources: Harlap et al.,
-arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019.
+no function. With vertical sync every stage uses the version that stage 0 had when t entered.
+
+Replicas of a stage take mini-batches round robin, so a slow stage keeps up with fast ones:
+
+    replicas=(2, 1)   rank 0  stage 0: F0 F2 B0 F4 B2 ..     warm-up floor((ranks from this stage on - 1) / replicas),
+                      rank 1  stage 0: F1 F3 B1 F5 B3 ..     so NOAM = ceil(ranks / replicas of stage 0) mini-batches
+                      rank 2  stage 1: F0 B0 F1 B1 F2 B2     are on their way for each replica of stage 0
+
+Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019.
 """
 
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.pipeline.plan.action import STEP, microbatch_of
 from minidist.pipeline.plan.one_f_one_b import stage_order
 from minidist.pipeline.plan.registry import Orders, schedule
 
 
 @schedule("pipedream", aliases=("weight-stashing", "asynchronous-1f1b"), updates="stash")
-def pipedream(p: int, m: int, stashing: bool = True) -> Orders:
-    """m mini-batches of one stream, an update after each."""
-    return [stage_order(s, m, min(m, p - 1 - s)) for s in range(p)]
+def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Orders:
+    """m mini-batches of one stream, an update after each. replicas: the ranks of each stage, p together, as (2, 1) or "2,1"."""
+    if replicas is None:
+        return [stage_order(s, m, min(m, p - 1 - s)) for s in range(p)]
+    counts, orders = read_replicas(replicas, p, m), []
+    for s, k in enumerate(counts):
+        for r in range(k):
+            mine = len(range(r, m, k))
+            order = stage_order(s, mine, min(mine, (sum(counts[s:]) - 1) // k))
+            orders.append([action + (microbatch_of(action) * (k - 1) + r) * STEP for action in order])  # its i-th is number i k + r
+    return orders
+
+
+def read_replicas(replicas: Any, p: int, m: int) -> list[int]:
+    """Ranks of each stage; UsageError when they do not make p ranks, or a replica would have nothing to do."""
+    try:
+        counts = [int(x) for x in (replicas.split(",") if isinstance(replicas, str) else [replicas] if isinstance(replicas, int) else replicas)]
+    except (TypeError, ValueError):
+        raise UsageError(f"replicas={replicas!r}; write the ranks of each stage, such as 2,1") from None
+    if min(counts, default=0) < 1 or sum(counts) != p:
+        raise UsageError(f"replicas={replicas!r} make {sum(counts)} ranks and there are {p}; give each stage at least one, {p} together")
+    if m < max(counts):
+        raise UsageError(f"{m} mini-batches leave a replica of the {max(counts)} without work; take at least {max(counts)}")
+    return counts
 
 
 @schedule("pipedream-vertical-sync", aliases=("vertical-sync",), updates="vertical-sync")

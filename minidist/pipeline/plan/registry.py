@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest
-from minidist.pipeline.plan.action import Item
+from minidist.pipeline.plan.action import Item, parts, stage_of
 from minidist.pipeline.plan.plan import Plan
 
 Orders = Sequence[Sequence[Item]]
@@ -62,6 +62,8 @@ class Schedule:
         orders = self.function(**arguments, **options)
         batches = options.get("batches", 1)
         updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
+        if options.get("replicas") is not None:  # then there are fewer stages than ranks
+            stages = 1 + stage_of(parts(orders[-1][0])[0])
         return Plan(self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1)
 
 

@@ -39,6 +39,7 @@ class Messages:
         self.posted: dict[Bound, list[Request]] = {}
         self.ready: dict[Bound, list[Any]] = {}
         self.sends: dict[Bound, list[Request]] = {}
+        self.taken: set[Bound] = set()
 
     def know(self, borders: Borders) -> None:
         """Shapes of the borders; with them it is known when each gradient that is sent must have arrived."""
@@ -90,7 +91,17 @@ class Messages:
 
     def take(self, direction: str, source: int, stage: int, i: int) -> list[Any]:
         """The arrays that arrived."""
+        self.taken.add((direction, source, stage, i))
         return self.ready.pop((direction, source, stage, i))
+
+    def drop(self, direction: str, source: int, stage: int, i: int) -> None:
+        """Receive a message that nobody needs, unless it was taken already."""
+        bound = (direction, source, stage, i)
+        if bound in self.taken:
+            return
+        self._post(direction, source, stage, i)
+        for request in self.posted.pop(bound, []):
+            self.comm.wait(request)
 
     # --- sending ---
 

@@ -12,7 +12,7 @@ anything runs, so a wrong one is a sentence and not a hang.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -45,8 +45,8 @@ class Pipeline:
 
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the global
     count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several stages share.
-    data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm). prefetch:
-    receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times: seconds by
+    data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm). reducers:
+    of each stage, when somebody else (ZeRO) has made them. prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times: seconds by
     which actions advance a virtual clock, for teaching; by default what a Meter counted does.
 
     Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its gradient
@@ -66,6 +66,7 @@ class Pipeline:
         tied: Sequence[str] = (),
         data: Comm | None = None,
         reduction: str = "ring",
+        reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
         prefetch: int = 1,
         coordinates: Callable[[int], AbstractContextManager[Any]] | None = None,
         times: Times | None = None,
@@ -91,15 +92,14 @@ class Pipeline:
             home.update({action[1:]: rank for item in order for action in item if action.kind == "F"})
         self.order, self.names = orders[comm.rank], [show(item) for item in self.plan.orders[comm.rank]]
         self.recomputed = {action[1:] for item in self.order for action in item if action.kind == "RECOMPUTE"}
-        self.flats = [stage.flat for stage in self.stages.values()]
+        self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
         self.messages = Messages(comm, self.plan, orders, home)
         self._same_plan()
-        self.shared = SharedGradients(comm.dup(), {n: stage.flat.parameters for n, stage in self.stages.items()}, tied)
-        self.reducers = {
-            n: GradientReducer(stage.flat, data.dup(), algorithm=reduction, unused="zeros")
-            for n, stage in sorted(self.stages.items())
-            if data is not None and data.size > 1 and len(stage.flat)
-        }
+        self.shared = SharedGradients(comm.dup(), {n: stage.parameters for n, stage in self.stages.items()}, tied)
+        self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
+        if data is not None and data.size > 1:
+            for n, stage in sorted(self.stages.items()):
+                self.reducers[n] = [GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros") for flat in stage.flats if len(flat)]
         self._seen: Any = None
 
     # --- a step ---
@@ -145,7 +145,7 @@ class Pipeline:
         if self.plan.updates != "none":
             self.shared.add()
             self._reduce([n for n in self.reducers if n in self.shared.stages])
-            for reducer in self.reducers.values():
+            for reducer in (reducer for each in self.reducers.values() for reducer in each):
                 reducer.finish()
             self.shared.mark_added()
 
@@ -154,12 +154,12 @@ class Pipeline:
         for flat in self.flats:
             flat.zero_grad()
 
-    def clip_grad_norm_(self, max_norm: float) -> float:
+    def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
         """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose clip_norm).
 
         The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same everywhere.
         """
-        return clip_grad_norm(self, max_norm)
+        return clip_grad_norm(self, max_norm, optimizer)
 
     # --- one action ---
 
@@ -238,11 +238,11 @@ class Pipeline:
 
     def _reduce(self, numbers: list[int]) -> None:
         """Start the sum over the data axis of complete stages: all buckets, in order."""
-        for number in numbers:
-            for parameter in reversed(self.stages[number].flat.parameters):
+        for reducer in (reducer for number in numbers for reducer in self.reducers[number]):
+            for parameter in reversed(reducer.flat.parameters):
                 if parameter.requires_grad:
                     parameter.zero_fill() if parameter.grad is None else None
-                    self.reducers[number].ready(parameter)
+                    reducer.ready(parameter)
 
     def _advance(self, action: Action, name: str) -> None:
         if self.times is not None:

@@ -7,16 +7,18 @@ Parameters keep their names in the whole model, so a stage's initial weights are
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, linear
+from minidist.autograd import Parameter, Tensor
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.nn import GPT, MLP, Module
+from minidist.nn import GPT, MLP, Llama, Module
 from minidist.nn.flat import FlatParameters
+from minidist.nn.gpt import auxiliary_losses
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,25 @@ class PipelineStage:
 
     A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the tensors of
     the stage before it, several in the order of the stages that they come from. A stage may have no parameters. The last
-    stage's output goes to the loss. `flat`: the stage's parameters, a unit of their own.
+    stage's output goes to the loss. `flat`: the stage's `parameters`, a unit of their own.
     """
 
-    def __init__(self, module: Any, number: int) -> None:
+    def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:
+        """flats: the stage's parameters, when somebody has made them flat already."""
         self.module, self.number = module, number
         parameters = list(module.parameters()) if hasattr(module, "parameters") else []
-        self.flat = FlatParameters(parameters)
+        self.flats = [FlatParameters(parameters)] if flats is None else list(flats)
+
+    @property
+    def flat(self) -> FlatParameters:
+        """Its one unit."""
+        (flat,) = self.flats
+        return flat
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Of all units."""
+        return [parameter for flat in self.flats for parameter in flat.parameters]
 
 
 class GPTStage(Module):
@@ -54,18 +68,52 @@ class GPTStage(Module):
             self.wte, self.wpe, self.drop = transformer.wte, transformer.wpe, transformer.drop
             self._embed = transformer.embed
         self.h = transformer.h[first:last]
+        self.experts = bool(model.config.n_experts)
         if heads:
             self.ln_f = transformer.ln_f
-            own = model.lm_head.weight
-            self.head = own if embeds else Parameter(xp.array(own.data), own.requires_grad, own.name, own.init)
+            self.head = model.lm_head if embeds else with_own_weight(model.lm_head)  # last: its weight may be a copy
 
-    def forward(self, x: Any) -> Tensor:
-        """Tokens (first stage) or activations (batch, T, D), to activations or logits (last stage)."""
+    def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
+        """Tokens (first stage) or activations (batch, T, D), to activations or logits (last stage); with experts also the
+        sum of their auxiliary losses so far, shape (1,)."""
         if self.embeds:
             x = self._embed(x)
         for block in self.h:
             x = block(x)
-        return linear(self.ln_f(x), self.head) if self.heads else x
+        out = self.head(self.ln_f(x)) if self.heads else x
+        return (out, auxiliary_losses(self.h, auxiliary)) if self.experts else out
+
+
+class LlamaStage(Module):
+    """Some of a Llama's blocks, with the embedding in front or the head behind."""
+
+    def __init__(self, model: Llama, first: int, last: int, embeds: bool, heads: bool) -> None:
+        inner = model.model
+        self.embeds, self.heads, self.angles = embeds, heads, inner.angles
+        if embeds:
+            self.embed_tokens = inner.embed_tokens
+        self.layers = inner.layers[first:last]
+        if heads:
+            self.norm = inner.norm
+            tied = model.config.tie_word_embeddings and not embeds
+            self.head = with_own_weight(model.lm_head) if tied else model.lm_head
+
+    def forward(self, x: Any) -> Tensor:
+        """Tokens (first stage) or activations (batch, T, width), to activations or logits (last stage)."""
+        angles = self.angles(x.shape[1])
+        if self.embeds:
+            x = self.embed_tokens(x)
+        for layer in self.layers:
+            x = layer(x, angles)
+        return self.head(self.norm(x)) if self.heads else x
+
+
+def with_own_weight(head: Any) -> Any:
+    """A tied head with a copy of its weight, for a stage that does not have the embedding."""
+    head, shared = copy(head), head.weight
+    head.weight = Parameter(xp.array(shared.data), shared.requires_grad, shared.name, shared.init)
+    head.weight.layout = shared.layout
+    return head
 
 
 class LayersStage(Module):
@@ -82,7 +130,7 @@ class LayersStage(Module):
 
 
 def split_model(model: Module, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None) -> tuple[list[PipelineStage], list[str]]:
-    """Stages `numbers` of a GPT or an MLP cut into `stages`, and the names of parameters that several stages share.
+    """Stages `numbers` of a GPT, a Llama or an MLP cut into `stages`, and the names of parameters that several stages share.
 
     cuts: how many blocks (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError
     when there are more stages than blocks, or the cuts do not add up.
@@ -94,8 +142,8 @@ def split_model(model: Module, stages: int, numbers: Sequence[int], cuts: Sequen
 def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
     """The modules of all stages, and the names of the parameters that several of them share; see `split_model`."""
     blocks: list[Module] = []
-    if isinstance(model, (GPT, MLP)):
-        blocks = list(model.transformer.h if isinstance(model, GPT) else model.layers)
+    if isinstance(model, (GPT, Llama, MLP)):
+        blocks = list(model.transformer.h if isinstance(model, GPT) else model.model.layers if isinstance(model, Llama) else model.layers)
     if not blocks:
         raise UsageError(f"cannot cut a {type(model).__name__}; make PipelineStages of its parts yourself")
     if cuts is None and stages > len(blocks):
@@ -107,9 +155,9 @@ def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> 
     if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
         raise UsageError(f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is {len(blocks)}")
     bounds = offsets(sizes)
-    if isinstance(model, GPT):
-        made: list[Module] = [
-            GPTStage(model, a, b, number == 0, number == stages - 1) for number, (a, b) in enumerate(pairwise(bounds))
-        ]
-        return made, [model.lm_head.weight.name] if stages > 1 else []
+    if isinstance(model, (GPT, Llama)):
+        kind: Any = GPTStage if isinstance(model, GPT) else LlamaStage
+        made: list[Module] = [kind(model, a, b, number == 0, number == stages - 1) for number, (a, b) in enumerate(pairwise(bounds))]
+        tied = isinstance(model, GPT) or model.config.tie_word_embeddings
+        return made, [model.lm_head.weight.name] if tied and stages > 1 else []
     return [LayersStage(blocks[a:b]) for a, b in pairwise(bounds)], []

@@ -1,0 +1,129 @@
+"""Floats of two bytes: float16 and bfloat16 are what memory and messages hold; arithmetic is done in float32.
+
+    float16    1 sign  5 exponent  10 fraction     6e-8 .. 65504, 3 digits: range is what training runs out of
+    bfloat16   1 sign  8 exponent   7 fraction    9e-41 .. 3e38, 2 digits: the range of float32, half of its bytes
+
+A processor without 16-bit arithmetic multiplies float16 matrices 180 times slower than float32 ones, and a product of two
+needs float32 sums anyway (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3). So a node *widens* what it
+reads into a float32 workspace, computes, and *rounds* what it leaves behind; the workspace is freed when the node is done.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minidist.base import arrays as xp
+from minidist.base.memory import track
+
+_BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
+
+
+def is_half(dtype: Any) -> bool:
+    """Is it a float of two bytes? (bfloat16 is of NumPy's kind "V", because ml_dtypes brings it.)"""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def is_floating(dtype: Any) -> bool:
+    """Is it a real float, bfloat16 among them? What has gradients, and what a pipeline sends back."""
+    return dtype.kind == "f" or is_half(dtype)
+
+
+def wide(array: xp.Array) -> xp.Array:
+    """`array` itself, or its values in a new float32 array (memory purpose workspace) when it is of two bytes. Exact."""
+    if array.itemsize != 2 or not is_half(array.dtype):
+        return array
+    return track(_widen(array), "workspace")
+
+
+def rounded(array: xp.Array, dtype: Any) -> xp.Array:
+    """`array` itself when it is of `dtype`, or its values rounded to the nearest (ties to even) in a new array.
+
+    What is too large becomes infinite, without a warning: a loss scaler looks for it.
+    """
+    if array.dtype == dtype:
+        return array
+    if dtype == np.float16 and type(array) is np.ndarray and array.dtype == np.float32:
+        return _round(np.asarray(array, order="C"))
+    with xp.quiet_overflow():
+        return array.astype(dtype)
+
+
+def add_into(total: xp.Array, contribution: xp.Array) -> None:
+    """total += contribution for 1-D arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but faster."""
+    for start in range(0, total.size, _BLOCK):
+        part = total[start : start + _BLOCK]
+        sums = _widen(part)
+        sums += _widen(contribution[start : start + _BLOCK])
+        part[...] = rounded(sums, total.dtype)
+
+
+def all_finite(array: xp.Array) -> bool:
+    """Is no element infinite or NaN? Of two-byte floats only the exponent's bits are looked at."""
+    if array.size == 0:
+        return True
+    if type(array) is np.ndarray and is_half(array.dtype):
+        return bool((array.view(np.uint16) & 0x7FFF).max() < _infinity(array.dtype))
+    return bool(xp.isfinite(array).all())
+
+
+def _infinity(dtype: Any) -> int:
+    return 0x7C00 if dtype == np.float16 else 0x7F80
+
+
+def _widen(array: xp.Array) -> xp.Array:
+    """NumPy's own conversion of float16 goes element by element; shifting all bits into place is seven times as fast."""
+    if type(array) is not np.ndarray or array.dtype != np.float16:
+        return array.astype(np.float32)
+    bits = array.view(np.int16).astype(np.int32, order="C")  # the sign is repeated on the left
+    if bits.size and (bits & 0x7C00).max() == 0x7C00:
+        return array.astype(np.float32)  # an infinity or a NaN
+    bits <<= 13
+    bits &= -0x70002000  # sign, exponent and fraction where float32 has them; the exponents count from another number
+    result = bits.view(np.float32)
+    result *= np.float32(2.0**112)
+    return result
+
+
+def _round(array: xp.Array) -> xp.Array:
+    """float32 to float16. NumPy takes 1.5 ns an element and 7 where the result is subnormal, as small gradients are."""
+    flat = array.reshape(-1)
+    out = np.empty(flat.shape, np.uint16)
+    with xp.quiet_overflow():
+        for start in range(0, flat.size, _BLOCK):
+            _round_block(flat[start : start + _BLOCK], out[start : start + _BLOCK])
+    return out.view(np.float16).reshape(array.shape)
+
+
+def _round_block(x: xp.Array, out: xp.Array) -> None:
+    """Adding a power of two 2^13 above the last digit wanted lets float32's own addition round; then the bits are moved."""
+    word = x.view(np.uint32)
+    magnitude = np.absolute(x)
+    magnitude *= np.float32(2.0**112)  # what float16 cannot hold becomes infinite here
+    magnitude *= np.float32(2.0**-110)
+    power = word + word  # the exponent, without the sign
+    power &= np.uint32(0xFF000000)
+    np.maximum(power, np.uint32(0x71000000), out=power)  # below 2^-14 the last digit stays that of the subnormals
+    power >>= np.uint32(1)
+    power += np.uint32(0x07800000)
+    magnitude += power.view(np.float32)
+    bits = magnitude.view(np.uint32)
+    np.right_shift(bits, 13, out=power)
+    power &= np.uint32(0x7C00)
+    bits &= np.uint32(0x0FFF)
+    bits += power
+    np.right_shift(word, 16, out=power)
+    power &= np.uint32(0x8000)
+    bits |= power
+    np.copyto(out, bits, casting="unsafe")
+    lost = x != x
+    if lost.any():
+        out[lost] = 0x7E00
+
+
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

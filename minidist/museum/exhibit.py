@@ -1,0 +1,123 @@
+"""What an exhibit is made of: data. The patch, the story, the job that a visitor runs, the tests that catch it."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from minidist.base.arrays import Array
+
+_MISSING = object()
+
+
+class Patch:
+    """Changes to objects that `undo` takes back, the last first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def setattr(self, target: Any, name: str, value: Any) -> None:
+        """target.name = value, until `undo`."""
+        own = vars(target).get(name, _MISSING) if isinstance(target, type) else getattr(target, name, _MISSING)
+        setattr(target, name, value)
+        self._undo.append((lambda: delattr(target, name)) if own is _MISSING else (lambda: setattr(target, name, own)))
+
+    def setitem(self, mapping: Any, key: Any, value: Any) -> None:
+        """mapping[key] = value, until `undo`."""
+        own = mapping.get(key, _MISSING)
+        mapping[key] = value
+        self._undo.append((lambda: mapping.pop(key)) if own is _MISSING else (lambda: mapping.__setitem__(key, own)))
+
+    def undo(self) -> None:
+        """Everything as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+
+@dataclass
+class Recording:
+    """What a job left behind. tensors: for each rank, kind ("gradients" of the first step, "weights" after the last) ->
+    name -> values. measured: other numbers by name, such as peak bytes."""
+
+    losses: list[float]
+    tensors: list[dict[str, dict[str, Array]]]
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Catch:
+    """A test of minidist's suite, with its arguments: it passes, and with the bug planted it does not."""
+
+    file: str  # tests/parallel/test_zero.py
+    test: str
+    arguments: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.file}::{self.test}" + (f"{self.arguments!r}".replace(",)", ")") if self.arguments else "")
+
+    def available(self) -> bool:
+        """Are the tests here? They are not part of an installed package."""
+        return (_root() / self.file).is_file()
+
+    def run(self) -> None:
+        """Run the test, with what it takes of pytest's `monkeypatch` and `tmp_path`; raises what the test raises."""
+        if str(_root()) not in sys.path:
+            sys.path.insert(0, str(_root()))
+        test = getattr(importlib.import_module(self.file.removesuffix(".py").replace("/", ".")), self.test)
+        names = inspect.signature(test).parameters
+        with ExitStack() as stack:
+            fixtures: dict[str, Any] = {}
+            if "monkeypatch" in names:
+                pytest = importlib.import_module("pytest")
+                fixtures["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+            if "tmp_path" in names:
+                fixtures["tmp_path"] = Path(stack.enter_context(TemporaryDirectory()))
+            test(*self.arguments, **fixtures)
+
+    def red(self) -> str:
+        """How the test fails now, in one line; "" when it passes."""
+        try:
+            self.run()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # pytest.fail is no Exception
+            lines = [line.strip() for line in str(error).splitlines()]
+            text = next((line for line in lines if line and line != "assert"), "")
+            return f"{type(error).__name__}: {text}".removesuffix(": ")
+        return ""
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A bug on show.
+
+    number: with a letter where one cause has several faces. story: what happened, told kindly. plant: puts the bug into the
+    running program. job: what a visitor runs; a MinidistError out of it is a symptom too. caught_by: tests that turn red.
+    """
+
+    number: str
+    title: str
+    story: str
+    plant: Callable[[Patch], None]
+    job: Callable[[], Recording]
+    caught_by: tuple[Catch, ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is there inside the block."""
+        patch = Patch()
+        try:
+            self.plant(patch)
+            yield
+        finally:
+            with suppress(KeyError):
+                patch.undo()

@@ -1,0 +1,158 @@
+"""The room of memory: what is sharded, freed, computed again or saved."""
+
+from contextlib import nullcontext
+from importlib import import_module
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from minidist.autograd import Parameter, Tensor
+from minidist.autograd.parameter import ParameterUse
+from minidist.museum import jobs
+from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.optim import clip_grad_norm_
+from minidist.parallel import shards, zero
+from minidist.parallel.fully_shard import Unit
+from minidist.train import resume, trainer
+
+CHECKS = "tests/museum/test_checks.py"
+
+
+def norm_of_the_shard(patch: Patch) -> None:
+    """each rank clips by the norm of what it owns"""
+    patch.setattr(zero, "clip_shards_", lambda comm, parts, limit, *_: [clip_grad_norm_(p, limit) for p in parts])
+
+
+def norm_counted_once_a_rank(patch: Patch) -> None:
+    """every rank contributes the squares of the same shard"""
+    right = shards.all_gather
+
+    def repeated(comm: Any, array: Any, **keywords: Any) -> Any:
+        whole = right(comm, array, **keywords)
+        return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)  # type: ignore[union-attr]
+
+    patch.setattr(shards, "all_gather", repeated)
+
+
+def new_mask(patch: Patch) -> None:
+    """the replay counts its random draws on from where the forward stopped"""
+    module = import_module("minidist.autograd.checkpoint")  # the package has a function of that name
+    patch.setattr(module, "replay_calls", lambda calls: nullcontext())
+
+
+def rank_0_saves(patch: Patch) -> None:
+    """`if rank == 0:` around a save in which everybody has a part"""
+    right = trainer.save_job
+
+    def alone(comm: Any, *arguments: Any) -> Any:
+        return right(comm, *arguments) if comm.rank == 0 else None
+
+    patch.setattr(trainer, "save_job", alone)
+
+
+def state_of_rank_0(patch: Patch) -> None:
+    """every rank restores the optimizer state of rank 0's elements"""
+    right = resume._state
+    patch.setattr(resume, "_state", lambda checkpoint, p, start, stop: right(checkpoint, p, 0, stop - start))
+
+
+def kept_by_the_graph(patch: Patch) -> None:
+    """a node keeps the array that its forward read: gathers and releases go on, and the memory does not fall"""
+    right, kept = ParameterUse.__init__, []
+
+    def keeps(self: Any, parameter: Any, version: int) -> None:
+        right(self, parameter, version)
+        kept.append(parameter._data)
+
+    patch.setattr(ParameterUse, "__init__", keeps)
+
+
+def saved_as_arrays(patch: Patch) -> None:
+    """what backward needs of a parameter is saved as the array that it was"""
+    patch.setattr(Parameter, "saved", lambda self: Tensor(self.data))
+
+
+def released_late(patch: Patch) -> None:
+    """a unit's weights go when the next unit's are released: the average is right, the peak is not"""
+    previous: list[Any] = []
+
+    def late(self: Any) -> None:
+        previous.append(self.flat.release() if not self.flat.released else None)
+        del previous[:-1]
+
+    patch.setattr(Unit, "release", late)
+
+
+def saved_and_resumed() -> Recording:
+    """Six steps, a checkpoint, and six more from it."""
+    with TemporaryDirectory() as folder:
+        half: dict[str, Any] = {"dp": 2, "zero": 1, "save": folder}
+        jobs.train_job(2, jobs.STEPS // 2, **half)()
+        return jobs.train_job(2, resume=True, **half)()
+
+
+def saved() -> Recording:
+    """Twelve steps and a checkpoint."""
+    with TemporaryDirectory() as folder:
+        return jobs.train_job(2, dp=2, zero=1, save=folder)()
+
+
+EXHIBITS = [
+    Exhibit(
+        "11a", "the clip norm of the local shard",
+        "Clipping was a call of the optimizer, and the optimizer now saw a shard. Each rank scales its part by another number, so the "
+        "gradient's direction changes, a little, in every step in which it is clipped.",
+        norm_of_the_shard, jobs.train_job(3, dp=3, zero=1, clip=0.3),
+        (Catch("tests/parallel/test_zero.py", "test_zero_equals_data_parallel_and_one_device_bit_for_bit", (1, "adam", 3)),),
+    ),
+    Exhibit(
+        "11b", "the norm counts one shard once a rank",
+        "The squares of all ranks were added, and on every rank they were those of the same elements. The norm comes out too small or "
+        "too large, smoothly, and nothing is ever out of range.",
+        norm_counted_once_a_rank, jobs.train_job(3, dp=3, zero=1, clip=0.3),
+        (Catch("tests/parallel/test_zero.py", "test_zero_equals_data_parallel_and_one_device_bit_for_bit", (1, "adam", 3)),),
+    ),
+    Exhibit(
+        "14", "recomputation draws a new dropout mask",
+        "Forward once for the loss, forward again for the gradient, and between the two the generator has moved on. The gradient is "
+        "that of another network. It trains; dropout is noise, and this is more of it.",
+        new_mask, jobs.train_job(2, dp=2, recompute="full", dropout=0.2),
+        (
+            Catch("tests/nn/test_recompute.py", "test_gradients_have_the_same_bits_with_dropout", ("full",)),
+            Catch("tests/train/test_sharded.py", "test_recomputation_is_equal_bit_for_bit", ("full", 3)),
+            Catch(CHECKS, "test_a_replayed_mask"),
+        ),
+    ),
+    Exhibit(
+        "16a", "rank 0 alone saves the checkpoint",
+        "Rank 0 writes the logs, and so it got the checkpoint too. But a sharded state must be gathered, and the others had gone on to "
+        "the next step. Under many launchers this is a job that stands still at its first save, hours after it began.",
+        rank_0_saves, saved, (Catch(CHECKS, "test_everybody_saves"), Catch("tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (1, 2))),
+    ),
+    Exhibit(
+        "16b", "a checkpoint restores another rank's state",
+        "One file a rank, one name too simple: everybody loaded rank 0's. Weights are replicated and were right, so the loss went on "
+        "where it had stopped.",
+        state_of_rank_0, saved_and_resumed,
+        (Catch("tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (2, 4)),),
+    ),
+    Exhibit(
+        "19a", "the graph keeps freed weights alive",
+        "Sharding freed the gathered weights after each layer's forward. The tape had saved them for backward. Nothing is wrong but "
+        "the memory, and on average it even falls.",
+        kept_by_the_graph, jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
+        (Catch("tests/parallel/test_fully_shard.py", "check_peaks", (2, 0)),),
+    ),
+    Exhibit(
+        "19b", "weights are freed one layer late",
+        "A reference in a local variable lived until the next call. Two layers are whole where one was planned; the average hardly shows "
+        "it, the peak does, and the peak decides whether a job runs.",
+        released_late, jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
+        (Catch("tests/parallel/test_fully_shard.py", "check_peaks", (2, 0)),),
+    ),
+    Exhibit(
+        "19c", "the tape saves arrays instead of parameters",
+        "The same cause in one line of an engine: `save(weight.data)` where `save(weight)` would have let go.",
+        saved_as_arrays, jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
+        (Catch(CHECKS, "test_released_weights_are_gone"),),
+    ),
+]  # fmt: skip

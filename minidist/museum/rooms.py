@@ -1,0 +1,25 @@
+"""All exhibits, in the order of their numbers."""
+
+from minidist.base.errors import UsageError, nearest
+from minidist.museum.exhibit import Exhibit
+
+
+def exhibits() -> list[Exhibit]:
+    """Everything on show."""
+    from minidist.museum import gradients, memory, messages, pipelines, split
+
+    everything = [e for room in (gradients, memory, messages, pipelines, split) for e in room.EXHIBITS]
+    return sorted(everything, key=lambda e: (_number(e.number), e.number))
+
+
+def _number(text: str) -> int:
+    return int(text.rstrip("abcdefg"))
+
+
+def find(text: str) -> list[Exhibit]:
+    """The exhibits of a number: "4" is 4a, 4b and 4c. UsageError when there is none."""
+    found = [e for e in exhibits() if text in (e.number, str(_number(e.number)))]
+    if not found:
+        numbers = [e.number for e in exhibits()]
+        raise UsageError(f"the museum has no exhibit {text!r}{nearest(text, numbers)}; it has {', '.join(numbers)}")
+    return found

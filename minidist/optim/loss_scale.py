@@ -1,0 +1,98 @@
+"""The loss scale: a factor that moves gradients into the range of float16, and is found while training.
+
+    loss * S  ──backward──▶  gradients * S, stored in two bytes  ──float32──▶  / S, clip, step on the masters
+                                          │ infinite or NaN anywhere: no step, S / 2
+                                          └ none for 2,000 steps: S * 2
+
+A float16 below 6e-8 is zero, and many gradients are; multiplied by 65,536 they are not. The largest S that does not overflow is
+not known and changes, so it is tried: too large shows at once, and costs one skipped step. S is a power of two, so that dividing
+by it loses no digit. All ranks must see the same overflow (`parallel.agree_on_overflow`), or one skips a step and the rest wait.
+
+bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section
+3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, the error at the floor DeepSpeed's.
+"""
+
+from typing import Any
+
+from minidist.base.errors import MinidistError, UsageError
+
+
+class LossScaleError(MinidistError):
+    """Gradients overflow however small the loss scale is."""
+
+    exit_code = 2
+
+
+class DynamicLossScaler:
+    """scale: multiplies the loss of the next step. Call `update(overflow)` once a step, with the same word on all ranks.
+
+    growth_factor: after `growth_interval` steps without overflow in a row. backoff_factor: at an overflow, when the hysteresis is
+    used up: so many overflows are needed before the first decrease after a growth (1: each one counts). floor: the scale never
+    falls below; the `floor_limit`-th overflow in a row down there raises LossScaleError. skipped: steps lost so far.
+    """
+
+    def __init__(
+        self,
+        initial_scale: float = 2.0**16,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        hysteresis: int = 2,
+        floor: float = 1.0,
+        floor_limit: int = 3,
+    ) -> None:
+        if not (growth_factor > 1 and 0 < backoff_factor < 1):
+            raise UsageError(f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1")
+        if min(growth_interval, hysteresis, floor_limit) < 1:
+            raise UsageError(f"growth_interval {growth_interval}, hysteresis {hysteresis} and floor_limit {floor_limit} must be at least 1")
+        if not 0 < floor <= initial_scale < float("inf"):
+            raise UsageError(f"initial_scale {initial_scale:g} must be finite and not below the floor {floor:g}, which must be above 0")
+        self.scale = float(initial_scale)
+        self.growth_factor, self.backoff_factor, self.growth_interval = float(growth_factor), float(backoff_factor), growth_interval
+        self.hysteresis, self.floor, self.floor_limit = hysteresis, float(floor), floor_limit
+        self.good_steps = 0  # in a row
+        self.patience = hysteresis  # overflows until the next decrease
+        self.overflows_at_floor = 0  # in a row
+        self.skipped = 0
+
+    def scale_loss(self, loss: Any) -> Any:
+        """loss * scale: a float32 tensor of one element, whose backward gives scaled gradients."""
+        return loss * self.scale
+
+    def update(self, overflow: bool) -> None:
+        """A step was tried. Raises LossScaleError when the scale is at its floor and still too large, `floor_limit` times in a row."""
+        if not overflow:
+            self.overflows_at_floor = 0
+            self.good_steps += 1
+            if self.good_steps == self.growth_interval:
+                self.good_steps, self.patience = 0, self.hysteresis
+                self.scale *= self.growth_factor
+            return
+        self.skipped += 1
+        self.good_steps = 0
+        if self.scale == self.floor:
+            self.overflows_at_floor += 1
+            if self.overflows_at_floor == self.floor_limit:
+                raise LossScaleError(
+                    f"gradients overflowed {self.floor_limit} steps in a row at the smallest loss scale, {self.floor:g}; the training "
+                    "has diverged: lower the learning rate, clip the gradient, or train in bfloat16, which does not overflow"
+                )
+        self.patience -= 1
+        if self.patience <= 0:
+            self.scale = max(self.scale * self.backoff_factor, self.floor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: numbers; the settings are not among them."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. UsageError when something is missing."""
+        missing = [name for name in _STATE if name not in state]
+        if missing:
+            raise UsageError(f"the state of a loss scaler lacks {missing[0]!r}; it has {sorted(state)}")
+        for name in _STATE:
+            setattr(self, name, type(getattr(self, name))(state[name]))
+
+
+_STATE = ("scale", "good_steps", "patience", "overflows_at_floor", "skipped")

@@ -1,0 +1,36 @@
+"""Gradient compression: send less of the gradient, and remember what was not sent.
+
+Each class below is the state of a communication hook of `DistributedDataParallel`; one hook serves them all:
+
+    ddp.register_comm_hook(TopK(comm, k=100), compress)
+
+    gradient ──(+)──▶ corrected ──▶ compressed ──▶ to all ranks ──▶ decompressed and added in rank order ──▶ bucket
+              ▲           │              │
+              └─ residual ◀── corrected - compressed          error feedback: nothing is lost, it is only late
+
+    class      on the wire, for d elements            compressed gradient
+    Cast       2 d B, ring all-reduce                 rounded to float16 or bfloat16; the sums are rounded too
+    TopK       k (4 B + a value)                      the k elements of largest magnitude; |C(x)-x|^2 <= (1 - k/d) |x|^2
+    Sign       d/8 B + a value                        sign(x) times the mean magnitude, |x|_1 / d
+    QSGD       d B + a value                          |x|_2 sign(x) l/s, l rounded up or down at random: unbiased
+    PowerSGD   r (m + k) values for an m x k matrix   a product of rank r, by one step of power iteration
+
+Error feedback: sent + residual = gradient + earlier residual, so over the steps everything arrives. QSGD has none because its
+errors have mean zero; a cast's are small.
+
+Sources: Lin et al., Deep gradient compression, ICLR 2018; Karimireddy et al., Error feedback fixes SignSGD, ICML 2019;
+Alistarh et al., QSGD, NeurIPS 2017; Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
+"""
+
+from minidist.parallel.compression.by_name import NAMES, check_compression, make_compressor
+from minidist.parallel.compression.cast import Cast
+from minidist.parallel.compression.compressor import Compressor, compress
+from minidist.parallel.compression.power_sgd import PowerSGD, orthonormal
+from minidist.parallel.compression.qsgd import QSGD, dequantize, quantize
+from minidist.parallel.compression.sign import Sign
+from minidist.parallel.compression.top_k import TopK
+
+__all__ = [
+    "NAMES", "Cast", "Compressor", "PowerSGD", "QSGD", "Sign", "TopK", "check_compression", "compress", "dequantize",
+    "make_compressor", "orthonormal", "quantize",
+]  # fmt: skip

@@ -1,0 +1,50 @@
+"""A compressor by its name on the command line: fp16, bf16, topk:K, sign, qsgd:LEVELS, powersgd:RANK."""
+
+from minidist.base.errors import UsageError, nearest
+from minidist.comm import Comm
+from minidist.parallel.compression.cast import Cast
+from minidist.parallel.compression.compressor import Compressor
+from minidist.parallel.compression.power_sgd import PowerSGD
+from minidist.parallel.compression.qsgd import MOST_LEVELS, QSGD
+from minidist.parallel.compression.sign import Sign
+from minidist.parallel.compression.top_k import TopK
+
+NAMES = ("none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd")
+NUMBERS = {"topk": "elements of a bucket, or a share below 1", "qsgd": f"levels, 1 to {MOST_LEVELS}", "powersgd": "rank, at least 1"}
+
+
+def check_compression(text: str) -> tuple[str, float | None]:
+    """(name, number) of such a text; UsageError when it is none."""
+    name, colon, word = text.partition(":")
+    if name not in NAMES:
+        raise UsageError(f"compression {text!r}{nearest(name, NAMES)}; it must be one of none, fp16, bf16, topk:K, sign, qsgd:LEVELS, powersgd:RANK")
+    if name not in NUMBERS:
+        if colon:
+            raise UsageError(f"compression {text!r}: {name} takes no number")
+        return name, None
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1.0
+    whole = number >= 1 and number == int(number) and (name != "qsgd" or number <= MOST_LEVELS)
+    if not (whole or (name == "topk" and 0 < number < 1)):
+        raise UsageError(f"compression {text!r}: {name} needs a number ({NUMBERS[name]}), such as {name}:{0.01 if name == 'topk' else 4}")
+    return name, number
+
+
+def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> Compressor:
+    """The compressor of that name on this rank. seed: of QSGD's draws and PowerSGD's first queries."""
+    name, number = check_compression(text)
+    match name:
+        case "fp16" | "bf16":
+            return Cast(comm, {"fp16": "float16", "bf16": "bfloat16"}[name], op)
+        case "topk":
+            return TopK(comm, number or 0, op)
+        case "sign":
+            return Sign(comm, op)
+        case "qsgd":
+            return QSGD(comm, int(number or 0), seed, op)
+        case "powersgd":
+            return PowerSGD(comm, int(number or 0), seed, op)
+        case _:
+            raise UsageError("compression 'none' is no compressor; register no hook")

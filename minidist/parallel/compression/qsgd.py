@@ -1,0 +1,70 @@
+"""Rounding at random to a few levels: wrong in every element, right on average, so nothing need be remembered."""
+
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.base.random import Key, uniform
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.parallel.compression.compressor import Compressor, gather_bytes
+from minidist.parallel.gradients import Bucket
+
+MOST_LEVELS = 127  # a signed byte
+
+
+class QSGD(Compressor):
+    """Each element becomes one of the levels -s ... s of the bucket's norm, at random, so that its mean is the element.
+
+    levels: s, 1 to 127 (one byte an element). E|Q(x) - x|^2 <= min(d/s^2, sqrt(d)/s) |x|^2. The draws depend on the seed, the
+    rank, the bucket and the number of the call, so a run can be repeated.
+    """
+
+    def __init__(self, comm: Comm, levels: int = 127, seed: int = 0, op: str = "mean") -> None:
+        super().__init__(comm, op)
+        if not 1 <= levels <= MOST_LEVELS:
+            raise UsageError(f"rank {comm.rank}: QSGD with {levels} levels; a byte holds 1 to {MOST_LEVELS}")
+        self.levels, self.seed = levels, seed
+        self.calls: dict[int, int] = {}
+        self.before = 0  # calls in the job that this one goes on from
+
+    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
+        """(n-1) (d B + a value)."""
+        return gather_bytes(bucket.buffer.size + bucket.buffer.itemsize, self.comm.size)
+
+    def shared_state(self) -> dict[str, np.ndarray]:
+        """How often draws were made."""
+        return {"calls": np.array(max(self.calls.values(), default=self.before))}
+
+    def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
+        """Go on with the draws."""
+        self.calls, self.before = {}, int(state["calls"])
+
+    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+        """Two ring all-gathers: d B of levels and one norm from each rank."""
+        x, call = bucket.buffer, self.calls.get(bucket.index, self.before)
+        self.calls[bucket.index] = call + 1
+        key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
+        levels, norm = quantize(x, self.levels, uniform(key, 0, x.size))
+        norms, everything = all_gather(comm, norm), all_gather(comm, levels)
+        total = np.zeros_like(x)
+        for rank in range(comm.size):
+            total += dequantize(everything[rank * x.size : (rank + 1) * x.size], norms[rank], self.levels)
+        self.finish(bucket, total)
+
+
+def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(signed levels as int8, the norm as an array of one element); draws: uniform in [0, 1), one an element."""
+    norm = np.sqrt(np.square(x, dtype=np.float64).sum(keepdims=True)).astype(x.dtype)
+    if not norm[0]:
+        return np.zeros(x.size, np.int8), norm
+    place = np.minimum(np.abs(x).astype(np.float64) / float(norm[0]) * levels, levels)
+    level = np.floor(place)
+    level += draws < place - level
+    return (np.sign(x) * level).astype(np.int8), norm
+
+
+def dequantize(level: np.ndarray, norm: Any, levels: int) -> np.ndarray:
+    """The values that the levels stand for."""
+    return level.astype(norm.dtype) * (norm / norm.dtype.type(levels))

@@ -1,0 +1,35 @@
+"""One bit an element: which way, not how far."""
+
+import numpy as np
+
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.parallel.compression.compressor import Compressor, gather_bytes
+from minidist.parallel.gradients import Bucket
+
+
+class Sign(Compressor):
+    """One bit an element and one number a bucket, the mean magnitude. (Zero counts as positive.)"""
+
+    feedback = True
+
+    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
+        """(n-1) (d/8 B + a value)."""
+        return gather_bytes(-(-bucket.buffer.size // 8) + bucket.buffer.itemsize, self.comm.size)
+
+    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+        """Two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""
+        x = self.corrected(bucket)
+        scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)
+        signs = np.packbits(x >= 0)
+        self.residuals[bucket.index] = x - signed(signs, scale, x.size)
+        scales, bits = all_gather(comm, scale), all_gather(comm, signs)
+        total = np.zeros_like(x)
+        for rank in range(comm.size):
+            total += signed(bits[rank * signs.size : (rank + 1) * signs.size], scales[rank : rank + 1], x.size)
+        self.finish(bucket, total)
+
+
+def signed(bits: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:
+    """Packed signs and a magnitude as an array of +scale and -scale."""
+    return np.where(np.unpackbits(bits, count=size), scale, -scale)

@@ -1,0 +1,54 @@
+"""Few elements carry most of a gradient: send those, and the rest when it has grown."""
+
+from math import ceil
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.parallel.compression.compressor import Compressor, gather_bytes
+from minidist.parallel.gradients import Bucket
+
+
+class TopK(Compressor):
+    """Only the elements of largest magnitude of each bucket travel; ties: the first ones.
+
+    k: how many (of a bucket that has as many), or, below 1, which share of each bucket, rounded up.
+    """
+
+    feedback = True
+
+    def __init__(self, comm: Comm, k: float, op: str = "mean") -> None:
+        super().__init__(comm, op)
+        if not (0 < k < 1 or (k >= 1 and k == int(k))):
+            raise UsageError(f"rank {comm.rank}: top-k with k = {k:g}; at least 1 element must travel, or a share between 0 and 1")
+        self.k = k
+
+    def kept(self, bucket: Bucket) -> int:
+        """Elements of this bucket that travel."""
+        size = bucket.buffer.size
+        if self.k > size:
+            raise UsageError(
+                f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower k, or raise "
+                "bucket_cap_mb"
+            )
+        return ceil(self.k * size) if self.k < 1 else int(self.k)
+
+    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
+        """(n-1) k (4 B + a value)."""
+        return gather_bytes(self.kept(bucket) * (4 + bucket.buffer.itemsize), self.comm.size)
+
+    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+        """Two ring all-gathers: k indices (4 B each) and k values from each rank."""
+        x, k = self.corrected(bucket), self.kept(bucket)
+        largest = np.argsort(-np.abs(x), kind="stable")[:k].astype(np.int32)
+        values = x[largest]
+        x[largest] = 0
+        self.residuals[bucket.index] = x
+        indices, everything = all_gather(comm, largest), all_gather(comm, values)
+        total = np.zeros_like(x)
+        for rank in range(comm.size):
+            mine = slice(rank * k, (rank + 1) * k)
+            total[indices[mine]] += everything[mine]
+        self.finish(bucket, total)

@@ -1,0 +1,45 @@
+"""What a sharded unit computes, reduces and answers in, when it is stored as float32: FSDP's way to mixed precision.
+
+    shard        float32, 4 B a parameter: what the optimizer updates, master and parameter in one
+    gather       rounded to `param_dtype`: 2 B a parameter travel, twice a micro-batch; the unit computes in it
+    reduce       gradients travel in `reduce_dtype`; the shard's sum is float32
+    output       the unit's results, cast to `output_dtype`
+
+The other way, ZeRO's, is a model whose parameters are of two bytes from the start (`GPT(config, dtype=float16)`); the optimizer
+then keeps the float32 masters. Both hold 16 bytes a parameter with Adam, 4 + 4 + 8 or 2 + 2 + 12, and make the same bits when
+they start from the same values. Source: Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.4; PyTorch's `MixedPrecisionPolicy`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.autograd import Tensor
+from minidist.base.half import is_floating
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes; None: that of the stored parameters (of `reduce_dtype`: `param_dtype`; of `output_dtype`: as it comes).
+
+    cast_forward_inputs: tensors of floats that the module gets are cast to `param_dtype`.
+    """
+
+    param_dtype: Any = None
+    reduce_dtype: Any = None
+    output_dtype: Any = None
+    cast_forward_inputs: bool = True
+
+
+def cast_floats(value: Any, dtype: Any) -> Any:
+    """`value` with every tensor of floats cast, in tuples, lists and dicts too; None casts nothing."""
+    if dtype is None:
+        return value
+    if isinstance(value, Tensor):
+        return value.astype(dtype) if is_floating(value.dtype) else value
+    if isinstance(value, dict):
+        return {key: cast_floats(item, dtype) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cast_floats(item, dtype) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(cast_floats(item, dtype) for item in value)
+    return value

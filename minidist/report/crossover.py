@@ -1,0 +1,52 @@
+"""Latency or bandwidth: time over bytes, a line an algorithm, and where the best one changes.
+
+Both axes are logarithmic. A line is flat while latency decides (its height: the number of rounds) and rises once bytes do
+(its place: how often each byte is sent). The dotted line is what "auto" takes; verticals mark where it changes its mind.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from minidist.report.frame import Style, finish, line, new_figure, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#4477AA", "#228833", "#CCBB44", "#66CCEE", "#EE6677", "#AA3377", "#EE8866", "#44AA99", "#332288", "#999933")
+OTHERS = {"MPI_Allreduce": "#000000", "gloo": "#777777"}
+
+
+def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str = "") -> "Figure":
+    """rows: `bytes`, `side` (an algorithm, "auto", an opponent), `algorithm` (whom "auto" took) and `median_s` each."""
+    points: dict[str, dict[int, float]] = {}
+    for row in rows:
+        points.setdefault(row["side"], {})[row["bytes"]] = row["median_s"]
+    taken = {row["bytes"]: row["algorithm"] for row in rows if row["side"] == "auto"}
+    points.pop("best of ours", None)
+    figure = new_figure(9, 5.2)
+    axes = figure.add_subplot()
+    handles = []
+    names = sorted(name for name in points if name != "auto" and name not in OTHERS)
+    colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)} | OTHERS
+    for name in (*names, *(name for name in OTHERS if name in points)):
+        sizes = sorted(points[name])
+        style: Style = {"linestyle": "--"} if name in OTHERS else {}
+        axes.plot(sizes, [1e6 * points[name][n] for n in sizes], color=colour[name], linewidth=1.4, gid=name, **style)
+        handles.append(line(colour[name], name, **style))
+    if taken and "auto" in points:
+        sizes = sorted(points["auto"])
+        axes.plot(sizes, [1e6 * points["auto"][n] for n in sizes], color="black", linestyle=":", linewidth=2.4, gid="auto")
+        handles.append(line("black", "auto", linestyle=":", linewidth=2.4))
+        for i, (before, after) in enumerate(pairwise(sizes)):
+            if taken[before] != taken[after]:
+                axes.axvline((before * after) ** 0.5, color="#BBBBBB", linewidth=0.8, zorder=0)
+            if i == 0 or taken[sizes[i - 1]] != taken[before]:
+                axes.text(before, 0.985, taken[before], transform=axes.get_xaxis_transform(), fontsize=7, va="top")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("bytes of the array")
+    axes.set_ylabel("µs, log scale")
+    tidy(axes)
+    axes.set_title(title or "time of a collective over its size", fontsize=10, loc="left")
+    return finish(figure, handles, command)

@@ -1,0 +1,53 @@
+"""Which rank stands where: the mesh of a job, its last axis (the fastest, and the chattiest) from left to right."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidist.report.frame import Style, finish, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_RANKS = 256
+COLOURS = ("#4477AA", "#228833", "#CCBB44", "#EE6677", "#AA3377", "#66CCEE", "#BBBBBB")
+
+
+def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "") -> "Figure":
+    """A box a rank with its number; the columns are the last axis that has more than one rank, rows are the others.
+
+    mesh: axis name -> ranks, slowest first. One colour for each coordinate on the first axis.
+    """
+    axes_ = {name: n for name, n in mesh.items() if n > 1} or dict(list(mesh.items())[-1:]) or {"ranks": 1}
+    names, shape = list(axes_), list(axes_.values())
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    columns = shape[-1]
+    rows = numbers.reshape(-1, columns)[: MOST_RANKS // columns or 1, :64]
+    figure = new_figure(max(4.0, 1.5 + 0.7 * rows.shape[1]), 1.2 + 0.42 * len(rows))
+    axes = figure.add_subplot()
+    for y, row in enumerate(rows):
+        coordinate = np.unravel_index(int(row[0]), shape)
+        for x, rank in enumerate(row):
+            style: Style = {"ha": "center", "va": "center", "fontsize": 9, "color": "white", "gid": "rank"}
+            first = np.unravel_index(int(rank), shape)[0]
+            colour = COLOURS[first % len(COLOURS) if len(shape) > 1 else 0]
+            axes.text(x, y, str(rank), bbox={"boxstyle": "square,pad=0.5", "color": colour}, **style)
+        label = "  ".join(f"{name} {at}" for name, at in zip(names[:-1], coordinate[:-1], strict=True))
+        axes.text(-0.8, y, label, ha="right", va="center", fontsize=8)
+    for x in range(rows.shape[1]):
+        axes.text(x, -0.75, f"{names[-1]} {x}", ha="center", fontsize=8)
+    axes.set_xlim(-1.8 - 0.5 * len(names), rows.shape[1] - 0.4)
+    axes.set_ylim(len(rows) - 0.4, -1.2)
+    axes.set_axis_off()
+    product = " x ".join(f"{name} {n}" for name, n in axes_.items())
+    ranks = f"{numbers.size} rank{'s' * (numbers.size != 1)}"
+    said = ranks if names == ["ranks"] else f"the mesh: {product} = {ranks}"
+    axes.set_title(title or said, fontsize=10, loc="left")
+    return finish(figure, [], command)
+
+
+def mesh_of(header: Mapping[str, object], traces: Sequence[object]) -> Mapping[str, int]:
+    """The mesh in a trace's header; without one, all ranks in a row."""
+    mesh = header.get("mesh")
+    return mesh if isinstance(mesh, Mapping) and mesh else {"ranks": len(traces)}

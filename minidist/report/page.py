@@ -1,0 +1,140 @@
+"""One self-contained page about a run: a file to open, to keep beside the numbers, to send to somebody. No network, no script.
+
+    what was run and where · the mesh · who computed and waited when · memory over time · bytes from rank to rank ·
+    bytes by purpose beside the closed form · the loss
+
+A section whose data the trace does not have says so, and which command records them.
+"""
+
+import html
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import Trace, only_steps, steps_of
+from minidist.report.bytes_by_purpose import table_of
+from minidist.report.draw import Header, draw
+from minidist.report.frame import byte_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_MESSAGES, MOST_LINES = 600, 24  # of a space-time diagram that can be read on a page
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid #ddd; padding-top: 1rem; }
+p.about { color: #555; margin: .2rem 0 .6rem; max-width: 48rem; }
+figure { margin: 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+td, th { padding: .15rem .8rem .15rem 0; text-align: right; } td:first-child, th:first-child { text-align: left; }
+.different { color: #cc3311; font-weight: bold; } code { background: #f4f4f4; padding: 0 .25rem; } nav a { margin-right: .9rem; }
+"""
+
+
+def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source: str = "") -> Path:
+    """Write the page of a run; returns the path. source: the trace's file name, for the captions."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(traces, header, source), encoding="utf-8")
+    return path
+
+
+def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
+    """The page as text of HTML."""
+    last, which = _last_step(traces)
+    command = str(header.get("command") or "")
+    caption = f"minidist report {source or 'TRACE'}"
+    parts: list[tuple[str, str, str]] = []
+
+    def add(title: str, about: str, body: str) -> None:
+        parts.append((title, about, body))
+
+    def picture(kind: str, of: Sequence[Trace], **more: Any) -> str:
+        made = {**header, "command": f"{caption} --picture {kind}"}
+        return _figure(lambda: draw(kind, of, made, **more), f"{kind} of {command or 'a run'}", kind)
+
+    add("Mesh", "The last axis is the fastest: its neighbours have neighbouring numbers, and should have the fastest link.", picture("mesh", traces))
+    add(
+        "Gantt", f"What each rank computed, and red: where it waited for another one{which}. Time is "
+        + ("virtual." if header.get("world") != "mpi" else "that of the ranks' clocks."),
+        picture("gantt", last),
+    )  # fmt: skip
+    lines = {(message.rank, message.lane) for trace in last for message in trace.messages}
+    if sum(len(trace.sent()) for trace in last) <= MOST_MESSAGES and len(lines) <= MOST_LINES:
+        add("Space and time", f"The same with every message as an arrow{which}.", picture("space-time", last))
+    add(
+        "Memory over time", "Bytes alive on each rank by purpose; the mark is the peak, which decides whether a job fits.",
+        picture("memory", traces) if any(trace.memory for trace in traces)
+        else "<p>The trace has no account of memory over time; only runs that record one have it.</p>",
+    )  # fmt: skip
+    add("Bytes from rank to rank", "Payload bytes of the whole run; a row sends, a column receives.", picture("bytes-matrix", traces))
+    add("Bytes by purpose", "All ranks together, counted from the messages, beside the closed form.", _table(traces, header) + picture("bytes-by-purpose", traces))
+    add("Loss", _about_loss(header), picture("loss", traces) if header.get("losses") else "<p>The trace has no losses.</p>")
+    return _document(traces, header, parts)
+
+
+def _last_step(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
+    count = steps_of(traces)
+    if count < 2:
+        return list(traces), ""
+    return only_steps(list(traces), count - 1, count), f", in the last of {count} steps"
+
+
+def _about_loss(header: Header) -> str:
+    if header.get("reference_losses"):
+        return "The parallel run and one device. Two curves that lie on each other prove little; the difference of the weights does."
+    return "Of this run alone; the trace of <code>minidist compare --trace</code> has one device's beside it."
+
+
+def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
+    try:
+        figure = make()
+    except UsageError as error:
+        return f"<p>{html.escape(str(error))}</p>"
+    return f'<figure id="{kind}" role="img" aria-label="{html.escape(label)}">{_svg(figure, kind)}</figure>'
+
+
+def _svg(figure: "Figure", salt: str) -> str:
+    """Inline, with ids that differ from those of the page's other figures."""
+    import matplotlib
+
+    buffer = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": f"minidist {salt}", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue().decode()
+    return text[text.index("<svg") :]
+
+
+def _table(traces: Sequence[Trace], header: Header) -> str:
+    rows = []
+    for purpose, volume in (header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))).items():
+        measured, closed = volume["measured"], volume.get("closed_form")
+        mark = "" if closed is None else ("equal" if closed == measured else '<span class="different">DIFFERENT</span>')
+        rows.append(f"<tr><td>{purpose}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td><td>{mark}</td></tr>")
+    if not rows:
+        return "<p>Nothing was sent.</p>"
+    return f"<table><tr><th>purpose</th><th>measured, B</th><th>closed form, B</th><th></th></tr>{''.join(rows)}</table>"
+
+
+def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str, str, str]]) -> str:
+    sent = [message for trace in traces for message in trace.sent()]
+    total = sum(message.nbytes for message in sent)
+    facts = [f"{len(traces)} rank{'s' * (len(traces) != 1)}", f"world: {header.get('world', 'unknown')}", f"{steps_of(traces)} steps"]
+    facts += [f"{len(sent):,} messages, {byte_text(total)}"]
+    if header.get("losses"):
+        facts.append(f"loss {header['losses'][0]:.4f} to {header['losses'][-1]:.4f}")
+    title = html.escape(str(header.get("command") or "A run of minidist"))
+    names = [(name.lower().replace(" ", "-"), name) for name, _, _ in parts]
+    nav = "".join(f'<a href="#section-{slug}">{name}</a>' for slug, name in names)
+    sections = "".join(
+        f'<section id="section-{slug}"><h2>{name}</h2><p class="about">{about}</p>{body}</section>'
+        for (slug, name), (_, about, body) in zip(names, parts, strict=True)
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
+        f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p><nav>{nav}</nav>{sections}</body></html>\n"
+    )

@@ -1,0 +1,64 @@
+"""The Gantt of a run: a row a rank, what it computed, where it waited for another rank, and the idle share in the title.
+
+The Gantt of a *plan* (`gantt`) is what should happen; this is what the trace says did.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.trace import Trace
+from minidist.report.frame import Style, finish, new_figure, patch, tidy, time_unit
+from minidist.report.intervals import compute_of, merged, waits, without
+from minidist.report.pairs import pairs
+from minidist.report.palette import NAMES, PALETTE, kind_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_RANKS, MOST_BARS = 32, 3000
+
+
+def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
+    """One row a rank (the first 32), rank 0 on top; of a pipeline's actions the micro-batch number stands in the bar."""
+    shown = traces[:MOST_RANKS]
+    rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
+    everything = [(span.start, span.end) for spans in rows.values() for span in spans]
+    begin, end = min((a for a, _ in everything), default=0.0), max((b for _, b in everything), default=0.0)
+    longest = end - begin
+    factor, unit = time_unit(longest)
+    blocked = waits(pairs(traces), end)
+    figure = new_figure(11, 1.5 + 0.32 * len(shown))
+    axes = figure.add_subplot()
+    used: dict[str, Any] = {}
+    text_fits = sum(len(spans) for spans in rows.values()) <= MOST_BARS
+
+    def bar(rank: int, start: float, stop: float, kind: str, gid: str) -> None:
+        style: Style = {"height": 0.86, "color": PALETTE[kind], "gid": gid, "edgecolor": "white", "linewidth": 0.3}
+        axes.barh(rank, (stop - start) * factor, left=(start - begin) * factor, **style)
+        used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+
+    busy = 0.0
+    for rank, spans in rows.items():
+        axes.barh(rank, longest * factor, height=0.86, color=PALETTE["idle"], zorder=0)
+        computing = [(span.start, span.end) for span in spans]
+        busy += sum(stop - start for start, stop in merged(computing))
+        for start, stop in without(blocked.get((rank, "main"), ([], []))[0], computing):
+            if stop > begin:
+                bar(rank, max(start, begin), min(stop, end), "blocked", "blocked")
+        for span in spans:
+            bar(rank, span.start, span.end, kind_of(span.name), "compute")
+            label = span.name.lstrip("0123456789")[1:]
+            if text_fits and label.isdigit() and span.end - span.start > 0.006 * len(label) * longest:
+                style: Style = {"ha": "center", "va": "center", "fontsize": 6.5}
+                dark = kind_of(span.name) in ("I", "W")
+                axes.text(((span.start + span.end) / 2 - begin) * factor, rank, label, color="black" if dark else "white", **style)
+    used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this lane")
+    axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlim(0, longest * factor or 1)
+    axes.set_xlabel(f"time [{unit}]")
+    tidy(axes)
+    idle = 1 - busy / (longest * len(shown)) if longest else 0.0
+    more = f", the first {MOST_RANKS} of {len(traces)} ranks" if len(traces) > MOST_RANKS else ""
+    axes.set_title(title or f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}", fontsize=10, loc="left")
+    return finish(figure, used.values(), command)

@@ -1,0 +1,138 @@
+"""What does not go together, each in one sentence, said once before any rank starts."""
+
+from collections.abc import Iterator
+
+from minidist.base.errors import UsageError
+from minidist.parallel.compression import check_compression
+from minidist.parallel.context import sequence_positions
+from minidist.pipeline.runtime import cut_model
+from minidist.train.config import Batches, TrainConfig
+from minidist.train.job import build, llama_inner
+from minidist.train.plans import make_plan
+
+
+def check_axes(config: TrainConfig, batches: Batches) -> None:
+    """Raise UsageError, the first of all that is wrong, when the axes do not fit the model or each other."""
+    for message in _problems(config, batches):
+        raise UsageError(message)
+    if config.pp > 1:
+        cut_model(build(config, batches).model, make_plan(config, batches.accumulation).stages)
+
+
+def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    yield from _not_there(config)
+    yield from _compression(config)
+    yield from _models(config)
+    yield from _tensor(config)
+    yield from _context(config)
+    yield from _experts(config)
+    yield from _pipeline(config)
+
+
+def _not_there(config: TrainConfig) -> Iterator[str]:
+    if config.precision in ("fp16", "bf16"):
+        yield f"--precision {config.precision} is not there yet; take fp32 or fp64"
+    if config.strategy == "ps":
+        yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
+
+
+def _compression(config: TrainConfig) -> Iterator[str]:
+    name, _ = check_compression(config.compression)
+    if name == "none":
+        return
+    if config.zero:
+        yield f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by another way; take --zero 0"
+    if config.precision in ("fp16", "bf16"):
+        yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
+
+
+def _models(config: TrainConfig) -> Iterator[str]:
+    if config.kv_heads is not None and config.model != "llama":
+        yield f"--kv-heads belongs to --model llama, not to {config.model}; leave it out"
+    if config.model == "llama" and config.heads % (config.kv_heads or config.heads):
+        yield f"--heads {config.heads} do not share --kv-heads {config.kv_heads} evenly; take one of {_divisors(config.heads)}"
+    if config.dropout and config.model != "gpt":
+        yield f"--dropout {config.dropout} belongs to --model gpt; {config.model} has none, leave it out"
+
+
+def _tensor(config: TrainConfig) -> Iterator[str]:
+    tp = config.tp
+    if tp == 1:
+        if config.sequence_parallel:
+            yield "--sequence-parallel splits the sequence over the tensor-parallel ranks; add --tp 2 or more, or take --cp 2"
+        return
+    parts = {"--width": config.width}
+    if config.model != "mlp":
+        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads else {})}
+    for name, number in parts.items():
+        if number % tp:
+            yield f"{name} {number} does not divide over --tp {tp}; take {name} {_near(number, tp)}, or --tp {_divisors(number)}"
+    if config.model == "llama" and llama_inner(config) % tp:
+        yield f"the inner width {llama_inner(config)} does not divide over --tp {tp}; take --heads a multiple of {tp}"
+    if config.sequence_parallel and config.model == "mlp":
+        yield "--sequence-parallel is for sequences, which an MLP does not have; leave it out"
+    if config.sequence_parallel and config.experts:
+        yield "--sequence-parallel gives a rank a part of a group's tokens, and experts count their slots by whole groups; leave it out"
+
+
+def _context(config: TrainConfig) -> Iterator[str]:
+    cp, tp = config.cp, config.tp
+    if cp > 1:
+        if config.model == "mlp":
+            yield f"--cp {cp} splits sequences, which an MLP does not have; take --dp {cp}"
+        if cp > config.context:
+            yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
+        if config.dropout:
+            yield f"--dropout {config.dropout} draws masks for whole rows, and with --cp {cp} a rank has parts; take --dropout 0"
+        if config.experts:
+            yield f"--cp {cp} gives a rank a part of a group's tokens, and experts count their slots by whole groups; take --cp 1"
+        kv = (config.kv_heads or config.heads) // tp
+        if config.attention == "ulysses" and kv % cp:
+            yield f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take --cp {_divisors(kv)}, or --attention ring"
+    if config.sequence_parallel and config.model != "mlp" and cp <= config.context:
+        order = "zigzag" if config.attention == "ring" else "contiguous"
+        rows = {len(sequence_positions(config.context, rank, cp, order)) for rank in range(cp)}
+        if any(n % tp for n in rows):
+            yield f"--context {config.context} does not divide into {cp * tp} parts for --sequence-parallel; take --context {_near(config.context, 2 * cp * tp)}"
+
+
+def _experts(config: TrainConfig) -> Iterator[str]:
+    if config.experts and config.model != "gpt":
+        yield f"--experts belongs to --model gpt, not to {config.model}; leave it out"
+    if config.experts and config.top_k > config.experts:
+        yield f"--top-k {config.top_k} of --experts {config.experts}: a token cannot visit more experts than there are"
+    if config.experts % config.ep or (config.ep > 1 and not config.experts):
+        yield f"--experts {config.experts} do not divide over --ep {config.ep}; take --experts {_near(config.experts, config.ep)}"
+    if config.experts and config.recompute == "full" and config.pp == 1:
+        yield (
+            "--recompute full keeps of a block its input and nothing else, and the experts' balancing loss is computed inside; "
+            "take --recompute selective, or a pipeline, which recomputes whole stages"
+        )
+    if config.ep > 1 and config.zero == 3:
+        yield f"--zero 3 gathers a block over one group of ranks, and with --ep {config.ep} its experts have another; take --zero 2"
+
+
+def _pipeline(config: TrainConfig) -> Iterator[str]:
+    pp = config.pp
+    if pp == 1:
+        if config.chunks:
+            yield "--chunks belongs to a pipeline; add --pp 2 or more"
+        return
+    if config.synchronize_each:
+        yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
+    if config.save:
+        yield f"--save does not combine with --pp {pp} yet; leave it out"
+    if config.zero > 1:
+        yield (
+            f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "
+            "up first; take --zero 1"
+        )
+
+
+def _near(number: int, unit: int) -> str:
+    below, above = number // unit * unit, (number // unit + 1) * unit
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -1,0 +1,289 @@
+"""The data axis: how one stage's parameters lie on the ranks that compute with other rows.
+
+                      parameters    gradients     optimizer
+    Replicated        everywhere    everywhere    everywhere      data parallelism
+    ShardedOptimizer  everywhere    everywhere    1/n             ZeRO 1
+                      everywhere    1/n           1/n             ZeRO 2
+    FullySharded      1/n           1/n           1/n             ZeRO 3, FSDP
+
+A model that no pipeline cuts is one stage. Each stage of a pipeline has a data axis of its own, and so have the experts when
+they are dealt out, because other ranks hold the same ones. Everything else asks the same questions of each of them: what are
+the squares of your gradients, step, what do you hold.
+"""
+
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Parameter
+from minidist.base.arrays import Array
+from minidist.comm import Comm
+from minidist.nn import Module
+from minidist.nn.flat import FlatParameters
+from minidist.optim import block_square_sums, clip_by_norm_
+from minidist.parallel import (
+    DistributedDataParallel,
+    GradientReducer,
+    ZeroOptimizer,
+    fully_shard,
+    gather_tensors,
+    sharded_parameters,
+    shards_of,
+)
+from minidist.parallel.compression import Compressor, compress, make_compressor
+from minidist.parallel.dims import Axes
+from minidist.parallel.shards import shard_square_sums
+from minidist.train.job import Job, make_optimizer, optimizer_class
+from minidist.train.volumes import AxisSizes
+
+Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
+Held = tuple[Parameter, Array, int, int]  # a parameter, this rank's values of it (1-D), and which elements they are
+
+
+class DataAxis:
+    """One rank alone: everything is here and nothing is sent. The base of the others."""
+
+    stage = 0  # of the pipeline
+    experts = False  # are these dealt-out experts?
+    copies = (0, 1)  # (number of this rank, how many) among the ranks that hold the same weights ...
+    state_copies = (0, 1)  # ... and the same optimizer state
+
+    def __init__(self, job: Job, parameters: Iterable[Parameter]) -> None:
+        self.flats = [FlatParameters(parameters)]
+        self.optimizer = make_optimizer(job, self.flats[0])
+        self.reducers: list[GradientReducer] = []
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All of the stage's."""
+        return [parameter for flat in self.flats for parameter in flat.parameters]
+
+    # a step -----------------------------------------------------------------------------------------------------------
+
+    def wrap(self, model: Any) -> Any:
+        """The model whose plain `loss.backward()` sends what this way sends."""
+        return model
+
+    def by_hand(self) -> None:
+        """From now on backward sends nothing by itself; somebody tells the reducers (a pipeline, once a step)."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """The gradients of a pass in the block stay on this rank."""
+        return nullcontext()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the last step."""
+        for flat in self.flats:
+            flat.zero_grad()
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        """Sums of squares of the whole axis's gradient by blocks of 1,024 elements, without the parameters in `skip`."""
+        (flat,) = self.flats
+        left_out = [flat.slice_of(parameter) for parameter in flat.parameters if parameter in skip]
+        gradient = np.array(flat.grad) if left_out else flat.grad
+        for place in left_out:
+            gradient[place] = 0
+        return block_square_sums(gradient)
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale all gradients, whose norm over all axes is `norm`."""
+        clip_by_norm_(self.flats, norm, max_norm)
+
+    def step(self) -> None:
+        """The optimizer's step, and whatever makes every rank's parameters new."""
+        self.optimizer.step()
+
+    # what is here -----------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> Tensors:
+        """Copies by name, whole on this axis (still tiles on others). Every rank calls it: shards are gathered."""
+        return {
+            "gradients": {p.name: np.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
+            "weights": {p.name: np.array(p.data) for p in self.parameters},
+            "optimizer": {f"{name}.{key}": np.array(a) for name, arrays in self.optimizer.state.items() for key, a in arrays.items()},
+        }
+
+    def weights(self) -> list[Held]:
+        """The values that this rank keeps, as 1-D views."""
+        return [(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """Which elements of which parameters this rank's optimizer has state for."""
+        return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
+
+    def updated(self) -> None:
+        """The values were changed from outside."""
+        for flat in self.flats:
+            flat.updated()
+
+    def local_arrays(self) -> list[Array]:
+        """The flat values that this rank holds."""
+        return [flat.data for flat in self.flats]
+
+    def sizes(self) -> AxisSizes:
+        """What its volumes follow from."""
+        buckets = [bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets]
+        trainable = {p.name: p.size for p in self.parameters if p.requires_grad}
+        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable)
+
+
+class Replicated(DataAxis):
+    """Data parallelism: everything on every rank; gradients are all-reduced."""
+
+    def __init__(self, job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm, reduction: str) -> None:
+        super().__init__(job, parameters)
+        self.copies = self.state_copies = (comm.rank, comm.size)
+        self.parallel = DistributedDataParallel(
+            module, comm, reduction="sum", flat=self.flats[0], algorithm=reduction, bucket_cap_mb=job.config.bucket_cap_mb
+        )
+        self.reducers = [self.parallel.reducer]
+        self.compressor: Compressor | None = None
+        if job.config.compression != "none":
+            self.compressor = make_compressor(job.config.compression, comm, "sum", job.config.seed)
+            self.parallel.register_comm_hook(self.compressor, compress)
+
+    def wrap(self, model: Any) -> Any:
+        self.parallel.module = model
+        return self.parallel
+
+    def by_hand(self) -> None:
+        self.parallel.synchronizing = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.parallel.no_sync()
+
+    def sizes(self) -> AxisSizes:
+        if self.compressor is None:
+            return super().sizes()
+        group = range(self.parallel.comm.size)
+        return replace(
+            super().sizes(), compressed=sum(self.compressor.sent_bytes(b, rank) for b in self.parallel.reducer.buckets for rank in group)
+        )
+
+
+class ShardedOptimizer(DataAxis):
+    """ZeRO 1 and 2."""
+
+    def __init__(self, job: Job, parameters: Iterable[Parameter], comm: Comm, reduction: str) -> None:
+        config = job.config
+        kind, settings = optimizer_class(job)
+        self.copies = comm.rank, comm.size
+        self.zero = ZeroOptimizer(
+            parameters, kind, comm=comm, stage=config.zero, reduction="sum", algorithm=reduction,
+            reduce_bucket_size=config.reduce_bucket_size, **settings,
+        )  # fmt: skip
+        self.flats, self.shards, self.optimizer = [self.zero.flat], [self.zero.shard], self.zero.optimizer
+        self.reducers = [self.zero.reducer]
+
+    def by_hand(self) -> None:
+        self.zero.synchronizing = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        return shard_square_sums(self.shards[0].comm, self.shards, skip)
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        clip_by_norm_(self.shards, norm, max_norm)
+
+    def step(self) -> None:
+        self.zero.step()
+
+    def tensors(self) -> Tensors:
+        return gather_tensors(self.shards, self.optimizer)
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return [held for shard in self.shards for held in shard.state_ranges()]
+
+
+class FullySharded(ShardedOptimizer):
+    """ZeRO 3: every block is a unit, and what is left of the stage is one."""
+
+    def __init__(self, job: Job, module: Module, comm: Comm, reduction: str) -> None:
+        for part in shard_modules(module):
+            if any(parameter.flat is None for parameter in part.parameters()):
+                fully_shard(part, mesh=comm, prefetch=job.config.prefetch, reduction="sum", algorithm=reduction)
+        self.shards = shards_of(module)
+        self.flats = [shard.flat for shard in self.shards]
+        self.optimizer = make_optimizer(job, sharded_parameters(module))
+        self.reducers = []
+
+    def by_hand(self) -> None:
+        """Units are reduced when backward leaves them, in a pipeline too."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def weights(self) -> list[Held]:
+        return [(p, shard.data[place], start, stop) for shard in self.shards for p, place, start, stop in shard.ranges()]
+
+    def updated(self) -> None:
+        for shard in self.shards:
+            shard.updated()
+
+    def local_arrays(self) -> list[Array]:
+        return [shard.data for shard in self.shards]
+
+    def sizes(self) -> AxisSizes:
+        sizes = super().sizes()
+        return replace(sizes, buckets=sizes.units)
+
+
+def spread(job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm, reduction: str | None = None) -> DataAxis:
+    """The data axis that `--zero` asks for, of some parameters of a module. reduction: another algorithm than the job's."""
+    reduction = reduction or job.config.reduction
+    match job.config.zero:
+        case 0:
+            return Replicated(job, module, parameters, comm, reduction)
+        case 1 | 2:
+            return ShardedOptimizer(job, parameters, comm, reduction)
+        case _:
+            return FullySharded(job, module, comm, reduction)
+
+
+def data_axes(job: Job, module: Module, axes: Axes, stage: int = 0, reduction: str | None = None) -> list[DataAxis]:
+    """All data axes of a stage: one, or with dealt-out experts two. Sends the weights of rank 0 to everybody (startup)."""
+    dealt = [p for p in module.parameters() if p.layout is not None and "ep" in p.layout.axes]
+    shared = [p for p in module.parameters() if p not in set(dealt)]
+    result = []
+    for parameters, comm in ((shared, axes.data), (dealt, axes.expert_data)):
+        if parameters:
+            axis = spread(job, module, parameters, comm.dup() if job.config.pp > 1 else comm, reduction)
+            axis.stage, axis.experts = stage, parameters is dealt
+            result.append(axis)
+    return result
+
+
+# --- the units of ZeRO 3 ----------------------------------------------------------------------------------------------
+
+
+def shard_modules(module: Any) -> list[Module]:
+    """The modules that ZeRO 3 shards as units, bottom up: the blocks (layers of an MLP), then what is left."""
+    for owner, name in (("transformer", "h"), ("model", "layers"), ("", "h"), ("", "layers")):
+        inner = getattr(module, owner, None) if owner else module
+        if hasattr(inner, name):
+            return [*getattr(inner, name), module]
+    return [module]
+
+
+def unit_parameters(module: Module) -> list[list[Parameter]]:
+    """The parameters of each of these units, the module's own first; a parameter belongs to the first unit that has it."""
+    units: list[list[Parameter]] = []
+    seen: set[Parameter] = set()
+    for part in shard_modules(module):
+        units.append([p for p in part.parameters() if p not in seen])
+        seen.update(units[-1])
+    return [unit for unit in (units[-1], *units[:-1]) if unit]
+
+
+def gradient_of(parameter: Parameter) -> Array:
+    """Zeros when there is none."""
+    gradient = parameter.grad
+    return np.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient

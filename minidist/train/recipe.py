@@ -1,0 +1,106 @@
+"""The recipe: every kind of parallelism, applied to one model in a fixed order, on one page.
+
+    1  layers        tensor (and sequence) parallel: each rank keeps its tiles of every matrix
+    2  sequences     context parallel: each rank has a part of every sequence; attention crosses the parts
+    3  experts       dealt out: each rank has some of them
+    4  activations   recomputed in backward instead of kept
+    5  stages        the model cut into a pipeline
+    6  data          each stage's parameters spread over the ranks that see other rows: DDP, ZeRO, FSDP
+
+Every rank builds the whole model from the seed and keeps its part, so all parts together are the model of one device; that
+is why a plan of tiles can speak of the whole model's names although it is cut into stages later. The order is not free: tiles
+must be cut before parameters become flat arrays (6), and a replay (4) must replay the messages of 1 to 3. Gradients are
+finished inside out: tiles and norms while backward runs (1, 2), then copies of a tied weight on two stages (5), then the data
+axis (6), then clip, then step.
+"""
+
+from functools import partial
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.comm import Comm
+from minidist.nn.recompute import recompute
+from minidist.parallel import HostCopy
+from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
+from minidist.parallel.dims import Axes
+from minidist.parallel.expert import ExpertParallel
+from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
+from minidist.train.data_axis import data_axes
+from minidist.train.job import Job
+from minidist.train.pipelines import PipelineParallel
+from minidist.train.strategies import Strategy
+
+
+def parallelize(job: Job, comm: Comm) -> Strategy:
+    """This rank's part of the job's model, with every axis applied. All ranks of `comm` call it.
+
+    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` says at its start.
+    """
+    axes = job.batches.dims.axes(comm)
+    split_layers(job, axes)
+    split_sequences(job, axes)
+    deal_out_experts(job, axes)
+    recompute_blocks(job)
+    if axes.pp.size > 1:
+        return PipelineParallel(job, axes)  # cuts the stages and makes each one's data axes
+    return Strategy(job, axes, data_axes(job, job.model, axes))
+
+
+def split_layers(job: Job, axes: Axes) -> None:
+    """1: each rank keeps its tiles; with --sequence-parallel norms and dropout work on 1/tp of the sequence."""
+    if axes.tp.size > 1:
+        job.model = parallelize_module(job.model, axes.tp, layer_plan(job))
+
+
+def layer_plan(job: Job) -> dict[str, Any]:
+    """How each module is cut: Megatron's plan for language models; for an MLP columns, and rows in the last layer."""
+    config = job.config
+    if config.model == "mlp":
+        last = config.layers
+        columns = {f"layers.{i}": ColwiseParallel(gather_output=i < last - 1) for i in range(last)}
+        return {**columns, f"layers.{last}": RowwiseParallel()}
+    plan = gpt_plan if config.model == "gpt" else llama_plan
+    styles = plan(job.model.config.vocab_size, config.sequence_parallel)
+    # Experts are whole on every tensor-parallel rank: they are split over ep instead.
+    return {name: style for name, style in styles.items() if not (config.experts and ".mlp" in name)}
+
+
+def split_sequences(job: Job, axes: Axes) -> None:
+    """2: this rank's tokens, their positions in the text, and an attention that sees the other ranks' tokens."""
+    cp, config = axes.cp, job.config
+    if cp.size > 1:
+        ring = config.attention == "ring"
+        attention = RingAttention(cp, config.context) if ring else UlyssesAttention(cp, config.context)
+        for module in job.model.modules():
+            if hasattr(module, "attention_fn"):
+                module.attention_fn = attention
+        job.positions = sequence_positions(config.context, cp.rank, cp.size, "zigzag" if ring else "contiguous")
+    if config.model == "gpt" and cp.size > 1:
+        inner = job.model.transformer
+        inner.embed = partial(_at, inner.embed, job.positions)
+    if config.model == "llama":  # also without cp: a stage that holds 1/tp of the sequence needs the angles of all of it
+        inner = job.model.model
+        inner.angles = partial(_at, inner.angles, xp.arange(config.context) if job.positions is None else job.positions)
+
+
+def _at(function: Any, positions: Any, what: Any, given: Any = None) -> Any:
+    """function(what, positions), whatever positions the caller gives."""
+    return function(what, positions)
+
+
+def deal_out_experts(job: Job, axes: Axes) -> None:
+    """3: an all-to-all brings each token to the rank of its expert, and back."""
+    if axes.ep.size > 1:
+        job.model = parallelize_module(job.model, axes.ep, {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+
+
+def recompute_blocks(job: Job) -> None:
+    """4: blocks keep their input only (full), or attention its own inputs (selective).
+
+    A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the blocks'
+    inputs are to wait on the host.
+    """
+    config = job.config
+    pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
+    if config.pp == 1 or config.recompute == "selective" or pack is not None:
+        recompute(job.model, config.recompute, pack)

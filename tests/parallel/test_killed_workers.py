@@ -1,0 +1,119 @@
+"""A worker of a parameter server dies at any point: no update is lost or applied twice, and the others go on.
+
+Every message of the victim (sends and receives) is once the one that it no longer posts, for every victim, in both send
+modes; what must have been applied is read off the victim's own trace.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.base.errors import RankDeadError
+from minidist.comm import SimWorld
+from minidist.comm.choosers import drawn, earliest, explore
+from minidist.parallel import parameter_server as ps
+from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient
+
+
+def run(cfg, workers, steps, deaths, compute=gradient, **options):
+    """deaths: {rank: messages that it still posts}."""
+    world = SimWorld(cfg.servers + workers, on_failure="isolate", **options)
+    for rank, messages in deaths.items():
+        world.kill(rank, after_messages=messages)
+    return world, world.run(ps.run, cfg, initial(), compute, steps)
+
+
+def check(world, results, cfg, steps, compute=gradient):
+    """The survivors' updates are all there, the dead ones' are those that came whole, each once; and the replay has the bits."""
+    living = [rank for rank in range(world.size) if rank not in world.dead]
+    assert min(world.dead, default=world.size) >= cfg.servers
+    weights = results[living[0]].weights
+    assert all(same(results[rank].weights, weights) for rank in living)
+    records = ps.read_records(world.traces, cfg)
+    assert same(ps.replay(records, cfg, initial(), compute), weights)
+    bound, aggregate = ps.parse_consistency(cfg.consistency)
+    for server, record in enumerate(records):
+        applied = [part for update in record.updates for part in update]
+        assert len(applied) == len(set(applied))
+        for rank in range(cfg.servers, world.size):
+            worker = rank - cfg.servers
+            clocks = [clock for w, clock in applied if w == worker]
+            least, most = (steps, steps) if rank in living else pushed(world, rank, server, cfg, steps, compute)
+            assert clocks == list(range(len(clocks)))
+            assert least <= len(clocks) <= most
+        assert max(record.gaps, default=0) <= (bound + 1 if aggregate else bound)
+
+
+def pushed(world, rank, server, cfg, steps, compute):
+    """(least, most) pushes of a dead worker that the server must have applied, by the worker's own trace."""
+    sends = [m for m in world.traces[rank].messages if m.purpose == "parameter_push" and m.peer == server]
+    shard = ps.make_shards(cfg.servers, initial(), cfg.sparse)[server]
+    sizes = []
+    for clock in range(steps):
+        contributions = compute(rank - cfg.servers, clock, initial())
+        sizes.append(1 + bool(shard.dense) + 2 * sum(contributions[key].ids.size > 0 for key in shard.sparse))
+    ends = np.cumsum(sizes)
+    posted = int(np.searchsorted(ends, len(sends), side="right"))
+    if world.eager_bytes:
+        return posted, posted  # what was sent is on the wire and arrives
+    done = sum(m.end >= 0 for m in sends)
+    return int(np.searchsorted(ends, done, side="right")), posted
+
+
+def messages_of(cfg, workers, steps, rank, compute=gradient):
+    world, _ = run(cfg, workers, steps, {}, compute)
+    return len(world.traces[rank].messages)
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "delay:1", "ssp:0", "ssp:1", "asp"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_at_every_message_of_every_worker(consistency, servers):
+    cfg, workers, steps = config(servers, consistency), 3, 3
+    for victim in range(servers, servers + workers):
+        for messages, eager_bytes in itertools.product(range(messages_of(cfg, workers, steps, victim)), SENDS):
+            world, results = run(cfg, workers, steps, {victim: messages}, eager_bytes=eager_bytes)
+            assert set(world.dead) == {victim}
+            assert results[victim] is None
+            check(world, results, cfg, steps)
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1"])
+@pytest.mark.parametrize("eager_bytes", SENDS)
+def test_at_every_message_in_every_order(consistency, eager_bytes):
+    cfg, steps, runs = config(1, consistency, "sgd"), 2, 0
+    for messages in range(messages_of(cfg, 2, steps, 1)):
+        for world, results in explore(
+            lambda chooser, messages=messages: run(cfg, 2, steps, {1: messages}, chooser=chooser, eager_bytes=eager_bytes)
+        ):
+            check(world, results, cfg, steps)
+            runs += 1
+    assert runs > messages_of(cfg, 2, steps, 1)
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_several_deaths_with_sparse_keys(data):
+    servers, workers, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    consistency = data.draw(st.sampled_from(["bsp", "delay:2", "ssp:0", "ssp:2", "asp"]))
+    cfg = config(servers, consistency, "adam", sparse=frozenset(["table"]))
+    victims = data.draw(st.sets(st.integers(servers, servers + workers - 1)))
+    deaths = {rank: data.draw(st.integers(0, 30)) for rank in sorted(victims)}
+    world, results = run(
+        cfg, workers, steps, deaths, sparse_gradient,
+        chooser=data.draw(st.sampled_from([earliest, drawn(data)])), eager_bytes=data.draw(st.sampled_from(SENDS)),
+    )  # fmt: skip
+    check(world, results, cfg, steps, sparse_gradient)
+
+
+def test_nobody_is_left():
+    world, results = run(config(2, "bsp"), 2, 5, {2: 8, 3: 12})
+    assert set(world.dead) == {2, 3}
+    check(world, results, config(2, "bsp"), 5)
+
+
+def test_a_server_that_dies_ends_the_run_with_a_sentence():
+    with pytest.raises(RankDeadError, match="rank 1 died"):
+        run(config(2, "ssp:1"), 2, 5, {1: 9})

@@ -1,0 +1,71 @@
+"""A real browser, headless, to look at a page: what it says on its console, how large its figures are, a screenshot."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const boxes = [...document.querySelectorAll("figure")].map(f => {
+    const box = f.firstElementChild.getBoundingClientRect();
+    return {id: f.id, width: box.width, height: box.height, marks: f.querySelectorAll("path, text, use").length};
+  });
+  const facts = {boxes, wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+                 loaded: performance.getEntriesByType("resource").map(entry => entry.name)};
+  const place = document.createElement("pre");
+  place.id = "measured";
+  place.textContent = JSON.stringify(facts);
+  document.body.append(place);
+});
+</script>
+"""
+
+
+def browser():
+    """The path of a browser; skips the test where there is none."""
+    for name in NAMES:
+        path = shutil.which(name)
+        if path:
+            return path
+    pytest.skip(f"no browser on this machine: none of {', '.join(NAMES)}")
+    raise AssertionError
+
+
+def run(folder, *arguments):
+    """Start the browser with a profile of its own; returns its process."""
+    command = [
+        browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
+        f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--v=0",
+        "--window-size=1200,3400", *arguments,
+    ]  # fmt: skip
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0, answer.stderr
+    return answer
+
+
+def look(page: Path, folder: Path):
+    """(facts measured in the browser, lines on its console)."""
+    copy = folder / "measured.html"
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", MEASURE + "</body>"), encoding="utf-8")
+    answer = run(folder, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri())
+    found = re.search(r'<pre id="measured">(.*?)</pre>', answer.stdout, re.DOTALL)
+    return json.loads(unescape(found[1])) if found else None, console_of(answer)
+
+
+def screenshot(page: Path, folder: Path, target: Path):
+    """(the PNG of the page, lines on its console)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    answer = run(folder, f"--screenshot={target}", page.as_uri())
+    return target, console_of(answer)
+
+
+def console_of(answer):
+    """What the page wrote to its console, errors among it."""
+    return [line for line in answer.stderr.splitlines() if "CONSOLE" in line]

@@ -1,0 +1,175 @@
+"""The page of a run: whole in one file, and looked at in a browser; the export for the viewer keeps the viewer's rules."""
+
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import read_traces, write_traces
+from minidist.comm import SimWorld
+from minidist.report.from_file import draw_report
+from minidist.report.page import page
+from minidist.report.perfetto import perfetto
+from minidist.train.config import TrainConfig
+from minidist.train.session import run_comparison, run_training
+from tests.report.browser import look, screenshot
+from tests.report.perfetto_rules import broken_rules
+
+JOB = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "steps": 2, "data": "markov"}
+SECTIONS = ("Mesh", "Gantt", "Space and time", "Memory over time", "Bytes from rank to rank", "Bytes by purpose", "Loss")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Traces: a pipeline with two replicas; data parallel beside one device."""
+    folder = tmp_path_factory.mktemp("runs")
+    mixed = TrainConfig.make(**JOB, pp=2, dp=2, microbatches=4)
+    run_training(mixed, None, 60.0, folder / "mixed.jsonl", command="minidist train <&> --pp 2 --dp 2")
+    run_comparison(TrainConfig.make(**JOB, dp=3, reduction="ordered"), None, 60.0, trace=folder / "compared.jsonl")
+    return folder
+
+
+class Reader(HTMLParser):
+    """Every tag is closed in its turn; addresses and ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.addresses, self.ids, self.problems = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "xlink:href"):
+                self.addresses.append(value)
+            elif name == "id":
+                self.ids.append(value)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(tag)
+
+
+def test_a_page_is_whole_in_one_file(runs):
+    path = draw_report(runs / "mixed.jsonl", output=runs / "mixed.html")
+    text = path.read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(text)
+    assert not reader.open
+    assert not reader.problems
+    assert all(address.startswith(("#", "data:")) for address in reader.addresses), reader.addresses
+    assert "<script" not in text
+    assert "minidist train &lt;&amp;&gt; --pp 2 --dp 2" in text
+    for name in SECTIONS:
+        assert f"<h2>{name}</h2>" in text
+    targets = [address[1:] for address in reader.addresses if address.startswith("#section")]
+    assert len(targets) == len(SECTIONS)
+    assert set(targets) <= set(reader.ids)
+    assert "url(http" not in text
+
+
+def test_the_table_says_when_bytes_differ_from_the_closed_form(runs):
+    traces, header = read_traces(runs / "mixed.jsonl")
+    assert 'class="different">' not in page(traces, header)
+    wrong = {**header, "closed_form": {**header["closed_form"], "metrics": 1}}
+    assert page(traces, wrong).count('class="different">') == 1
+
+
+def test_a_page_of_a_run_without_anything_says_what_is_missing():
+    world = SimWorld(2)
+    world.run(lambda comm: None)
+    text = page(world.traces, {})
+    for words in ("Nothing was sent", "no account of memory", "has no losses"):
+        assert words in text
+
+
+def test_the_page_in_a_browser(runs, tmp_path):
+    """It loads without a word on the console and without the network; every figure has a size and something in it."""
+    facts, console = look(draw_report(runs / "mixed.jsonl", output=tmp_path / "mixed.html"), tmp_path)
+    assert console == []
+    assert facts is not None
+    assert facts["loaded"] == []
+    assert facts["wide"] <= 0  # nothing hangs over the right edge
+    figures = {box["id"]: box for box in facts["boxes"]}
+    assert {"mesh", "gantt", "space-time", "bytes-matrix", "bytes-by-purpose", "loss"} <= set(figures)
+    for box in figures.values():
+        assert box["width"] > 250, box
+        assert box["height"] > 60, box
+        assert box["marks"] > 8, box
+
+
+def test_a_screenshot_of_a_comparison_is_kept(runs, tmp_path):
+    """Where MINIDIST_ARTIFACTS says, or in the test's folder."""
+    page_of_both = draw_report(runs / "compared.jsonl", output=tmp_path / "compared.html")
+    folder = Path(os.environ.get("MINIDIST_ARTIFACTS", tmp_path))
+    target, console = screenshot(page_of_both, tmp_path, folder / "report.png")
+    assert console == []
+    picture = Image.open(target)
+    assert picture.width == 1200
+    assert len(picture.convert("RGB").getcolors(1 << 24)) > 50  # not a white page
+
+
+def test_the_look_at_a_page_sees_an_error_on_its_console(tmp_path):
+    path = tmp_path / "bad.html"
+    path.write_text("<html><body><figure id='x'><svg width='0' height='0'></svg></figure><script>nothing.here()</script></body></html>")
+    facts, console = look(path, tmp_path)
+    assert "ReferenceError" in console[0]
+    assert facts["boxes"][0]["width"] == 0
+
+
+def test_a_page_and_a_picture_are_not_mixed_up(runs):
+    trace = runs / "mixed.jsonl"
+    with pytest.raises(UsageError, match="a page has all pictures"):
+        draw_report(trace, "lanes", runs / "x.html")
+    with pytest.raises(UsageError, match=r"end the name in \.html"):
+        draw_report(trace, "page", runs / "x.svg")
+    assert draw_report(trace, "page") == runs / "mixed.html"
+
+
+def test_gantt_and_mesh_are_pictures_too(runs):
+    assert draw_report(runs / "mixed.jsonl", "gantt", runs / "gantt.svg").read_text().count('id="compute') >= 2 * 4 * 8
+    assert re.search("4 ranks|mesh", draw_report(runs / "mixed.jsonl", "mesh", runs / "mesh.svg").read_text())
+
+
+# --- the viewer's rules ---
+
+
+@pytest.mark.parametrize("name", ["mixed", "compared"])
+def test_the_export_keeps_the_viewers_rules(runs, name):
+    traces, _ = read_traces(runs / f"{name}.jsonl")
+    assert broken_rules(perfetto(traces)) == []
+
+
+def test_memory_is_a_counter(tmp_path):
+    world = SimWorld(1)
+    world.run(lambda comm: comm.trace.memory.append((0.0, {"parameter": 8})))
+    document = perfetto(read_traces(write_traces(tmp_path / "t.jsonl", world.traces))[0])
+    assert broken_rules(document) == []
+    assert [event["args"] for event in document["traceEvents"] if event["ph"] == "C"] == [{"parameter": 8}]
+
+
+SLICE = {"ph": "X", "name": "a", "pid": 0, "tid": 1, "ts": 0.0, "dur": 2.0}
+NAME = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "send"}}
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([SLICE], "has no name"),
+        ([NAME, SLICE, {**SLICE, "ts": 1.0}], "crosses one"),
+        ([NAME, {**SLICE, "dur": -1.0}], "duration"),
+        ([NAME, SLICE, {"ph": "s", "name": "m", "cat": "c", "id": 1, "pid": 0, "tid": 1, "ts": 1.0}], "not one start"),
+        ([NAME, SLICE, *({"ph": ph, "name": "m", "cat": "c", "id": 1, "pid": 0, "tid": 1, "ts": 9.0} for ph in "sf")], "no slice around"),
+        ([{"ph": "Q", "name": "a", "pid": 0}], "unknown"),
+    ],
+)
+def test_a_broken_rule_is_found(events, words):
+    assert any(words in problem for problem in broken_rules({"traceEvents": events}))

@@ -1,0 +1,65 @@
+"""Every axis with every other: a sample of layouts at 2 to 8 ranks, each equal to one device in every tensor of every step."""
+
+import pytest
+
+from minidist.train.config import TrainConfig
+from minidist.train.session import number_of_ranks
+from tests.train.test_equality import verdict
+
+SMALL = {"layers": 2, "width": 24, "heads": 4, "context": 8, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered", "clip": 0.1}
+DOUBLE = {"precision": "fp64"}
+
+
+def holds(ranks, tier, **values):
+    values = {**SMALL, **values}
+    assert number_of_ranks(TrainConfig.make(**values), ranks) == ranks
+    result = verdict(ranks, **values)
+    assert result.equal, result.first_difference
+    assert (result.tier, result.ranks, result.steps) == (tier, ranks, 2)
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (6, {"pp": 3, "layers": 3, "zero": 1, "microbatches": 3, "dropout": 0.1}),
+    (4, {"pp": 2, "schedule": "zb-h1", "zero": 1, "offload": "optimizer"}),
+    (4, {"pp": 2, "schedule": "dualpipe", "layers": 4, "zero": 1, "microbatches": 4}),
+    (2, {"pp": 2, "recompute": "selective"}),
+    (2, {"pp": 2, "schedule": "zb-h1", "recompute": "full", "offload": "activations"}),
+    (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
+    (2, {"model": "llama", "zero": 3}),
+    (2, {"experts": 4, "zero": 3}),
+    (4, {"experts": 4, "pp": 2, "zero": 1, "recompute": "full", "schedule": "zb-h1", "top_k": 2}),
+])  # fmt: skip
+def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):
+    holds(ranks, "ordered", **values)
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (2, {"tp": 2, "sequence_parallel": True, "dropout": 0.1, "recompute": "full"}),
+    (3, {"tp": 3, "heads": 6, "recompute": "selective"}),
+    (4, {"tp": 2, "zero": 2, "accumulation": 2}),
+    (4, {"tp": 2, "zero": 3, "optimizer": "sgd"}),
+    (6, {"tp": 3, "heads": 6, "pp": 2}),
+    (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 1, "dropout": 0.1}),
+    (4, {"tp": 2, "pp": 2, "model": "llama", "sequence_parallel": True, "kv_heads": 2}),
+    (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 3}),
+])  # fmt: skip
+def test_tensor_parallel_with_every_other_axis(ranks, values):
+    holds(ranks, "float", **DOUBLE, **values)
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (3, {"cp": 3, "accumulation": 2}),
+    (4, {"cp": 2, "attention": "ulysses", "zero": 1, "recompute": "selective"}),
+    (4, {"cp": 2, "pp": 2, "schedule": "zb-h1", "recompute": "full"}),
+    (8, {"cp": 2, "tp": 2, "zero": 3, "model": "llama", "sequence_parallel": True}),
+])  # fmt: skip
+def test_context_parallel_with_every_other_axis(ranks, values):
+    holds(ranks, "float", **DOUBLE, **values)
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (4, {"ep": 2, "zero": 1, "top_k": 2}), (4, {"ep": 2, "zero": 2, "accumulation": 2}), (4, {"ep": 2, "pp": 2}),
+    (8, {"ep": 2, "dp": 4, "tp": 2, "zero": 1}),
+])  # fmt: skip
+def test_expert_parallel_with_every_other_axis(ranks, values):
+    holds(ranks, "float", **DOUBLE, experts=4, **values)

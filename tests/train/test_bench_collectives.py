@@ -1,0 +1,105 @@
+"""The benchmarks of collectives: what they print is what was measured, on the virtual clock to the digit."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.collectives import closed_form
+from minidist.collectives.registry import algorithms
+from minidist.comm import LinkModel
+from minidist.report.crossover import crossover
+from minidist.train import bench_collectives as real
+from minidist.train import bench_virtual_collectives as virtual
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    """Its table: allreduce 2 (n-1)/n; reduce-scatter, all-gather, all-to-all (n-1)/n; broadcast, reduce 1."""
+    factors = {name: closed_form.bus_factor(name, 4) for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
+    assert factors == {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75}
+    assert closed_form.bus_factor("broadcast", 4) == closed_form.bus_factor("reduce", 4) == 1.0
+
+
+def test_rows_of_measured_times():
+    """Ratios round by round, the best of ours by its median; never an opponent of itself."""
+    times = {"ring": [4e-3, 4e-3, 6e-3], "naive": [5e-3, 5e-3, 5e-3], "auto": [1e-3] * 3, "MPI_Allreduce": [2e-3, 4e-3, 2e-3]}
+    rows = {row["side"]: row for row in real.rows(times, 8_000_000, 4, 3)}
+    assert set(rows) == {"best of ours", "ring", "naive", "auto"}
+    assert (rows["ring"]["ratio"], rows["best of ours"]["algorithm"], rows["best of ours"]["ratio"]) == (2.0, "ring", 2.0)
+    assert (rows["ring"]["algbw"], rows["ring"]["busbw"]) == (2.0, 3.0)
+    text = real.table({"rows": list(rows.values())})
+    assert "* ring" in text
+    assert "/ MPI_Allreduce" in text
+    assert "gloo" not in text
+
+
+@pytest.mark.mpi(2)
+def test_every_side_is_measured_and_compared(comm, monkeypatch):
+    from minidist.base.errors import MinidistError
+    from minidist.comm.mpi import MPIWorld
+
+    world = MPIWorld(checks=False, record=False, timeout=0)
+    monkeypatch.setattr(real, "gloo_side", lambda *_: None)  # torch takes seconds to import
+    sides = real.sides_of(world)
+    assert set(sides) == {*algorithms()["all_reduce"], "auto", "MPI_Allreduce"}
+    times = real.measure(world, sides, 64, rounds=2)
+    assert {name: len(seconds) for name, seconds in times.items()} == dict.fromkeys(sides, 2)
+    with pytest.raises(MinidistError, match=r"wrong of 64 B gave .*, not 3; no ratio is given"):
+        real.measure(world, {"wrong": lambda array: None}, 64, 2)
+    world.finish()
+    world.close()
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_to_all"])
+def test_the_virtual_table_is_the_clock(operation):
+    links = LinkModel(alpha=2.0**-10, beta=2.0**-20)
+    result = virtual.bench_virtual_collectives(operation, 8, links, [64, 2**20])
+    for row in result["rows"]:
+        assert row["median_s"] == closed_form.TIMES[operation, row["algorithm"]](row["bytes"], 8, links.alpha, links.beta)
+        assert row["busbw"] == pytest.approx(row["bytes"] / row["median_s"] / 1e9 * closed_form.bus_factor(operation, 8))
+        assert row["side"] != "auto" or row["ratio"] <= 1.05
+    assert {row["side"] for row in result["rows"]} == {*algorithms()[operation], "auto"}
+    for nbytes in (64, 2**20):
+        assert min(row["ratio"] for row in result["rows"] if row["bytes"] == nbytes) == 1.0
+    assert "1,048,576" in virtual.table(result)
+
+
+def test_the_crossover_picture_has_a_line_for_each_algorithm_and_says_whom_auto_took():
+    rows = virtual.bench_virtual_collectives("all_reduce", 16, sizes=[2**k for k in range(0, 27, 3)])["rows"]
+    axes = crossover(rows, command="minidist bench collectives --simulated").axes[0]
+    lines = {line.get_gid(): line for line in axes.lines if line.get_gid()}
+    assert set(lines) == {*algorithms()["all_reduce"], "auto"}
+    best = [min(row["median_s"] for row in rows if row["bytes"] == 2**k) * 1e6 for k in range(0, 27, 3)]
+    assert list(lines["auto"].get_ydata()) == pytest.approx(best)
+    taken = [row["algorithm"] for row in rows if row["side"] == "auto"]
+    changes = [a for a, b in pairwise(taken) if a != b]
+    assert len(changes) >= 2
+    assert [text.get_text() for text in axes.texts] == [*changes, taken[-1]]
+    assert len([line for line in axes.lines if not line.get_gid()]) == len(changes)
+
+
+def test_the_command(tmp_path):
+    picture = tmp_path / "crossover.svg"
+    words = ["bench", "collectives", "--simulated", "--ranks", "4", "--sizes", "8,4096", "--picture", str(picture), "--json"]
+    answer = subprocess.run([sys.executable, "-m", "minidist", *words], capture_output=True, text=True, check=True)
+    result = json.loads(answer.stdout)
+    assert result["environment"]["ranks"] == 4
+    assert {row["bytes"] for row in result["rows"]} == {8, 4096}
+    assert "recursive_doubling" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: virtual.bench_virtual_collectives("allreduce"), "did you mean 'all_reduce'"),
+        (lambda: virtual.bench_virtual_collectives(ranks=0), "at least 1 rank"),
+        (lambda: real.bench_collectives(1), "at least 2 processes"),
+        (lambda: real.bench_collectives(2, 8, [6]), "multiples of 4"),
+    ],
+)
+def test_wrong_input(call, words):
+    with pytest.raises(UsageError, match=words):
+        call()

@@ -1,0 +1,57 @@
+"""Three hosts in network namespaces: the clock predicts the time, the interface counts the trace's bytes; or one sentence why not."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from minidist.base.errors import LauncherError, UsageError
+from minidist.collectives import closed_form
+from minidist.train import bench_network as network
+
+
+@pytest.fixture
+def rights():
+    try:
+        network.check_rights()
+    except LauncherError as error:
+        pytest.skip(str(error))
+
+
+def test_measured_time_is_the_clocks_and_the_interface_counts_the_traces_bytes(rights):
+    nbytes = 3 * 2**16
+    for _ in range(3):  # on a machine that is busy with something else a call may take longer
+        (row,) = network.bench_network(hosts=3, rate=20e6, sizes=[nbytes], algorithms=["ring"], rounds=2)["rows"]
+        if 0.9 <= row["ratio"] <= 1.1:
+            break
+    assert 0.9 <= row["ratio"] <= 1.1
+    assert row["trace_bytes"] == 4 * closed_form.all_reduce(nbytes // 4, 3, 0)[1]
+    assert row["trace_bytes"] * network.FRAME / network.PAYLOAD <= 1.01 * row["wire_bytes"] <= 1.15 * row["trace_bytes"]
+    assert row["predicted_s"] == pytest.approx(row["trace_bytes"] * 8 / 20e6 * network.FRAME / network.PAYLOAD, rel=0.05)
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert f"md{os.getpid()}" not in left  # all is taken away again
+
+
+def test_without_the_tools_or_the_rights_one_sentence_says_so(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda program: None if program == "tc" else f"/sbin/{program}")
+    with pytest.raises(LauncherError, match="bench network needs tc, which is missing; install iproute2"):
+        network.bench_network()
+    monkeypatch.setattr(shutil, "which", lambda program: f"/sbin/{program}")
+    refuse = lambda command, **_: subprocess.CompletedProcess(command, 1, "", "mkdir /run/netns failed: Permission denied\n")  # noqa: E731
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(LauncherError, match=r"(?s)needs the right to make network namespaces .*`ip netns add md\d+x` said: .*Permission denied$"):
+        network.bench_network()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": 1}, "--hosts 1; it must be 2 to 200"),
+        ({"rate": 1.0}, "1 to 10,000 Mbit/s"),
+        ({"algorithms": ["rnig"]}, "did you mean 'ring'"),
+    ],
+)
+def test_wrong_input(options, words):
+    with pytest.raises(UsageError, match=words):
+        network.bench_network(**options)
