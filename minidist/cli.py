@@ -424,6 +424,21 @@ def bench_step(
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
+@bench_app.command("pipeline")
+def bench_pipeline(
+    case: Annotated[str, typer.Argument(help="gpt, gpt-512 or gpt-tiny")] = "gpt",
+    stages: Annotated[int, typer.Option(help="processes, a stage each")] = 2,
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe (others without a ratio to PyTorch)")] = "1f1b",
+    microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    json_output: Json = False,
+) -> None:
+    """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one rank."""
+    from minidist.train.bench_pipeline import bench_pipeline as bench
+
+    show_bench(bench(stages, schedule, microbatches, rounds, case), json_output)
+
+
 @bench_app.command("memory")
 def bench_memory(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
