@@ -70,12 +70,12 @@ def say(text: str = "") -> None:
 @takes_config
 def train(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    json_output: Json = False,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, json_output: Json = False,
 ) -> None:  # fmt: skip
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.train.session import run_training
 
-    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line())
+    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics)
     if summary is None:
         return
     if json_output:
@@ -160,7 +160,7 @@ def memory(
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import model_peak, model_states, table, whole_number
+    from minidist.train.sizing import block_sentence, model_peak, model_states, table, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -186,6 +186,8 @@ def memory(
     else:
         say(f"{model or params} on {dp} ranks, {accounting} accounting")
         say(table(stages))
+        if "activations_of_a_block" in stages:
+            say(block_sentence(stages))
         if "not_counted" in stages:
             say(stages["not_counted"])
         elif accounting == "deepspeed":
@@ -216,6 +218,23 @@ def report(
     from minidist.report.from_file import draw_report
 
     say(f"written: {draw_report(trace, picture, output, steps)}")
+
+
+@app.command()
+def generate(
+    directory: Annotated[Path, typer.Argument(help="the --save directory of a trained gpt or llama, from any layout")],
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
+    tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
+    temperature: Annotated[float, typer.Option(help="below 1: more probable tokens; 0: the most probable one")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Text from the latest checkpoint of a trained language model, on one device; the same seed gives the same text."""
+    from minidist.train.generate import run_generation
+
+    result = run_generation(directory, prompt, tokens, temperature, top_k, seed)
+    print(json.dumps(result) if json_output else f"{result['prompt']}{result['text']}")
 
 
 @app.command()

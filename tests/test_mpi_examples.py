@@ -219,6 +219,42 @@ def test_a_parameter_server_without_a_worker():
     assert "2 servers among 2 ranks" in output
 
 
+@pytest.mark.parametrize(
+    ("world", "method"), [*(("simulated", m) for m in ("topk:0.01", "sign", "qsgd:15", "powersgd:2")), pytest.param("mpi", "topk:50", marks=needs_mpi)]
+)
+def test_compression(world, method):
+    code, output = start(world, 3, "compression", "--compression", method)
+    assert code == 0, output
+    first, second, *rest = output.splitlines()
+    assert float(re.search(r"loss ([\d.]+)", first)[1]) < 2.25  # ln 10 = 2.303 is a guess
+    sent, formula, whole = (int(n.replace(",", "")) for n in re.findall(r"[\d,]{4,}", second))
+    assert sent == formula < 0.3 * whole
+    if method.startswith("qsgd"):
+        assert not rest
+    else:
+        assert float(rest[0].rsplit(" ", 1)[1]) < 1e-12
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_local_sgd(world):
+    losses, sent = {}, {}
+    for every in ("1", "10"):
+        code, output = start(world, 2, "local_sgd", "--every", every)
+        assert code == 0, output
+        losses[every], sent[every] = re.search(r"loss ([\d.]+) .* sent ([\d,]+) bytes", output).groups()
+        assert float(losses[every]) < 2.25
+    assert int(sent["1"].replace(",", "")) == 10 * int(sent["10"].replace(",", ""))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_adaptive_batch(world):
+    code, output = start(world, 2, "adaptive_batch")
+    assert code == 0, output
+    batches = [int(b) for b in re.findall(r"batch +(\d+)", output)]
+    assert batches == sorted(batches)
+    assert batches[0] < batches[-1]
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_checkpoint_reshard(world):
     code, output = start(world, 2, "checkpoint_reshard")

@@ -60,10 +60,10 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any, pack: Callable[[xp.Array],
             with enable_grad(), replay_calls(calls):
                 return fn(*inputs)
 
-        output = context.copy().run(forward)
+        node = context.copy().run(forward).node  # nobody needs the values a second time
         walk = current_pass.get()
         assert walk is not None
-        walk.run_nested(output.node, g, used)
+        walk.run_nested(node, g, used)
         leaves = [leaf for leaf, (_, _, is_tensor) in zip(inputs, kept, strict=True) if is_tensor]
         return [xp.zeros_like(leaf.data) if leaf.grad is None else leaf.grad for leaf in leaves]
 

@@ -16,6 +16,7 @@ from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, require_coordinates
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
+from minidist.nn.segments import run_blocks
 
 AttentionFunction = Callable[..., Tensor]  # (qkv, heads), and with attention dropout (qkv, heads, dropout)
 
@@ -122,10 +123,7 @@ class Transformer(Module):
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, D)."""
-        x = self.embed(tokens, positions)
-        for block in self.h:
-            x = block(x)
-        return self.ln_f(x)
+        return self.ln_f(run_blocks(self, self.h, self.embed(tokens, positions)))
 
 
 class TiedHead(Module):

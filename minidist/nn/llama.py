@@ -31,6 +31,7 @@ from minidist.nn.gpt import TiedHead
 from minidist.nn.layers import AttentionDropout, Embedding, RMSNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.nn.segments import run_blocks
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)
@@ -167,10 +168,7 @@ class LlamaModel(Module):
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
         angles = self.angles(tokens.shape[1], positions)
-        x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x, angles)
-        return self.norm(x)
+        return self.norm(run_blocks(self, self.layers, self.embed_tokens(tokens), angles))
 
 
 class Llama(Module):

@@ -8,6 +8,7 @@ from minidist.autograd import Tensor
 from minidist.base import arrays as xp
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.nn.segments import run_blocks
 
 
 class MLP(Module):
@@ -33,6 +34,4 @@ class MLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sizes[0]) -> (batch, sizes[-1])."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return run_blocks(self, self.layers, x)

@@ -3,10 +3,12 @@
     none        every block keeps all that its backward reads
     selective   only the attention core (scores and softmax) is computed again: little work, much memory on long sequences
     full        a block keeps its input and nothing else, and its whole forward runs again in backward: a third more work
+    sqrt        of about sqrt(L) segments of blocks only the inputs are kept: 2 sqrt(L) blocks of memory for the same work
+    budget:N    segments, and as many blocks kept whole as fit into N bytes of activations (see nn/segments.py)
 
 Sources: Chen et al., "Training deep nets with sublinear memory cost", 2016; Korthikanti et al., "Reducing activation
 recomputation in large transformer models", 2022, section 5. The replay draws the same dropout masks (see
-`autograd.checkpoint`), so all three train to the same bits.
+`autograd.checkpoint`), so all of them train to the same bits.
 """
 
 from collections.abc import Callable
@@ -16,22 +18,36 @@ from typing import Any
 from minidist.autograd import Tensor, checkpoint
 from minidist.base.errors import UsageError
 from minidist.nn.module import Module
+from minidist.nn.segments import budgeted_segments, measured, sqrt_segments
 
-CHOICES = ("none", "full", "selective")
+CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")
 
 
-def recompute(model: Module, what: str, pack: Callable[[Any], Any] | None = None) -> Module:
+def recompute(
+    model: Module, what: str, pack: Callable[[Any], Any] | None = None, shape: tuple[int, ...] | None = None, dtype: Any = None
+) -> Module:
     """Let the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
 
-    pack: with "full", what a block's input becomes until backward reads it (see `checkpoint`).
-    Call it before a strategy wraps the model. Errors: UsageError for another word, for a model without blocks, and for
-    "selective" where there is no attention.
+    pack: with "full", "sqrt" or "budget:N", what a segment's input becomes until backward reads it (see `checkpoint`).
+    shape, dtype: of a block's input, for "budget:N", which runs the first block twice to see how much it keeps.
+    Call it before a strategy wraps the model. Errors: UsageError for another word, for a model without blocks, for
+    "selective" where there is no attention, and for a budget that nothing fits.
     """
-    if what not in CHOICES:
-        raise UsageError(f"recompute {what!r}; it must be one of {', '.join(CHOICES)}")
+    budget = budget_of(what)
     if what == "none":
         return model
-    blocks = _blocks(model)
+    owner, blocks = _blocks(model)
+    if what == "sqrt":
+        vars(owner)["segments"] = (sqrt_segments(len(blocks)), pack)
+        return model
+    if budget is not None:
+        if shape is None:
+            raise UsageError(f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ..., width)")
+        others = (owner.angles(shape[1]),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
+        nbytes, inside = measured(blocks[0], shape, dtype, *others)
+        sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
+        vars(owner)["segments"] = (sizes, pack)
+        return model
     for block in blocks:
         if what == "full":
             vars(block)["forward"] = partial(checkpoint, block.forward, pack=pack)
@@ -44,10 +60,21 @@ def recompute(model: Module, what: str, pack: Callable[[Any], Any] | None = None
     return model
 
 
-def _blocks(model: Module) -> list[Module]:
+def budget_of(what: str) -> int | None:
+    """N of "budget:N", None for the other choices; UsageError for what is none of them."""
+    if what in CHOICES[:-1]:
+        return None
+    word, _, number = what.partition(":")
+    if word != "budget" or not number.isdigit():
+        raise UsageError(f"recompute {what!r}; it must be one of {', '.join(CHOICES)}")
+    return int(number)
+
+
+def _blocks(model: Module) -> tuple[Module, list[Module]]:
+    """The module that runs the blocks, and the blocks."""
     for owner, name in ((getattr(model, "transformer", None), "h"), (getattr(model, "model", None), "layers"), (model, "layers")):
         if owner is not None and hasattr(owner, name):
-            return list(getattr(owner, name))
+            return owner, list(getattr(owner, name))
     raise UsageError(f"recompute knows the blocks of GPT, Llama and MLP, not of {type(model).__name__}; wrap yours in checkpoint(...)")
 
 

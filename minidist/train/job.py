@@ -73,7 +73,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
-    return Job(config, batches, _model(config, dataset), DTYPES[config.precision], _schedule(config), sampler, pool)
+    return Job(config, batches, make_model(config, dataset), DTYPES[config.precision], _schedule(config), sampler, pool)
 
 
 def check(config: TrainConfig, processes_here: int = 1) -> None:
@@ -121,7 +121,8 @@ def _parameters(config: TrainConfig) -> int:
     return config.layers * inner * width * width + (256 + config.context) * width
 
 
-def _model(config: TrainConfig, dataset: Any) -> Any:
+def make_model(config: TrainConfig, dataset: Any) -> Any:
+    """The whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
     dtype = DTYPES[config.precision]
     if config.model == "gpt":
         gpt = GPTConfig(

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
+from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
-from minidist.train.trainer import TrainResult, train
+from minidist.train.trainer import Observer, TrainResult, train
 from minidist.train.volumes import closed_form_bytes
 
 MOST_RANKS = 100_000  # of a training job; each has a model of its own
@@ -84,18 +87,23 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
 
 
 def run_training(
-    config: TrainConfig, ranks: int | None, timeout: float, trace: Path, eager_bytes: int = 0, command: str = ""
-) -> Summary | None:
-    """Train; the summary, or None on a rank that is not to print."""
+    config: TrainConfig, ranks: int | None, timeout: float, trace: Path, eager_bytes: int = 0, command: str = "",
+    metrics: Path | None = None, callbacks: Sequence[Observer] = (),
+) -> Summary | None:  # fmt: skip
+    """Train; the summary, or None on a rank that is not to print. callbacks: called by every rank after every step."""
     size = number_of_ranks(config, ranks)
     writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
     def main(comm: Any) -> TrainResult:
-        return train(comm, config, [progress] if comm.rank == 0 else [])
+        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())])
 
     started = time.perf_counter()
-    with progress:
+    with ExitStack() as stack:
+        watching: list[Observer] = [stack.enter_context(progress)]
+        if metrics is not None:
+            writable(metrics)
+            watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
         return None
@@ -116,7 +124,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
-    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses)
+    dims = batches.dims
+    mesh = {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
+    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh)
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
         first.digest, first.host,

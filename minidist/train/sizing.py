@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest
+from minidist.nn.block_bytes import fused, unfused
 
 ACCOUNTINGS = ("zero", "fp32-accumulation", "deepspeed")
 NOT_COUNTED = (
@@ -95,13 +96,20 @@ class Architecture:
     def parameters(self) -> int:
         return self.layers * self.block + self.rest
 
+    def activations_of_a_block(self, batch: int, length: int) -> dict[str, int]:
+        """Bytes in 2-byte values, masks of 1 byte: the paper's unfused block and minidist's fused one (both with dropout)."""
+        sizes = (length, batch, self.width, self.heads)
+        return {"unfused": unfused(*sizes), "fused": fused(*sizes, itemsize=2, dropout=True)}
+
     def block_activations(self, batch: int, length: int, recompute: str) -> int:
         """Bytes that one block keeps for its backward; `recompute`: none, selective (attention's core) or full."""
         s, b, h, a = length, batch, self.width, self.heads
         if recompute == "full":
             return 2 * s * b * h
-        linear = s * b * (16 * h + 8 * self.inner) if self.gated else 34 * s * b * h
-        scores = (2 if self.gated else 5) * a * s * s * b  # the softmax; and with dropout its mask and its result
+        if not self.gated:
+            return unfused(s, b, h, a if recompute == "none" else 0)
+        linear = s * b * (16 * h + 8 * self.inner)
+        scores = 2 * a * s * s * b  # the softmax; there is no dropout
         return linear + (scores if recompute == "none" else 0)
 
 
@@ -147,6 +155,8 @@ def model_peak(
         activations += model.block_activations(batch, length, "none")
     logits = batch * length * (4 * model.vocabulary + 4 * model.width)
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
+    if not model.gated:
+        result["activations_of_a_block"] = model.activations_of_a_block(batch, length)
     for stage, states in model_states(model.parameters, ranks, accounting, max(model.block, model.rest)).items():
         parts = {key: value for key, value in states.items() if key != "total"}
         parts |= {"activations": activations, "logits": logits}
@@ -156,6 +166,15 @@ def model_peak(
             parts["reducing"] = 2 * (model.rest + 2 * model.block)
         result[stage] = {**parts, "total": sum(parts.values())}
     return {**result, "not_counted": NOT_COUNTED}
+
+
+def block_sentence(answer: dict[str, Any]) -> str:
+    """The two closed forms of a block's activations, beside each other."""
+    block = answer["activations_of_a_block"]
+    return (
+        f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's, in "
+        f"2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 4 s b + about 2 a s^2 b"
+    )
 
 
 def whole_number(text: str) -> int:

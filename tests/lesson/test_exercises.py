@@ -558,6 +558,42 @@ def _throw_away(comm):
     broadcast(comm, np.zeros(comm.size - 1))
 
 
+def starts_without(comm, old_ranks, read, length):
+    return np.zeros(length)
+
+
+def only_its_own(comm, old_ranks, read, length):
+    return read(comm.rank) if comm.rank < old_ranks else np.zeros(length)
+
+
+def its_own_even_if_there_is_none(comm, old_ranks, read, length):
+    return read(comm.rank) + sum(read(old) for old in range(comm.rank + comm.size, old_ranks, comm.size))
+
+
+def everybody_has_everything(comm, old_ranks, read, length):
+    return sum((read(old) for old in range(old_ranks)), np.zeros(length))
+
+
+def the_mean_of_what_falls_to_it(comm, old_ranks, read, length):
+    mine = [read(old) for old in range(comm.rank, old_ranks, comm.size)]
+    return np.mean(mine, axis=0) if mine else np.zeros(length)
+
+
+def all_to_the_first(comm, old_ranks, read, length):
+    if comm.size == old_ranks:
+        return read(comm.rank)
+    return everybody_has_everything(comm, old_ranks, read, length) if comm.rank == 0 else np.zeros(length)
+
+
+def shares_the_sum_equally(comm, old_ranks, read, length):
+    return everybody_has_everything(comm, old_ranks, read, length) / comm.size
+
+
+def by_message(comm, old_ranks, read, length):
+    comm.barrier()
+    return solution("23.load_residual")(comm, old_ranks, read, length)
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -631,6 +667,14 @@ WRONG = [
     ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
     ("17.one_f_one_b", nothing_ahead, "too little in flight"),
     ("17.one_f_one_b", forgets_small_m, "m is less than p"),
+    ("23.load_residual", starts_without, "is lost"),
+    ("23.load_residual", only_its_own, "takes over several"),
+    ("23.load_residual", its_own_even_if_there_is_none, "starts with zeros"),
+    ("23.load_residual", everybody_has_everything, "to one rank only"),
+    ("23.load_residual", the_mean_of_what_falls_to_it, "without a mean"),
+    ("23.load_residual", all_to_the_first, "not its own to keep"),
+    ("23.load_residual", shares_the_sum_equally, "bit for bit"),
+    ("23.load_residual", by_message, "need send anything"),
 ]
 
 

@@ -1,20 +1,22 @@
 """Recomputation changes no bit, and what a block keeps is a closed form to the byte."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
-from minidist.nn import GPT, MLP, GPTConfig, Module
+from minidist.nn import GPT, MLP, GPTConfig, Module, block_bytes
+from minidist.nn.composite import CompositeBlock
 from minidist.nn.recompute import recompute
 
 CHOICES = ["none", "full", "selective"]
-QUERIES = 64  # rows of a block of the attention
 
 
-def gpt(layers, what, length, width, heads, dropout):
-    return recompute(GPT(GPTConfig(11, length, width, layers, heads, dropout, attention_dropout=dropout)), what)
+def gpt(layers, what, length, width, heads, dropout, dtype=np.float32):
+    return recompute(GPT(GPTConfig(11, length, width, layers, heads, dropout, attention_dropout=dropout), dtype), what)
 
 
 def step(model, batch, length):
@@ -23,9 +25,9 @@ def step(model, batch, length):
         return model(tokens[:, :-1], tokens[:, 1:], float(batch * length))
 
 
-def kept(layers, what, batch, length, width, heads, dropout):
+def kept(layers, what, batch, length, width, heads, dropout, dtype=np.float32):
     """Bytes of activations alive between forward and backward."""
-    model = gpt(layers, what, length, width, heads, dropout)
+    model = gpt(layers, what, length, width, heads, dropout, dtype)
     with account_memory() as account:
         loss = step(model, batch, length)
         assert loss.size == 1
@@ -33,18 +35,10 @@ def kept(layers, what, batch, length, width, heads, dropout):
 
 
 def block_form(what, b, s, h, a, dropout):
-    """Bytes that one fused block of float32 keeps.
-
-    16 sbh values: two sums of the residual stream, two normalised inputs, queries, keys and values, the attention's output,
-    and in the MLP the inner width of 4 h twice (GELU's result and derivative); 2 sb of the norms' reciprocal deviations;
-    the scores up to the diagonal block, with a sum a row. With dropout masks of 1 byte: two of sbh, and one of as²b.
-    """
+    """Bytes that one fused block keeps: its input only; all; or all but the scores."""
     if what == "full":
         return 4 * s * b * h
-    attention = what == "none"
-    scores = sum(min(QUERIES, s - first) * (min(first + QUERIES, s) + 1) for first in range(0, s, QUERIES))
-    masks = 2 * s * b * h + (a * s * s * b if attention else 0) if dropout else 0
-    return 4 * (16 * s * b * h + 2 * s * b + (a * b * scores if attention else 0)) + masks
+    return block_bytes.fused(s, b, h, a if what == "none" else 0, dropout=dropout > 0)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -53,6 +47,52 @@ def block_form(what, b, s, h, a, dropout):
 def test_a_block_keeps_its_closed_form_to_the_byte(what, sizes, dropout):
     a_block = kept(3, what, *sizes, dropout) - kept(2, what, *sizes, dropout)
     assert a_block == block_form(what, *sizes, dropout)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("sizes", [(2, 48, 16, 2), (1, 150, 16, 4)])
+def test_a_fused_block_of_2_byte_values_keeps_its_closed_form(sizes, dtype):
+    a_block = kept(3, "none", *sizes, 0.1, dtype) - kept(2, "none", *sizes, 0.1, dtype)
+    b, s, h, a = sizes
+    assert a_block == block_bytes.fused(s, b, h, a, 2, dropout=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(2, 48, 32, 2), (1, 70, 16, 4), (3, 8, 64, 1)])
+def test_the_composite_block_keeps_what_the_paper_counts(sizes, dtype):
+    """34 s b h + 5 a s^2 b with values of 2 bytes and masks of 1, and the two norms' deviations."""
+    b, s, h, a = sizes
+    blocks = [CompositeBlock(GPTConfig(11, s, h, 2, a, 0.1), dtype) for _ in range(2)]
+    with account_memory() as account, batch_coordinates(0, 0):
+        x = Tensor(np.random.default_rng(0).standard_normal((b, s, h)).astype(dtype), requires_grad=True)
+        x = blocks[0](x)
+        first = account.by_purpose["activation"]
+        x = blocks[1](x)
+        kept = account.by_purpose["activation"] - first
+    itemsize = np.dtype(dtype).itemsize
+    assert x.dtype == dtype
+    assert kept == block_bytes.composite(s, b, h, a, itemsize)
+    assert kept - 2 * s * b * max(itemsize, 4) == block_bytes.unfused(s, b, h, a, itemsize)
+    if itemsize == 2:
+        assert block_bytes.unfused(s, b, h, a) == 34 * s * b * h + 5 * a * s * s * b
+
+
+def test_the_composite_block_computes_what_the_fused_one_does():
+    from minidist.nn.gpt import Block
+
+    config = GPTConfig(11, 20, 16, 2, 2)
+    fused, composite = Block(config, np.float64), CompositeBlock(config, np.float64, seed=5)
+    for (_, mine), (_, theirs) in zip(fused.named_parameters(), composite.named_parameters(), strict=True):
+        mine.data[...] = theirs.data
+    x = np.random.default_rng(0).standard_normal((3, 20, 16))
+    results = []
+    for block in (fused, composite):
+        leaf = Tensor(x, requires_grad=True)
+        y = block(leaf)
+        (y * y).sum().backward()
+        results.append([y.data, leaf.grad, *(p.grad for p in block.parameters())])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("what", CHOICES[1:])
@@ -68,8 +108,6 @@ def test_gradients_have_the_same_bits_with_dropout(what):
 
 
 def test_an_mlp_recomputes_its_layers():
-    from minidist.autograd import Tensor
-
     results = []
     for choice in ("none", "full"):
         model = recompute(MLP([5, 7, 3]), choice)

@@ -54,6 +54,16 @@ def test_activations_are_korthikanti_s():
     assert xl.block_activations(b, s, "full") == 2 * s * b * h
 
 
+def test_both_forms_of_a_block_stand_beside_each_other(capsys):
+    from minidist.nn import block_bytes
+
+    block = model_peak("gpt2", 1, batch=2, length=100)["activations_of_a_block"]
+    assert block == {"unfused": 34 * 100 * 2 * 768 + 5 * 12 * 100 * 100 * 2, "fused": block_bytes.fused(100, 2, 768, 12, 2, True)}
+    with pytest.raises(SystemExit):
+        main(["memory", "--model", "gpt2", "--batch", "2", "--seq", "100"])
+    assert "34 s b h + 5 a s^2 b = 6.42 MB" in capsys.readouterr().err
+
+
 def test_the_peak_is_the_sum_and_prefetch_costs_blocks():
     none, two = (model_peak("gpt2-xl", 8, 1, 1024, prefetch=d)["stage3"] for d in (0, 2))
     assert two["total"] - none["total"] == two["prefetch"] == 2 * 2 * MODELS["gpt2-xl"].block

@@ -1,0 +1,36 @@
+"""How many bytes of activations one transformer block keeps for its backward, in closed form, for two blocks.
+
+Korthikanti et al., 2022 (section 4.1) count an unfused block: s positions, b samples, width h, a heads, values of i bytes,
+masks of one:
+
+    attention   its input, Q, K, V, and the input of the output projection      5 i s b h
+                softmax, its dropped-out copy, and the mask between them         (2 i + 1) a s^2 b
+    MLP         the inputs of both products, 1 and 4, and of GELU, 4             9 i s b h
+    two norms   their inputs                                                     2 i s b h
+    two masks                                                                    2 s b h
+
+With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers a row and norm (mean and deviation); ours keeps one,
+in float32 when the values have 2 bytes.
+The fused block of `nn/gpt.py` keeps as many times s b h, but of the scores only what lies at or below the diagonal blocks of
+64 queries, once, with one sum a query: about i a s^2 b / 2; with dropout a mask of all of them, a s^2 b bytes.
+"""
+
+QUERIES = 64  # rows of a block of the fused attention
+
+
+def unfused(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
+    """The paper's bytes: 34 s b h + 5 a s^2 b for itemsize 2."""
+    return (16 * itemsize + 2) * s * b * h + (2 * itemsize + 1) * a * s * s * b
+
+
+def composite(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
+    """`unfused`, and the reciprocal deviation of each row (at least float32) that our two layer norms keep."""
+    return unfused(s, b, h, a, itemsize) + 2 * s * b * max(itemsize, 4)
+
+
+def fused(s: int, b: int, h: int, a: int, itemsize: int = 4, dropout: bool = False) -> int:
+    """What `gpt.Block` keeps."""
+    blocks = [(min(QUERIES, s - first), min(first + QUERIES, s)) for first in range(0, s, QUERIES)]  # queries, keys
+    scores = sum(queries * (keys * itemsize + max(itemsize, 4)) for queries, keys in blocks)
+    masks = 2 * s * b * h + a * s * s * b if dropout else 0
+    return 16 * itemsize * s * b * h + 2 * max(itemsize, 4) * s * b + a * b * scores + masks

@@ -1,0 +1,44 @@
+"""Fewer messages: every rank trains alone for H steps, then the weights are averaged (local SGD).
+
+    mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
+    python mpi_examples/local_sgd.py --ranks 4 --every 1
+"""
+
+import argparse
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.comm import launch
+from minidist.data import glyphs
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import SGD
+from minidist.parallel.local_sgd import PeriodicAverage
+
+STEPS, ROWS = 60, 480
+
+
+def main(comm, every):
+    images, labels = glyphs().rows(np.arange(ROWS))
+    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
+    model = MLP([images.shape[1], 64, 10], seed=comm.rank)  # rank 0's weights are sent to everybody
+    flat = FlatParameters(model.parameters())
+    average, optimizer = PeriodicAverage(flat, comm, every), SGD(flat, lr=1.0)
+    for _ in range(STEPS):
+        flat.zero_grad()
+        cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=mine.stop - mine.start).backward()
+        optimizer.step()
+        average.step()
+    if STEPS % every:
+        average.average()
+    sent = comm.trace.bytes_by_purpose().get("parameter_gather", 0)
+    if comm.rank == 0:
+        loss = cross_entropy(model(Tensor(images)), labels).item()
+        print(f"averaged every {every} steps: loss {loss:.4f} after {STEPS} steps, rank 0 sent {sent:,} bytes of weights", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--every", type=int, default=10, help="steps between two averages")
+    flags, _ = parser.parse_known_args()
+    launch(main, flags.every)

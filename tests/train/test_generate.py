@@ -1,0 +1,146 @@
+"""Generation: the same text from the same seed, whoever trained the model; what temperature and top-k mean."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.train.config import TrainConfig
+from minidist.train.generate import as_text, as_tokens, choose, generate, load_model, run_generation
+from minidist.train.job import make_model
+from minidist.train.metrics import read_metrics
+from minidist.train.trainer import train
+
+GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "pydoc", "global_batch": 8, "dropout": 0.2, "steps": 2}
+
+
+def trained(folder, ranks=1, **values):
+    """Train and save; the weights that the ranks have in the end, whole."""
+    config = TrainConfig.make(**{**GPT, "save": str(folder), **values})
+    weights = {}
+    SimWorld(ranks).run(train, config, [lambda state: weights.update(state.strategy.tensors()["weights"])])
+    return weights
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    trained(folder, accumulation=4)
+    return folder
+
+
+LAYOUTS = [{"dp": 4, "zero": 0}, {"dp": 2, "zero": 1}, {"dp": 3, "zero": 2, "global_batch": 9}, {"dp": 4, "zero": 3}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_model_is_the_one_that_was_trained_whoever_held_which_part(tmp_path, layout):
+    weights = trained(tmp_path, layout["dp"], **layout)
+    model, _ = load_model(tmp_path)
+    assert {p.name for p in model.parameters()} == set(weights)
+    for parameter in model.parameters():
+        assert np.array_equal(parameter.data, weights[parameter.name]), parameter.name
+    assert len(run_generation(tmp_path, "The ", 5, 0.8, 40, 3)["tokens"]) == 5
+
+
+def test_a_seed_fixes_the_text_and_another_one_changes_it(alone):
+    texts = [run_generation(alone, "The ", 40, 1.0, None, seed)["tokens"] for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(texts[0]) == 40
+    assert run_generation(alone, "The ", 12, 1.0, None, 0)["tokens"] == texts[0][:12]
+
+
+def test_temperature_0_takes_what_one_forward_pass_says(alone):
+    """Also beyond the context: the window slides. And dropout is off."""
+    model, config = load_model(alone)
+    text = list(b"abc")
+    for token in generate(model, np.frombuffer(b"abc", np.uint8), 12, config.context, temperature=0):
+        logits = model(np.array([text[-8:]])).data[0, -1]
+        assert token == int(np.argmax(logits))
+        text.append(token)
+
+
+@settings(max_examples=15)
+@given(st.integers(2, 12), st.integers(1, 12), st.floats(0.1, 5), st.integers(0, 1000))
+def test_draws_follow_the_distribution(size, k, temperature, seed):
+    logits = np.random.default_rng(seed).standard_normal(size)
+    kept = np.argsort(-logits, kind="stable")[:k]
+    weights = np.zeros(size)
+    weights[kept] = np.exp(logits[kept] / temperature)
+    expected = weights / weights.sum()
+    draws = (np.arange(500) + 0.5) / 500
+    counts = np.bincount([choose(logits, temperature, k, draw) for draw in draws], minlength=size) / 500
+    assert np.abs(counts - expected).max() <= 1 / 500 + 1e-9
+    assert choose(logits, temperature, 1, draws[seed % 500]) == int(np.argmax(logits))
+
+
+def test_llama_and_numbers_as_tokens(tmp_path):
+    trained(tmp_path, model="llama", data="markov", dropout=0.0)
+    answer = run_generation(tmp_path, "3 1 2", 5, 1.0, None, 0)
+    assert len(answer["tokens"]) == 5
+    assert answer["text"] == " ".join(map(str, answer["tokens"]))
+    with pytest.raises(UsageError, match="numbers from 0 to 15"):
+        run_generation(tmp_path, "3 99", 5, 1.0, None, 0)
+    with pytest.raises(UsageError, match="write them with spaces"):
+        run_generation(tmp_path, "three", 5, 1.0, None, 0)
+
+
+def test_bytes_become_text():
+    assert as_text([226, 130, 172, 255], 256) == "€\ufffd"
+    assert as_tokens("€", 256).tolist() == [226, 130, 172]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"temperature": -1.0}, "at least 0"), ({"top_k": 0}, "at least 1"), ({"prompt": ""}, "at least one token"), ({"count": -1}, "at least 0")],
+)
+def test_wrong_settings(alone, values, words):
+    asked = {"prompt": "a", "count": 1, "temperature": 1.0, "top_k": None, "seed": 0, **values}
+    with pytest.raises(UsageError, match=words):
+        run_generation(alone, **asked)
+
+
+def test_a_classifier_generates_nothing(tmp_path):
+    trained(tmp_path, model="mlp", data="glyphs", dropout=0.0)
+    with pytest.raises(UsageError, match="holds a classifier"):
+        load_model(tmp_path)
+    with pytest.raises(UsageError, match="no checkpoint"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_the_command_and_the_metrics_file(tmp_path, capsys):
+    job = ["--steps", "3", "--dp", "2", "--width", "16", "--heads", "2", "--context", "8", "--save", str(tmp_path / "c"), "--warmup", "2"]
+    lines = tmp_path / "m" / "metrics.jsonl"
+    with pytest.raises(SystemExit):
+        main(["train", *job, "--metrics", str(lines), "--trace", str(tmp_path / "t.jsonl"), "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    records = read_metrics(lines)
+    assert [r["loss"] for r in records] == summary["losses"]
+    assert [r["step"] for r in records] == [0, 1, 2]
+    assert [r["samples"] for r in records] == [8, 16, 24]
+    assert records[0]["lr"] < records[-1]["lr"]
+    assert records[0]["bytes_sent"] < records[-1]["bytes_sent"]
+    with pytest.raises(SystemExit):
+        main(["generate", str(tmp_path / "c"), "--tokens", "4", "--json"])
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
+
+
+def test_callbacks_see_every_step_on_every_rank(tmp_path):
+    from minidist.train.session import run_training
+
+    seen = []
+    config = TrainConfig.make(**GPT)
+    run_training(config, 2, 60.0, tmp_path / "t.jsonl", callbacks=[lambda state: seen.append((state.rank, state.step, state.loss))])
+    assert sorted(step[:2] for step in seen) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({loss for _, step, loss in seen if step == 1}) == 1
+
+
+def test_the_builder_needs_the_vocabulary_only():
+    class Words:
+        vocab_size = 5
+
+    assert make_model(TrainConfig.make(**GPT), Words()).config.vocab_size == 5
