@@ -323,16 +323,26 @@ def options_of(texts: list[str]) -> dict[str, Any]:
 @app.command()
 def partition(
     profile: Annotated[str, typer.Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")],
-    machines: Annotated[int, typer.Option(help="machines to use")],
-    bandwidth: Annotated[float, typer.Option(help="bytes per second of a link")],
-    objective: Annotated[str, typer.Option(help="released (compute + synchronisation) or paper (the larger of the two)")] = "released",
-    memory_limit: Annotated[float | None, typer.Option(help="bytes of a machine")] = None,
+    machines: Annotated[int, typer.Option(help="machines to use; stages, for the methods that replicate none")],
+    bandwidth: Annotated[float | None, typer.Option(help="pipedream: bytes per second of a link")] = None,
+    method: Annotated[str, typer.Option(help="pipedream, gpipe (times differ least), time (fastest slowest stage), parameters or uniform")] = "pipedream",
+    objective: Annotated[str, typer.Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")] = "released",
+    memory_limit: Annotated[float | None, typer.Option(help="pipedream: bytes of a machine")] = None,
     json_output: Json = False,
 ) -> None:
-    """PipeDream's optimizer: which layers make a stage, and how many machines share it."""
-    from minidist.pipeline.partition import pipedream, read_profile
+    """Which layers make a stage; by PipeDream's optimizer also how many machines share it."""
+    from minidist.pipeline.partition import METHODS, pipedream, read_profile
+    from minidist.pipeline.partition import partition as cut
 
-    result = pipedream(read_profile(profile), machines, bandwidth, objective, memory_limit)
+    layers = read_profile(profile)
+    if method == "pipedream":
+        if bandwidth is None:
+            raise UsageError("--method pipedream needs --bandwidth, the bytes per second of a link; or take --method time")
+        result = pipedream(layers, machines, bandwidth, objective, memory_limit)
+    elif bandwidth is not None or memory_limit is not None:
+        raise UsageError(f"--method {method} looks at no link and no memory; leave --bandwidth and --memory-limit out, or take --method {METHODS[0]}")
+    else:
+        result = cut(layers, method, machines)
     if json_output:
         print(json.dumps(result.as_dict()))
         return
@@ -342,29 +352,23 @@ def partition(
 
 
 @app.command()
-def staleness(
-    consistency: Annotated[list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")] = None,
-    workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
-    slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
-    who: Annotated[str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")] = "last",
-    seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
-    json_output: Json = False,
+@takes_config
+def profile(
+    config: TrainConfig,
+    rounds: Annotated[int, typer.Option(help="timed passes of each block")] = 5,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
 ) -> None:
-    """A parameter server with slow workers: gradients a second, staleness and loss of each consistency."""
-    from minidist.train.staleness import staleness_runs, table
+    """Time each block of the model on this machine: a PROFILE.json for minidist partition and train --partition."""
+    from minidist.train.job import check
+    from minidist.train.profiler import profile_layers
 
-    runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
-    if json_output:
-        print(json.dumps([run.__dict__ for run in runs]))
+    check(config)
+    text = json.dumps([vars(layer) for layer in profile_layers(config, rounds)], indent=1)
+    if output is None:
+        print(text)
     else:
-        say(table(runs))
-    if output is not None:
-        from minidist.report.frame import save
-        from minidist.report.staleness import staleness as picture
-
-        title = f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g} times as long"
-        say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
+        output.write_text(text + "\n", encoding="utf-8")
+        say(f"written: {output}")
 
 
 @bench_app.command("collectives")
