@@ -33,6 +33,7 @@ Ranks = Annotated[int | None, typer.Option(help="virtual ranks (default: the pro
 Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported")]
 TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+DeepSpeed = Annotated[Path | None, typer.Option(help="a DeepSpeed configuration file; what is not honoured is listed")]
 Eager = Annotated[int, typer.Option(help="simulated: sends of up to so many bytes are buffered")]
 
 
@@ -61,6 +62,19 @@ def takes_config(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
+    """The job with the file's settings in it; the first process says which keys are not honoured."""
+    if path is None:
+        return config
+    from minidist.comm.mpi import launched_rank
+    from minidist.train.deepspeed import honour, read_deepspeed
+
+    translation = read_deepspeed(path)
+    if translation.ignored and launched_rank() == 0:
+        say(translation.warning())
+    return honour(config, translation, given_flags())
+
+
 def say(text: str = "") -> None:
     """A line for people: standard error, so that standard output is free for JSON."""
     print(text, file=sys.stderr, flush=True)
@@ -70,10 +84,13 @@ def say(text: str = "") -> None:
 @takes_config
 def train(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, json_output: Json = False,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, deepspeed: DeepSpeed = None,
+    json_output: Json = False,
 ) -> None:  # fmt: skip
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.train.session import run_training
+
+    config = with_deepspeed(config, deepspeed)
 
     summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics)
     if summary is None:
@@ -89,10 +106,12 @@ def train(
 @takes_config
 def compare(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    json_output: Json = False,
+    deepspeed: DeepSpeed = None, json_output: Json = False,
 ) -> None:  # fmt: skip
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
     from minidist.train.session import run_comparison
+
+    config = with_deepspeed(config, deepspeed)
 
     if "reduction" not in given_flags():
         config = config.model_copy(update={"reduction": "ordered"})
@@ -192,6 +211,23 @@ def memory(
             say(stages["not_counted"])
         elif accounting == "deepspeed":
             say("DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use --model")
+
+
+@app.command()
+@takes_config
+def explain(
+    config: TrainConfig, file: Annotated[Path, typer.Argument(help="a DeepSpeed configuration file")], ranks: Ranks = None,
+    params: Annotated[str | None, typer.Option(help="also the model states of so many parameters, such as 7.5e9")] = None,
+    json_output: Json = False,
+) -> None:  # fmt: skip
+    """What a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
+    from minidist.train.deepspeed import honour, read_deepspeed
+    from minidist.train.explain import explain as figures
+    from minidist.train.explain import table
+
+    translation = read_deepspeed(file)
+    answer = figures(honour(config, translation, given_flags()), translation, ranks, params)
+    print(json.dumps(answer) if json_output else table(answer))
 
 
 @app.command()
@@ -434,6 +470,8 @@ def bench_network(
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
@@ -441,9 +479,15 @@ def bench_step(
     from minidist.train.bench_parallel import bench_data_parallel
     from minidist.train.bench_step import bench_step as bench
 
+    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
+        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+    stages = [int(part) for part in zero.split(",")] if zero else []
     if ranks > 1:
-        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt"), json_output)
+        other = None if against == "none" else against
+        show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
+    if stages:
+        raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 

@@ -186,6 +186,18 @@ def two_level_all_reduce(size: int, nodes: int, ranks: int, node: int, rank: int
     return _sum(reduce_scatter(sizes, rank), all_gather(sizes, rank)), all_reduce(sizes[rank], nodes, node)
 
 
+def two_level_reduce_scatter(sizes: Sequence[Sequence[int]], node: int, rank: int) -> tuple[Volume, Volume]:
+    """The same of a reduce-scatter; sizes[m][l]: the chunk of rank l of node m."""
+    places = [sum(place) for place in zip(*sizes, strict=True)]
+    return reduce_scatter(places, rank), reduce_scatter([row[rank] for row in sizes], node)
+
+
+def two_level_all_gather(sizes: Sequence[Sequence[int]], node: int, rank: int) -> tuple[Volume, Volume]:
+    """The same of an all-gather."""
+    places = [sum(place) for place in zip(*sizes, strict=True)]
+    return all_gather(places, rank), all_gather([row[rank] for row in sizes], node)
+
+
 def _naive_all_gather(sizes: Sequence[int], rank: int) -> Volume:
     return _sum(gather(sizes, rank), broadcast(sum(sizes), len(sizes), rank))
 
@@ -230,6 +242,12 @@ VOLUMES: dict[tuple[str, str], Callable[..., Volume]] = {
     ("broadcast", "segmented_ring"): segmented_broadcast,
     ("reduce", "segmented_ring"): segmented_reduce,
     ("all_reduce", "segmented_ring"): segmented_all_reduce,
+    # With all ranks in one node: what it is without nodes. For several see the functions above.
+    ("broadcast", "two_level"): binomial_broadcast,
+    ("reduce", "two_level"): reduce,
+    ("all_gather", "two_level"): all_gather,
+    ("reduce_scatter", "two_level"): reduce_scatter,
+    ("all_reduce", "two_level"): all_reduce,
 }
 
 
@@ -375,7 +393,8 @@ def segmented_all_reduce_time(nbytes: float, ranks: int, alpha: float, beta: flo
 def two_level_time(
     nbytes: float, nodes: int, ranks: int, fast: tuple[float, float], slow: tuple[float, float]
 ) -> float:
-    """Two-level all-reduce of equal nodes; fast, slow: (alpha, beta) inside a node and across."""
+    """Two-level all-reduce of equal nodes; fast, slow: (alpha, beta) inside a node and across. Half of it is that of a
+    reduce-scatter or an all-gather."""
     return 2 * steps_time(nbytes, ranks, *fast) + 2 * steps_time(nbytes / ranks, nodes, *slow)
 
 
@@ -417,4 +436,9 @@ TIMES: dict[tuple[str, str], Callable[[float, int, float, float], float]] = {
     ("broadcast", "segmented_ring"): segmented_chain_time,
     ("reduce", "segmented_ring"): segmented_chain_time,
     ("all_reduce", "segmented_ring"): segmented_all_reduce_time,
+    ("broadcast", "two_level"): binomial_down_time,
+    ("reduce", "two_level"): binomial_up_time,
+    ("all_gather", "two_level"): steps_time,
+    ("reduce_scatter", "two_level"): steps_time,
+    ("all_reduce", "two_level"): lambda nbytes, n, alpha, beta: 2 * steps_time(nbytes, n, alpha, beta),
 }

@@ -7,101 +7,185 @@ Two nodes of three ranks; links inside a node are fast, those between nodes slow
     3 all-gather inside        0 ─ 1 ─ 2        3 ─ 4 ─ 5       everybody has everything
 
 Across nodes a rank sends 2 (M-1)/M of N/L bytes (M nodes of L ranks), L times less than a ring over all whose links all
-carry 2 (n-1)/n of N. Nodes of unequal size have no partner for every chunk: there rank 0 of each node, its leader, works
-for all (reduce inside, all-reduce among leaders, broadcast inside).
+carry 2 (n-1)/n of N. Reduce-scatter is the first two steps with one less across, all-gather the last two. Nodes of unequal
+size have no partner for every chunk: there rank 0 of each node, its leader, works for all (reduce inside, across among
+leaders, broadcast inside), as it does in broadcast, reduce and barrier, where a slow link carries the array once.
+
+Which ranks are a node? `TwoLevel(comm, color)` is told, and tells its communicator. Any other one asks the world: ranks between
+which the links are the fastest there are (simulated), or processes of one host (MPI).
 
 Source: Jia et al., Highly scalable deep learning training system with mixed-precision, 2018, section 3.4 (hierarchical
 all-reduce).
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.base.trace import purpose
 from minidist.collectives import binomial_tree, ring
-from minidist.collectives.operations import check_op, divide_if_average
+from minidist.collectives.operations import divide_if_average
+from minidist.collectives.part import Part
+from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
 
 
-class TwoLevel:
-    """The ranks of `comm` in nodes: those with the same `color` (a node's coordinate in a mesh, for instance) are one.
+class Levels:
+    """A channel's ranks in nodes, seen from one of them: `inside` its node, and `across`, those of its place in each node.
 
-    A call of all ranks; at the start everybody learns everybody's color (8 B each, purpose `startup`). Calls run in the
-    communicator's lane, one after the other, blocking or not.
+    With nodes of unequal size there is an `across` for the leaders only; for the others it is themselves alone.
     """
 
-    def __init__(self, comm: Comm, color: int) -> None:
-        self.comm, self.color = comm.dup(), int(color)
-        if color < 0:
-            raise UsageError(f"rank {comm.rank}: a node needs a color of at least 0, got {color}")
-        colors = np.empty(comm.size, dtype=np.int64)
-        with purpose("startup"):
-            channel = self.comm.collective("two_level")
-            ring.all_gather(channel, np.array([color], dtype=np.int64), [1] * comm.size, colors)
-        nodes = [np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())]
-        self.nodes: list[list[int]] = nodes  # in the order of their first ranks
-        mine = next(node for node in nodes if comm.rank in node)
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.nodes = nodes = comm.nodes or comm.world.nodes(comm.members)
+        self.home = next(i for i, node in enumerate(nodes) if comm.rank in node)
+        place = nodes[self.home].index(comm.rank)
         self.equal = len({len(node) for node in nodes}) == 1
-        self.inside = self.comm.group(mine, f"node{color}")
-        place = mine.index(comm.rank)
-        across = [node[place] for node in nodes if len(node) > place] if self.equal or place == 0 else [comm.rank]
-        self.across = self.comm.group(across, f"across{place}")
+        self.inside = Part(comm, nodes[self.home])
+        together = self.equal or place == 0
+        self.across = Part(comm, [node[place] for node in nodes if len(node) > place] if together else [comm.rank])
 
-    def all_reduce(self, array: np.ndarray, op: str = "sum", *, async_op: bool = False) -> Any:
-        """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it (or a Work)."""
-        check_op(op, array)
-        self._check(array, "all_reduce")
-        return self._run(
-            "all_reduce/two_level" + ("" if op == "sum" else f" {op}"), lambda: self._all_reduce(array, op), async_op
-        )
+    @property
+    def order(self) -> list[int]:
+        """Ranks sorted by (place, node): what belongs to one place of all nodes then lies side by side."""
+        return [node[place] for place in range(self.inside.size) for node in self.nodes]
 
-    def broadcast(self, array: np.ndarray, root: int = 0, *, async_op: bool = False) -> Any:
-        """Every rank's `array` becomes the root's: inside its node, among the leaders, inside the other nodes."""
-        if not 0 <= root < self.comm.size:
-            raise UsageError(f"rank {self.comm.rank}: broadcast with root {root}; ranks are 0..{self.comm.size - 1}")
-        self._check(array, "broadcast")
-        return self._run("broadcast/two_level", lambda: self._broadcast(array, root), async_op)
+    def totals(self, sizes: Sequence[int]) -> list[int]:
+        """Elements of each place, over all nodes."""
+        return [sum(sizes[node[place]] for node in self.nodes) for place in range(self.inside.size)]
 
-    def _check(self, array: np.ndarray, operation: str) -> None:
-        if not array.flags.c_contiguous:
-            raise UsageError(
-                f"rank {self.comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
-            )
+    def leaders(self) -> Part:
+        """Rank 0 of each node, its caller one of them."""
+        return Part(self.comm, [node[0] for node in self.nodes])
 
-    def _run(self, name: str, function: Callable[[], np.ndarray], async_op: bool) -> Any:
-        work = self.comm.collective(name).post(function)
-        return work if async_op else work.wait()
+    def node_of(self, rank: int) -> int:
+        """The number of a rank's node."""
+        return next(i for i, node in enumerate(self.nodes) if rank in node)
 
-    def _all_reduce(self, array: np.ndarray, op: str) -> np.ndarray:
-        inner = "sum" if op == "avg" else op  # divided once, at the end
-        inside, across = (comm.collective(f"two_level {op}") for comm in (self.inside, self.across))
-        if self.equal:
-            flat, sizes = array.reshape(-1), chunk_sizes(array.size, inside.size)
-            start = offsets(sizes)
-            mine = np.empty_like(flat, shape=(sizes[inside.rank],))
-            ring.reduce_scatter(inside, flat, sizes, mine, inner)
-            ring.all_reduce(across, mine, inner)
-            divide_if_average(op, mine, self.comm.size)
-            flat[start[inside.rank] : start[inside.rank + 1]] = mine
-            ring.all_gather(inside, flat[start[inside.rank] : start[inside.rank + 1]], sizes, flat)
-            return array
-        total = binomial_tree.reduce(inside, array, 0, inner)
-        if total is not None:
-            ring.all_reduce(across, total, inner)
-            divide_if_average(op, total, self.comm.size)
-            array[...] = total
-        return binomial_tree.broadcast(inside, array, 0)
 
-    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
-        home = next(i for i, node in enumerate(self.nodes) if root in node)
-        inside, across = (comm.collective("two_level broadcast") for comm in (self.inside, self.across))
-        at_home = self.comm.rank in self.nodes[home]
-        if at_home:
-            binomial_tree.broadcast(inside, array, self.nodes[home].index(root))
-        if inside.rank == 0:
-            binomial_tree.broadcast(across, array, home)
-        return array if at_home else binomial_tree.broadcast(inside, array, 0)
+def reordered(flat: np.ndarray, sizes: Sequence[int], order: Sequence[int], back: bool = False) -> np.ndarray:
+    """Chunks of `flat` from the order of the ranks into `order`, or back. No copy when the two are the same."""
+    if list(order) == list(range(len(sizes))):
+        return flat
+    result, start, moved = np.empty_like(flat), offsets(list(sizes)), offsets([sizes[rank] for rank in order])
+    for i, rank in enumerate(order):
+        here, there = (moved[i], moved[i + 1]), (start[rank], start[rank + 1])
+        (a, b), (c, d) = (there, here) if back else (here, there)
+        result[a:b] = flat[c:d]
+    return result
+
+
+@algorithm("all_reduce", "two_level")
+def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+    """Equal nodes: a rank sends 2 (L-1)/L of the array inside and 2 (M-1)/M of its chunk across."""
+    levels = Levels(comm)
+    inner, inside, across = "sum" if op == "avg" else op, levels.inside, levels.across  # divided once, at the end
+    if levels.equal:
+        flat, sizes = array.reshape(-1), chunk_sizes(array.size, inside.size)
+        start = offsets(sizes)
+        mine = np.empty_like(flat, shape=(sizes[inside.rank],))
+        ring.reduce_scatter(inside, flat, sizes, mine, inner)
+        ring.all_reduce(across, mine, inner)
+        divide_if_average(op, mine, comm.size)
+        flat[start[inside.rank] : start[inside.rank + 1]] = mine
+        ring.all_gather(inside, flat[start[inside.rank] : start[inside.rank + 1]], sizes, flat)
+        return array
+    total = binomial_tree.reduce(inside, array, 0, inner)
+    if total is not None:
+        ring.all_reduce(across, total, inner)
+        divide_if_average(op, total, comm.size)
+        array[...] = total
+    return binomial_tree.broadcast(inside, array, 0)
+
+
+@algorithm("reduce_scatter", "two_level")
+def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+    """Inside, each place gets the chunks of that place in all nodes; across, each of them its own."""
+    levels = Levels(comm)
+    inner, inside, across, nodes = "sum" if op == "avg" else op, levels.inside, levels.across, levels.nodes
+    flat = array.reshape(-1)
+    if levels.equal:
+        totals = levels.totals(sizes)
+        held = np.empty_like(flat, shape=(totals[inside.rank],))
+        ring.reduce_scatter(inside, reordered(flat, sizes, levels.order), totals, held, inner)
+        ring.reduce_scatter(across, held, [sizes[rank] for rank in across.ranks], out, inner)
+        divide_if_average(op, out, comm.size)
+        return out
+    total = binomial_tree.reduce(inside, flat, 0, inner)
+    mine, node_sizes = nodes[levels.home], [sum(sizes[rank] for rank in node) for node in nodes]
+    if total is not None:
+        ours = np.empty_like(flat, shape=(node_sizes[levels.home],))
+        by_node = reordered(total, sizes, [rank for node in nodes for rank in node])
+        ring.reduce_scatter(across, by_node, node_sizes, ours, inner)
+        divide_if_average(op, ours, comm.size)
+        total = ours
+    return binomial_tree.scatter(inside, total, [sizes[rank] for rank in mine], out, 0)
+
+
+@algorithm("all_gather", "two_level")
+def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+    """Across, each place collects its shards of all nodes; inside, the places share them."""
+    levels = Levels(comm)
+    inside, across, nodes = levels.inside, levels.across, levels.nodes
+    flat = shard.reshape(-1)
+    if levels.equal:
+        totals, order = levels.totals(sizes), levels.order
+        straight = order == list(range(len(sizes)))
+        held = out if straight else np.empty_like(out)  # by (place, node)
+        start = offsets(totals)
+        ours = held[start[inside.rank] : start[inside.rank + 1]]
+        ring.all_gather(across, flat, [sizes[rank] for rank in across.ranks], ours)
+        ring.all_gather(inside, ours, totals, held)
+        if not straight:
+            out[...] = reordered(held, sizes, order, back=True)
+        return out
+    together = binomial_tree.gather(inside, flat, [sizes[rank] for rank in nodes[levels.home]], 0)
+    order = [rank for node in nodes for rank in node]
+    held = np.empty_like(out)
+    if together is not None:
+        ring.all_gather(across, together, [sum(sizes[rank] for rank in node) for node in nodes], held)
+    binomial_tree.broadcast(inside, held, 0)
+    out[...] = reordered(held, sizes, order, back=True)
+    return out
+
+
+@algorithm("broadcast", "two_level")
+def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+    """Inside the root's node, among the leaders, inside the other nodes: M-1 slow messages in all."""
+    levels = Levels(comm)
+    home = levels.node_of(root)
+    if levels.home == home:
+        binomial_tree.broadcast(levels.inside, array, levels.nodes[home].index(root))
+    if levels.inside.rank == 0:
+        binomial_tree.broadcast(levels.leaders(), array, home)
+    return array if levels.home == home else binomial_tree.broadcast(levels.inside, array, 0)
+
+
+@algorithm("reduce", "two_level")
+def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+    """Inside the other nodes, among the leaders, inside the root's node: M-1 slow messages in all."""
+    levels = Levels(comm)
+    inner, home = "sum" if op == "avg" else op, levels.node_of(root)
+    part: np.ndarray | None = array
+    if levels.home != home:
+        part = binomial_tree.reduce(levels.inside, array, 0, inner)
+    if levels.inside.rank == 0 and len(levels.nodes) > 1:
+        assert part is not None
+        part = binomial_tree.reduce(levels.leaders(), part, home, inner)
+    if levels.home != home:
+        return None
+    assert part is not None
+    total = binomial_tree.reduce(levels.inside, part, levels.nodes[home].index(root), inner)
+    if total is not None:
+        divide_if_average(op, total, comm.size)
+    return total
+
+
+def barrier(comm: Comm) -> None:
+    """On a channel: dissemination inside, among the leaders, and inside again."""
+    levels = Levels(comm)
+    levels.inside.barrier()
+    if levels.inside.rank == 0:
+        levels.leaders().barrier()
+    levels.inside.barrier()

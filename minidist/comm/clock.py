@@ -10,7 +10,7 @@ happens to run the ranks. So a program without wildcards has exactly one virtual
 fabric is not modelled here (it would depend on the schedule); it can be replayed from a trace afterwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minidist.base.errors import UsageError
@@ -42,6 +42,23 @@ class LinkModel:
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """(alpha, beta) of the link between two world ranks."""
         return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Ranks between which there are links of the least cost are a node; where all links are alike all are one.
+
+        Returns places in `members`, world ranks, node by node.
+        """
+        n = len(members)
+        costs = {(i, j): self.cost(members[i], members[j]) for i in range(n) for j in range(n) if i != j} if self.link else {}
+        fastest = min(costs.values(), key=lambda cost: cost[::-1], default=None)
+        nodes: list[list[int]] = []
+        for i in range(n):
+            near = next((node for node in nodes if costs.get((node[0], i)) == fastest), None)
+            if near is None:
+                nodes.append([i])
+            else:
+                near.append(i)
+        return nodes
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""

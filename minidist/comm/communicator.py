@@ -97,6 +97,7 @@ class Comm:
         self.size = len(members)
         self.operation = self.signature = "message"  # signature: what both sides of a message must have alike
         self.context = name
+        self.nodes: list[list[int]] | None = None  # its ranks node by node, when somebody has said so; see TwoLevel
         self.call: int | None = None  # a channel's tag
         self.site: Site | None = None  # where a channel's collective was called
         self._calls = 0

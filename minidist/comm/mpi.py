@@ -82,6 +82,7 @@ class MPIWorld:
         self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
         self.base = MPI.COMM_WORLD.Dup()  # for making groups and for this class's own business
+        self.hosts: list[str] = self.base.allgather(MPI.Get_processor_name())
         self.handles: dict[str, Any] = {}
         self.trace = Trace(self.rank, self.size)
         self.dead: dict[int, float] = {}  # always empty: a death ends the job
@@ -233,6 +234,10 @@ class MPIWorld:
             request.event.peer = request.comm.members[source]
 
     # waiting ----------------------------------------------------------------------------------------------------------
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        hosts = [self.hosts[member] for member in members]
+        return [[i for i, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]
 
     def exchange(
         self, comm: Comm, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
@@ -437,6 +442,14 @@ def launched_size(environment: "os._Environ[str] | dict[str, str]" = os.environ)
         if environment.get(name, "").isdigit():
             return int(environment[name])
     return None
+
+
+def launched_rank(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> int:
+    """Which of the launcher's processes this is; 0 when there is no launcher."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "MINIDIST_RANK"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 0
 
 
 def check_launcher(size: int, library: str) -> None:

@@ -339,6 +339,9 @@ class SimWorld:
             while key in self.receives and key in self.sends and not behind_wildcard(self.wildcards, self.receives[key][0], key):
                 self._deliver(queues.take(self.sends, key), queues.take(self.receives, key))
 
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        return self.links.nodes(members)
+
     def exchange(self, *_: Any) -> bool:
         return False
 

@@ -19,6 +19,10 @@ class World(Protocol):
         """World ranks that were killed -> when (SimWorld(on_failure="isolate") only)."""
         ...
 
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Places in `members` (world ranks) of those that are near to each other, node by node."""
+        ...
+
     def register(self, comm: Comm) -> None:
         """A communicator was made on this rank."""
 

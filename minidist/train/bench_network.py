@@ -33,11 +33,11 @@ import numpy as np
 from minidist.base.errors import LauncherError, UsageError
 from minidist.base.process import tune_process
 from minidist.collectives import all_reduce
+from minidist.collectives.auto import virtual_seconds
 from minidist.collectives.registry import find
 from minidist.comm import Comm, LinkModel
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi import MPIWorld
-from minidist.train.bench_virtual_collectives import virtual_seconds
 
 SIZES = (1024 * 1024, 4 * 1024 * 1024)
 ALGORITHMS = ("ring", "rabenseifner", "recursive_doubling")

@@ -5,41 +5,15 @@ is repeated. Where two lines of the picture cross, the best choice changes: that
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-
-from minidist import collectives
 from minidist.base.errors import UsageError, nearest
-from minidist.base.layout import chunk_sizes
-from minidist.base.phantom import Phantom
-from minidist.collectives.auto import cheapest
+from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.collectives.closed_form import bus_factor
 from minidist.collectives.registry import algorithms
-from minidist.comm import Comm, LinkModel, SimWorld
+from minidist.comm import LinkModel
 
 SIZES = tuple(2**exponent for exponent in range(0, 27, 2))  # 1 B to 64 MiB
-
-
-def virtual_seconds(operation: str, algorithm: str, ranks: int, nbytes: int, links: LinkModel) -> float:
-    """Until the last rank is done, for `nbytes` in all."""
-    world = SimWorld(ranks, checks=False, record=False, timeout=0, links=links)
-    world.run(call, operation, algorithm, nbytes)
-    return world.end_time
-
-
-def call(comm: Comm, operation: str, algorithm: str, nbytes: int) -> Any:
-    """One call of a collective on a phantom of `nbytes` bytes in all."""
-    counts = chunk_sizes(nbytes, comm.size)
-    whole, mine = Phantom(nbytes, np.uint8), Phantom(counts[comm.rank], np.uint8)
-    function = getattr(collectives, operation)
-    if operation in ("gather", "all_gather"):
-        return function(comm, cast(Any, mine), counts=counts, algorithm=algorithm)
-    if operation == "scatter":
-        return function(comm, cast(Any, whole if comm.rank == 0 else None), cast(Any, mine), algorithm=algorithm)
-    if operation == "all_to_all":
-        whole = Phantom(-(-nbytes // comm.size) * comm.size, np.uint8)
-    return function(comm, cast(Any, whole), algorithm=algorithm)
 
 
 def bench_virtual_collectives(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from minidist.base.errors import UsageError
+from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import build, llama_inner
@@ -19,6 +20,7 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _not_there(config)
+    yield from _compression(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
@@ -31,8 +33,16 @@ def _not_there(config: TrainConfig) -> Iterator[str]:
         yield f"--precision {config.precision} is not there yet; take fp32 or fp64"
     if config.strategy == "ps":
         yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
-    if config.compression != "none":
-        yield f"--compression {config.compression} is not there yet; the library has it (register_comm_hook)"
+
+
+def _compression(config: TrainConfig) -> Iterator[str]:
+    name, _ = check_compression(config.compression)
+    if name == "none":
+        return
+    if config.zero:
+        yield f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by another way; take --zero 0"
+    if config.precision in ("fp16", "bf16"):
+        yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
 
 
 def _models(config: TrainConfig) -> Iterator[str]:

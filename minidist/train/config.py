@@ -62,10 +62,10 @@ class TrainConfig(BaseModel):
     # the data axis
     strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
-    consistency: str = Field("bsp", description="ps: bsp, ssp:BOUND or asp")
+    consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
     zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
-    compression: str = Field("none", description="how gradients are made smaller on their way")
+    compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")

@@ -33,6 +33,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.parallel.compression import Compressor, compress, make_compressor
 from minidist.parallel.dims import Axes
 from minidist.parallel.shards import shard_square_sums
 from minidist.train.job import Job, make_optimizer, optimizer_class
@@ -139,6 +140,10 @@ class Replicated(DataAxis):
             module, comm, reduction="sum", flat=self.flats[0], algorithm=reduction, bucket_cap_mb=job.config.bucket_cap_mb
         )
         self.reducers = [self.parallel.reducer]
+        self.compressor: Compressor | None = None
+        if job.config.compression != "none":
+            self.compressor = make_compressor(job.config.compression, comm, "sum", job.config.seed)
+            self.parallel.register_comm_hook(self.compressor, compress)
 
     def wrap(self, model: Any) -> Any:
         self.parallel.module = model
@@ -149,6 +154,14 @@ class Replicated(DataAxis):
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.no_sync()
+
+    def sizes(self) -> AxisSizes:
+        if self.compressor is None:
+            return super().sizes()
+        group = range(self.parallel.comm.size)
+        return replace(
+            super().sizes(), compressed=sum(self.compressor.sent_bytes(b, rank) for b in self.parallel.reducer.buckets for rank in group)
+        )
 
 
 class ShardedOptimizer(DataAxis):

@@ -18,6 +18,7 @@ from minidist.comm import Comm
 from minidist.parallel import OffloadedOptimizer
 from minidist.train.config import TrainConfig, flag
 from minidist.train.job import Job
+from minidist.train.residuals import load_residuals, residual_pieces
 from minidist.train.strategies import Strategy
 
 # What the bits of the next step depend on; a resumed job must not differ in it.
@@ -32,7 +33,7 @@ def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, st
         "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
     }  # fmt: skip
-    return save(comm, directory, step, _pieces(strategy), state)
+    return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
 
 
 def _pieces(strategy: Strategy) -> list[Piece]:
@@ -65,6 +66,7 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
         axis.updated()
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
+    load_residuals(checkpoint, strategy)
     return checkpoint.step, list(checkpoint.state["losses"])
 
 

@@ -32,13 +32,14 @@ ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 @dataclass(frozen=True)
 class AxisSizes:
     """One data axis of a rank: elements of its units (with padding) and of its gradient messages, and of each trainable
-    parameter (of this rank's tile of it)."""
+    parameter (of this rank's tile of it). compressed: bytes that one reduction of compressed gradients sends, all ranks."""
 
     stage: int
     experts: bool
     units: list[int]
     buckets: list[int]
     parameters: dict[str, int]
+    compressed: int | None = None
 
 
 def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> dict[str, int]:
@@ -69,7 +70,8 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
         n, groups = _group(batches, axis)
         everybody_else = (n - 1) * groups
         total["startup"] += everybody_else * (sum(axis.units) * itemsize + len(axis.units) * DIGEST)
-        total["gradient_reduce"] += reductions * everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        whole = everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
         total["parameter_gather"] += gathers * everybody_else * sum(axis.units) * itemsize
     return total
 

@@ -39,8 +39,10 @@ def binomial(number, ranks, root):
     return tree
 
 
-def association(algorithm, ranks, first, root=0):
-    """The tree of one chunk; `first`: where a ring begins."""
+def association(algorithm, ranks, first, root=0, tree=False):
+    """The tree of one chunk; `first`: where a ring begins; `tree`: of a reduce."""
+    if algorithm == "two_level":  # one node: a tree for a reduce, else the ring
+        algorithm = "binomial" if tree else "ring"
     if algorithm in ("ring", "segmented_ring"):
         return chain([(first + i) % ranks for i in range(ranks)])
     if algorithm == "recursive_doubling":

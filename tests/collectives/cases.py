@@ -135,7 +135,7 @@ class Case:
             cut = [offsets(self.row(source)) for source in ranks]
             return np.concatenate([self.input(s)[cut[s][rank] : cut[s][rank + 1]] for s in ranks])
         if self.operation == "reduce":
-            tree = association(self.algorithm, n, (self.root + 1) % n, self.root)
+            tree = association(self.algorithm, n, (self.root + 1) % n, self.root, tree=True)
             return self._combined(tree, slice(None)) if rank == self.root else None
         chunks = [self._combined(association(self.algorithm, n, (j + 1) % n), pieces[j]) for j in ranks]
         return np.concatenate(chunks) if self.operation == "all_reduce" else chunks[rank]

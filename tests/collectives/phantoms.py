@@ -1,7 +1,7 @@
 """A collective on `nbytes` phantom bytes in all, and how long it takes on the virtual clock: the benchmark's own measure."""
 
+from minidist.collectives.auto import virtual_seconds
 from minidist.comm import LinkModel
-from minidist.train.bench_virtual_collectives import virtual_seconds
 
 
 def seconds(operation, algorithm, ranks, nbytes, links=None):

@@ -7,7 +7,8 @@ import pytest
 
 from minidist import collectives
 from minidist.base.errors import MismatchError
-from minidist.collectives.auto import cheapest, choose
+from minidist.collectives import TwoLevel
+from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
 from minidist.collectives.registry import algorithms
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, Case
@@ -85,20 +86,53 @@ def test_ragged_all_to_all_is_pairwise_because_nobody_knows_all_counts():
     assert {m.operation for m in world.traces[0].messages} == {"all_to_all/pairwise"}
 
 
-def test_the_slowest_link_of_the_communicator_counts():
-    """A group inside a fast node and one across nodes choose differently for the same array."""
-    fast, slow = (1e-7, 1e-9), (1e-3, 1e-9)
-    links = LinkModel(link=lambda a, b: fast if a // 4 == b // 4 else slow)
+FAST, SLOW = (1e-6, 1e-10), (1e-4, 2e-9)
+TWO_NODES = LinkModel(link=lambda a, b: FAST if a // 4 == b // 4 else SLOW)
+RAGGED = LinkModel(link=lambda a, b: FAST if (a < 3) == (b < 3) else SLOW)
+
+
+def test_each_communicator_chooses_by_its_own_links():
+    """A group inside a fast node and one across nodes choose differently for the same array, by formula; both by trying."""
 
     def program(comm):
         inside, across = comm.split(comm.rank // 4), comm.split(comm.rank % 4)
         return tuple(choose(group, "all_reduce", 2**16) for group in (inside, across, comm))
 
-    results = SimWorld(16, links=links).run(program)
-    assert set(results) == {
-        tuple(cheapest("all_reduce", 2**16, *args) for args in ((4, *fast), (4, *slow), (16, *slow)))
-    }
-    assert results[0][0] != results[0][1]
+    ((inside, across, both),) = set(SimWorld(16, links=TWO_NODES).run(program))
+    assert (inside, across) == (cheapest("all_reduce", 2**16, 4, *FAST), cheapest("all_reduce", 2**16, 4, *SLOW))
+    assert inside != across
+    assert both == fastest("all_reduce", 2**16, TWO_NODES, tuple(range(16)))
+
+
+@pytest.mark.parametrize(("ranks", "links"), [(8, TWO_NODES), (7, RAGGED)], ids=["equal nodes", "ragged nodes"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_within_5_percent_where_links_differ_by_node(operation, ranks, links):
+    for nbytes in (1, 2**12, 2**16, 2**20, 2**24):
+        fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
+        assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
+
+
+def test_long_arrays_take_two_levels_where_links_differ_and_nowhere_else():
+    for operation in ("all_reduce", "all_gather", "reduce_scatter"):
+        chosen = fastest(operation, 2**24, TWO_NODES, tuple(range(8)))
+        assert chosen == "two_level", operation
+        others = [seconds(operation, name, 8, 2**24, TWO_NODES) for name in algorithms()[operation] if name != chosen]
+        assert seconds(operation, "two_level", 8, 2**24, TWO_NODES) < 0.75 * min(others)
+        assert cheapest(operation, 2**24, 8, *SLOW) != "two_level"
+
+
+def test_a_communicator_that_was_told_its_nodes_is_taken_at_its_word():
+    """The links say two nodes of four, the color four nodes of two: two_level then is another algorithm."""
+
+    def program(comm):
+        told = TwoLevel(comm, comm.rank // 2).comm
+        choose(told, "all_reduce", 2**24)
+        return fastest("all_reduce", 2**24, TWO_NODES, tuple(range(8)), ((0, 1), (2, 3), (4, 5), (6, 7)))
+
+    SimWorld(8, links=TWO_NODES).run(program)
+    two = virtual_seconds("all_reduce", "two_level", 8, 2**24, TWO_NODES)
+    four = virtual_seconds("all_reduce", "two_level", 8, 2**24, TWO_NODES, ((0, 1), (2, 3), (4, 5), (6, 7)))
+    assert two < four
 
 
 def test_a_world_without_a_link_model_is_taken_for_the_default():

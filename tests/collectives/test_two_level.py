@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minidist import collectives
 from minidist.base.errors import MismatchError, UsageError
 from minidist.collectives import TwoLevel, closed_form
+from minidist.collectives.auto import virtual_seconds
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.mesh import init_device_mesh
 from tests.collectives.cases import OPS, UFUNCS, primes
@@ -28,27 +29,44 @@ def inputs(ranks, size):
     st.data(),
 )
 def test_values_for_any_colouring(colors, size, op, async_op, data):
+    """Every operation, nodes of any size in any place, ragged counts."""
     n = len(colors)
     root, eager = data.draw(st.integers(0, n - 1)), data.draw(st.sampled_from([0, 1 << 20]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), min_size=n - 1, max_size=n - 1)))
+    counts = np.diff([0, *cuts, size]).tolist()
+    start = [0, *cuts, size]
     arrays = [array % 17 + 2 if op == "prod" else array for array in inputs(n, size)]
 
     def program(comm):
-        levels = TwoLevel(comm, colors[comm.rank])
-        mine, other = arrays[comm.rank].copy(), arrays[comm.rank].copy()
-        first, second = levels.all_reduce(mine, op, async_op=async_op), levels.broadcast(other, root, async_op=async_op)
+        levels, mine = TwoLevel(comm, colors[comm.rank]), arrays[comm.rank]
+        summed, copy = mine.copy(), mine.copy()
+        results = [
+            levels.all_reduce(summed, op, async_op=async_op),
+            levels.broadcast(copy, root, async_op=async_op),
+            levels.reduce(mine, root, op, async_op=async_op),
+            levels.reduce_scatter(mine, op, counts=counts, async_op=async_op),
+            levels.all_gather(mine[: counts[comm.rank]], counts=counts, async_op=async_op),
+            levels.barrier(async_op=async_op),
+        ]
         if async_op:
-            first, second = first.wait(), second.wait()
-        assert first is mine
-        assert second is other
-        return mine, other
+            results = [work.wait() for work in results]
+        assert results[0] is summed
+        assert results[1] is copy
+        assert np.array_equal(mine, arrays[comm.rank])
+        return results
 
     expected = arrays[0]
     for array in arrays[1:]:
         expected = UFUNCS[op](expected, array)
     expected = expected / n if op == "avg" else expected
-    for total, copy in SimWorld(n, eager_bytes=eager).run(program):
+    gathered = np.concatenate([arrays[r][: counts[r]] for r in range(n)])
+    for rank, (total, copy, reduced, chunk, whole, _) in enumerate(SimWorld(n, eager_bytes=eager).run(program)):
         assert np.array_equal(total, expected)
         assert np.array_equal(copy, arrays[root])
+        assert (reduced is None) == (rank != root)
+        assert reduced is None or np.array_equal(reduced, expected)
+        assert np.array_equal(chunk, expected[start[rank] : start[rank + 1]])
+        assert np.array_equal(whole, gathered)
 
 
 def on_mesh(comm, size, shape):
@@ -80,6 +98,66 @@ def test_traffic_inside_and_across(shape, size):
             assert sum(m.nbytes for m in inside) == 2 * (local - 1) * 8 * 96 // local
 
 
+def sent_by(world, colors, before):
+    """For each rank (messages, bytes) that stayed in its node, and that left it, since message number `before`."""
+    result = []
+    for rank, trace in enumerate(world.traces):
+        sent = [m for m in trace.messages[before[rank] :] if m.kind == "send"]
+        sides = [[m for m in sent if (colors[m.peer] == colors[rank]) == inside] for inside in (True, False)]
+        result.append(tuple((len(side), sum(m.nbytes for m in side)) for side in sides))
+    return result
+
+
+def call(comm, colors, operation, *arguments, **options):
+    levels = TwoLevel(comm, colors[comm.rank])
+    comm.barrier()
+    before = len(comm.trace.messages)
+    getattr(levels, operation)(*arguments, **options)
+    return before
+
+
+@pytest.mark.parametrize("colors", [[0, 0, 1, 1], [0, 1, 0, 1, 0, 1], [2, 2, 2], [0, 1, 2]])
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
+def test_traffic_of_reduce_scatter_and_all_gather(operation, colors):
+    n, places = len(colors), {c: [r for r, color in enumerate(colors) if color == c] for c in dict.fromkeys(colors)}
+    counts = [3 + (5 * rank) % 4 for rank in range(n)]
+    sizes = [[counts[rank] for rank in node] for node in places.values()]
+    world = SimWorld(n)
+
+    def program(comm):
+        array = np.ones(sum(counts) if operation == "reduce_scatter" else counts[comm.rank])
+        return call(comm, colors, operation, array, counts=counts)
+
+    form = getattr(closed_form, f"two_level_{operation}")
+    for rank, traffic in enumerate(sent_by(world, colors, world.run(program))):
+        node = list(places).index(colors[rank])
+        inside, across = form(sizes, node, places[colors[rank]].index(rank))
+        assert traffic == ((inside[0], 8 * inside[1]), (across[0], 8 * across[1]))
+
+
+@pytest.mark.parametrize("colors", [[0, 0, 1, 1], [0, 1, 1, 1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("operation", ["broadcast", "reduce"])
+def test_a_slow_link_carries_the_array_once_for_each_node(operation, colors):
+    for root in range(len(colors)):
+        world = SimWorld(len(colors))
+        before = world.run(lambda comm, root=root: call(comm, colors, operation, np.ones(5), root))
+        traffic = sent_by(world, colors, before)
+        slow = len(set(colors)) - 1
+        assert (sum(across[0] for _, across in traffic), sum(across[1] for _, across in traffic)) == (slow, 40 * slow)
+        assert sum(inside[0] for inside, _ in traffic) == len(colors) - 1 - slow
+
+
+@pytest.mark.parametrize("colors", [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
+def test_a_barrier_lets_nobody_out_before_everybody_is_in(colors):
+    def program(comm):
+        levels = TwoLevel(comm, colors[comm.rank])
+        comm.compute(seconds=1.0 + comm.rank)
+        levels.barrier()
+        return comm.time()
+
+    assert min(SimWorld(len(colors)).run(program)) >= len(colors)
+
+
 def test_time_on_links_that_differ():
     nodes, local, size = 4, 4, 64
     links = LinkModel(link=lambda a, b: FAST if a // local == b // local else SLOW)
@@ -93,6 +171,8 @@ def test_time_on_links_that_differ():
 
     two_level = SimWorld(nodes * local, links=links).run(program)
     assert max(two_level) == pytest.approx(seconds, rel=1e-12)
+    for operation in ("reduce_scatter", "all_gather"):
+        assert virtual_seconds(operation, "two_level", nodes * local, 8 * size, links) == pytest.approx(seconds / 2, rel=1e-12)
     flat = SimWorld(nodes * local, links=links)
     flat.run(lambda comm: collectives.all_reduce(comm, np.ones(size)))
     assert flat.end_time > 2 * seconds

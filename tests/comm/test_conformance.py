@@ -8,7 +8,7 @@ import pytest
 from minidist.comm import SimWorld, replay
 from tests.comm import programs
 
-PROGRAMS = ["every_collective", "groups_and_lanes", "messages_of_all_sizes"]
+PROGRAMS = ["every_collective", "two_levels", "groups_and_lanes", "messages_of_all_sizes"]
 SENDS = {"synchronous": 0, "buffered": 1 << 30}
 
 
