@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from minidist.base.errors import UsageError
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
-from minidist.pipeline.runtime import cut_model
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import build, llama_inner
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 
 
 def check_axes(config: TrainConfig, batches: Batches) -> None:
@@ -16,7 +15,7 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
     for message in _problems(config, batches):
         raise UsageError(message)
     if config.pp > 1:
-        cut_model(build(config, batches).model, make_plan(config, batches.accumulation).stages)
+        cut_stages(config, build(config, batches).model, make_plan(config, batches.accumulation).stages)
 
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
@@ -118,6 +117,8 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
+        if config.partition != "uniform":
+            yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
         return
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"

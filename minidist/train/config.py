@@ -52,6 +52,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
     tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")

@@ -10,10 +10,10 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import Pipeline, PipelineStage, cut_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.train.data_axis import Tensors, data_axes
 from minidist.train.job import Job, as_input
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 from minidist.train.strategies import Strategy
 
 
@@ -22,7 +22,7 @@ class PipelineParallel(Strategy):
 
     def __init__(self, job: Job, axes: Axes) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
-        modules, tied = cut_model(job.model, plan.stages)
+        modules, tied = cut_stages(job.config, job.model, plan.stages)
         stages, reducers, everything = [], {}, []
         for number in plan.stages_of(axes.pp.rank):
             module = modules[number]
@@ -97,7 +97,7 @@ class PipelineOrder:
 
     def __init__(self, job: Job) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
-        modules, self.tied = cut_model(job.model, plan.stages)
+        modules, self.tied = cut_stages(job.config, job.model, plan.stages)
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
         self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}
 

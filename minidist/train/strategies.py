@@ -23,10 +23,9 @@ from minidist.optim import block_square_sums, norm_from_blocks
 from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
-from minidist.pipeline.runtime import cut_model
 from minidist.train.data_axis import DataAxis, Tensors, gradient_of, unit_parameters
 from minidist.train.job import Job
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 
 
 class Optimizers:
@@ -181,7 +180,7 @@ class OneDevice(Strategy):
         job, stages = self.job, [self.job.model]
         tied: list[str] = []
         if job.config.pp > 1:
-            stages, tied = cut_model(job.model, make_plan(job.config, job.batches.accumulation).stages)
+            stages, tied = cut_stages(job.config, job.model, make_plan(job.config, job.batches.accumulation).stages)
         units = []
         for number, module in enumerate(stages):
             parts = unit_parameters(module) if job.config.zero == 3 else [list(module.parameters())]
