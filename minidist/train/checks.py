@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from minidist.base.errors import UsageError
+from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
-from minidist.pipeline.runtime import cut_model
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import build, llama_inner
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 
 
 def check_axes(config: TrainConfig, batches: Batches) -> None:
@@ -15,11 +15,12 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
     for message in _problems(config, batches):
         raise UsageError(message)
     if config.pp > 1:
-        cut_model(build(config, batches).model, make_plan(config, batches.accumulation).stages)
+        cut_stages(config, build(config, batches).model, make_plan(config, batches.accumulation).stages)
 
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _not_there(config)
+    yield from _compression(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
@@ -28,12 +29,21 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
-    if config.precision in ("fp16", "bf16"):
-        yield f"--precision {config.precision} is not there yet; take fp32 or fp64"
+    split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
+    if config.precision in ("fp16", "bf16") and split:
+        yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
     if config.strategy == "ps":
         yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
-    if config.compression != "none":
-        yield f"--compression {config.compression} is not there yet; the library has it (register_comm_hook)"
+
+
+def _compression(config: TrainConfig) -> Iterator[str]:
+    name, _ = check_compression(config.compression)
+    if name == "none":
+        return
+    if config.zero:
+        yield f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by another way; take --zero 0"
+    if config.precision in ("fp16", "bf16"):
+        yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
 
 
 def _models(config: TrainConfig) -> Iterator[str]:
@@ -107,6 +117,8 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
+        if config.partition != "uniform":
+            yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
         return
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"

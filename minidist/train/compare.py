@@ -130,6 +130,11 @@ class Judge:
 
 def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     """Which promise applies; UsageError when none does."""
+    if config.compression != "none":
+        raise UsageError(
+            f"--compression {config.compression} changes the gradients, so no single device has the same weights; compare without it "
+            "(`train` counts its bytes)"
+        )
     if config.reduction == "ordered" and not dims.splits_sums:
         return "ordered"
     if config.precision != "fp64":

@@ -52,6 +52,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
     tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")
@@ -61,10 +62,10 @@ class TrainConfig(BaseModel):
     # the data axis
     strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
-    consistency: str = Field("bsp", description="ps: bsp, ssp:BOUND or asp")
+    consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
     zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
-    compression: str = Field("none", description="how gradients are made smaller on their way")
+    compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
@@ -72,6 +73,8 @@ class TrainConfig(BaseModel):
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
+    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+    loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
     recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
     offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
 

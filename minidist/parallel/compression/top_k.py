@@ -30,7 +30,7 @@ class TopK(Compressor):
         size = bucket.buffer.size
         if self.k > size:
             raise UsageError(
-                f"rank {self.comm.rank}: top-k with k = {self.k:g} > {size}, the size of bucket {bucket.index}; lower k, or raise "
+                f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower k, or raise "
                 "bucket_cap_mb"
             )
         return ceil(self.k * size) if self.k < 1 else int(self.k)

@@ -1,0 +1,120 @@
+"""`--compression`: bytes in closed form on every layout, nothing lost across a checkpoint, and sentences for what is not meant."""
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint import Checkpoint
+from minidist.comm import SimWorld
+from minidist.train.checks import check_axes
+from minidist.train.compare import tier_of
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import build
+from minidist.train.recipe import parallelize
+from minidist.train.residuals import load_residuals
+from minidist.train.trainer import train
+from minidist.train.volumes import closed_form_bytes
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
+METHODS = ["fp16", "bf16", "topk:0.05", "topk:7", "sign", "qsgd:15", "powersgd:1"]
+
+
+def config(**values):
+    return TrainConfig.make(**{**SMALL, "steps": 2, **values})
+
+
+def run(ranks, **values):
+    made, world = config(**values), SimWorld(ranks)
+    check_axes(made, resolve_batches(made, ranks))
+    results = world.run(train, made)
+    return made, world, results
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_bytes_are_the_closed_form(method, ranks):
+    made, world, results = run(ranks, compression=method)
+    sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
+    closed = closed_form_bytes(made, resolve_batches(made, ranks), [r.sizes for r in results])
+    assert sent == closed.get("gradient_reduce", 0)
+    assert (sent > 0) == (ranks > 1)
+    assert len(results[0].sizes[0].buckets) > 2
+    assert len({r.digest for r in results}) == 1  # replicas stay replicas
+
+
+@pytest.mark.parametrize(("ranks", "layout"), [(4, {"pp": 2, "microbatches": 2}), (4, {"tp": 2}), (2, {"synchronize_each": True, "accumulation": 3})])
+def test_on_the_data_axis_of_other_layouts(ranks, layout):
+    made, world, results = run(ranks, **{**layout, "layers": 2, "compression": "topk:0.05"})
+    sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
+    assert sent == closed_form_bytes(made, resolve_batches(made, ranks), [r.sizes for r in results])["gradient_reduce"] > 0
+
+
+def test_top_k_of_everything_has_the_bits_of_data_parallelism():
+    for ranks in (1, 3):
+        one_bucket = {"bucket_cap_mb": 25.0, "reduction": "ordered", "optimizer": "adam"}
+        size = sum(run(1, **one_bucket)[2][0].sizes[0].parameters.values())
+        digests = {run(ranks, **one_bucket, compression=c)[2][0].digest for c in ("none", f"topk:{size}")}
+        assert len(digests) == 1
+
+
+@pytest.mark.parametrize("method", ["topk:0.05", "sign", "qsgd:15", "powersgd:1"])
+def test_a_resumed_job_goes_on_bit_for_bit(method, tmp_path):
+    whole = run(3, steps=4, compression=method)[2]
+    run(3, steps=2, compression=method, save=str(tmp_path))
+    parts = run(3, steps=4, compression=method, save=str(tmp_path), resume=True)[2]
+    assert [r.digest for r in parts] == [r.digest for r in whole]
+    assert parts[0].losses == whole[0].losses
+    assert parts[0].first_step == 2
+
+
+def residuals_after_loading(comm, path, made):
+    batches = resolve_batches(made, comm.size)
+    strategy = parallelize(build(made, batches, comm), comm)
+    load_residuals(Checkpoint(path), strategy)
+    axis = strategy.data_axes[0]
+    return axis.compressor.residual(axis.parallel.reducer.buckets)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+def test_on_another_number_of_ranks_the_sum_of_the_residuals_is_kept(ranks, tmp_path):
+    made, _, _ = run(4, steps=2, compression="topk:0.05", save=str(tmp_path), precision="fp64")
+    saved = Checkpoint(tmp_path)
+    before = [saved.tensor(f"local/residual/stage 0 tile 0/{rank:05d}") for rank in range(4)]
+    after = SimWorld(ranks).run(residuals_after_loading, tmp_path, made)
+    assert np.abs(sum(before)).max() > 0
+    np.testing.assert_allclose(sum(after), sum(before), rtol=0, atol=1e-16)
+    if ranks == 4:
+        assert all(np.array_equal(a, b) for a, b in zip(after, before, strict=True))
+    run(ranks, steps=4, compression="topk:0.05", save=str(tmp_path), precision="fp64", resume=True)
+
+
+def test_a_residual_is_not_lost_in_silence(tmp_path):
+    run(2, compression="sign", save=str(tmp_path))
+    for method in ("none", "qsgd:3"):
+        with pytest.raises(UsageError, match=r"holds gradients that were not sent yet .* resume with a --compression"):
+            run(2, steps=3, compression=method, save=str(tmp_path), resume=True)
+    run(2, steps=3, compression="topk:0.1", save=str(tmp_path), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"compression": "topk"}, "such as topk:0.01"), ({"compression": "zip"}, "it must be one of none, fp16"),
+        ({"compression": "sign", "zero": 1}, "--zero 1 reduces by another way"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(values, sentence):
+    made = config(**values)
+    with pytest.raises(UsageError, match=sentence):
+        check_axes(made, resolve_batches(made, 2))
+
+
+def test_more_elements_than_a_bucket_has():
+    with pytest.raises(UsageError, match=r"rank 0: top-k with k = 9999999 > \d+, the size of bucket 0"):
+        run(2, compression="topk:9999999")
+
+
+def test_compression_is_not_compared():
+    made = config(compression="sign", reduction="ordered")
+    with pytest.raises(UsageError, match="--compression sign changes the gradients"):
+        tier_of(made, resolve_batches(made, 2).dims)
