@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
+from minidist.base.half import is_half
 from minidist.comm import Comm, init_device_mesh
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
@@ -91,9 +92,18 @@ class DataAxis:
             gradient[place] = 0
         return block_square_sums(gradient)
 
+    def gradients(self) -> list[Array]:
+        """What this rank holds of the summed gradient."""
+        return [flat.grad for flat in self.flats]
+
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm over all axes is `norm`."""
-        clip_by_norm_(self.flats, norm, max_norm)
+        """Scale all gradients, whose norm over all axes is `norm`; those of two bytes when the step reads them."""
+        half = is_half(self.flats[0].dtype)
+        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
+
+    def gradient_holders(self) -> Any:
+        """Whatever has this rank's gradients as `.grad`."""
+        return self.flats
 
     def step(self) -> None:
         """The optimizer's step, and whatever makes every rank's parameters new."""
@@ -190,8 +200,11 @@ class ShardedOptimizer(DataAxis):
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
         return shard_square_sums(self.shards[0].comm, self.shards, skip)
 
-    def clip(self, norm: float, max_norm: float) -> None:
-        clip_by_norm_(self.shards, norm, max_norm)
+    def gradients(self) -> list[Array]:
+        return [shard.grad for shard in self.shards if shard.grad is not None]
+
+    def gradient_holders(self) -> Any:
+        return self.shards
 
     def step(self) -> None:
         self.zero.step()
@@ -212,18 +225,21 @@ class FullySharded(ShardedOptimizer):
         if config.dp_replicate > 1:  # hybrid: shards over neighbours, copies of them over the groups
             mesh = init_device_mesh(comm, (config.dp_replicate, comm.size // config.dp_replicate), ("replicate", "shard"))
             self.copies = self.state_copies = (mesh["replicate"].rank, mesh["replicate"].size)
-        on_host = job.pool if job.pool is not None and config.offload == "parameters" else None
+        policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
         for part in shard_modules(module):
             if any(parameter.flat is None for parameter in part.parameters()):
                 fully_shard(
                     part, mesh=mesh, prefetch=config.prefetch, reduction="sum", algorithm=reduction, reshard_after_forward=config.reshard,
-                    persistence_threshold=config.persistence_threshold, offload_policy=on_host and CPUOffloadPolicy(on_host),
+                    persistence_threshold=config.persistence_threshold, offload_policy=policy,
                 )  # fmt: skip
         self.shards = shards_of(module)
         self.flats = [shard.flat for shard in self.shards]
         self.resident = sum(unit.flat.padded_numel for unit in units_of(module) if unit.persistent)
-        optimizer = make_optimizer(job, sharded_parameters(module))
-        self.optimizer = optimizer if on_host is None else HostOptimizer(optimizer, on_host)
+        with nullcontext() if policy is None else policy.pool.on_host():
+            optimizer: Any = make_optimizer(job, sharded_parameters(module))
+        if policy is not None:
+            optimizer = HostOptimizer(optimizer, policy.pool)
+        self.optimizer = optimizer
         self.reducers = []
 
     def by_hand(self) -> None:
