@@ -23,7 +23,8 @@ from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
 from minidist.pipeline.plan import Plan
 from minidist.train.config import Batches, TrainConfig
-from minidist.train.plans import crossings_of, make_plan
+from minidist.train.job import build
+from minidist.train.plans import crossings_of, make_plan, stage_sizes
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
@@ -39,7 +40,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     layers = Layers(config, batches)
     passes = config.steps * batches.accumulation  # of each replica
     total: Elements = Counter()
-    for stage, blocks in enumerate(_blocks(config, stages)):
+    for stage, blocks in enumerate(_blocks(config, batches, stages)):
         first, last = stage == 0, stage == stages - 1
         forward, backward = layers.forward(blocks, first, last), layers.backward(blocks, first, last)
         forwards = passes
@@ -69,10 +70,12 @@ def _replays_stages(config: TrainConfig) -> bool:
     return config.recompute == "full" and config.offload != "activations"
 
 
-def _blocks(config: TrainConfig, stages: int) -> list[range]:
+def _blocks(config: TrainConfig, batches: Batches, stages: int) -> list[range]:
     """The blocks (of an MLP: layers) of each stage."""
     ends, result = 0, []
-    for size in chunk_sizes(config.layers + (config.model == "mlp"), stages):
+    model = None if config.partition == "uniform" else build(config, batches).model
+    sizes = model and stage_sizes(config.partition, model, stages)
+    for size in sizes or chunk_sizes(config.layers + (config.model == "mlp"), stages):
         result.append(range(ends, ends + size))
         ends += size
     return result

@@ -36,7 +36,8 @@ def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, st
     """Write the job after `step` steps; every rank calls it. Replicated tensors are written once, by turns."""
     state = {
         "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
-        "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses, "extra": strategy.extra_state(),
+        "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
+        "scalars": strategy.scalars(),
     }  # fmt: skip
     return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
 
@@ -70,6 +71,7 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
     states = [{p.name: _state(checkpoint, axes, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
     for array, values in writes:
         array[...] = values
+    strategy.load_scalars(checkpoint.state.get("scalars", {}))
     for axis, state in zip(strategy.data_axes, states, strict=True):
         known = {name: arrays for name, arrays in state.items() if arrays}
         axis.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
@@ -77,7 +79,6 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
     load_residuals(checkpoint, strategy)
-    strategy.load_extra_state(checkpoint.state.get("extra", {}))
     return checkpoint.step, list(checkpoint.state["losses"])
 
 
