@@ -69,6 +69,10 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup).
     """
+    if config.strategy == "ps":
+        from minidist.train.servers import train_served  # it is made of what stands here
+
+        return train_served(comm, config, observers, timeline)
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
