@@ -444,6 +444,14 @@ def launched_size(environment: "os._Environ[str] | dict[str, str]" = os.environ)
     return None
 
 
+def launched_rank(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> int:
+    """Which of the launcher's processes this is; 0 when there is no launcher."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "MINIDIST_RANK"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 0
+
+
 def check_launcher(size: int, library: str) -> None:
     """Launcher and library of two different MPIs make every process rank 0 of 1, and everything passes vacuously."""
     expected = launched_size()

@@ -6,10 +6,9 @@ from minidist.base.errors import UsageError
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
-from minidist.pipeline.runtime import cut_model
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import build, llama_inner
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 
 
 def check_axes(config: TrainConfig, batches: Batches) -> None:
@@ -17,7 +16,7 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
     for message in _problems(config, batches):
         raise UsageError(message)
     if config.pp > 1:
-        cut_model(build(config, batches).model, make_plan(config, batches.accumulation).stages)
+        cut_stages(config, build(config, batches).model, make_plan(config, batches.accumulation).stages)
 
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
@@ -32,8 +31,9 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
-    if config.precision in ("fp16", "bf16"):
-        yield f"--precision {config.precision} is not there yet; take fp32 or fp64"
+    split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
+    if config.precision in ("fp16", "bf16") and split:
+        yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:
@@ -146,6 +146,8 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
+        if config.partition != "uniform":
+            yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
         return
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"

@@ -52,6 +52,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
     tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")
@@ -72,6 +73,8 @@ class TrainConfig(BaseModel):
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
+    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+    loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
     recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
     offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
 
