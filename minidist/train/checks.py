@@ -29,8 +29,9 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
-    if config.precision in ("fp16", "bf16"):
-        yield f"--precision {config.precision} is not there yet; take fp32 or fp64"
+    split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
+    if config.precision in ("fp16", "bf16") and split:
+        yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
     if config.strategy == "ps":
         yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
 

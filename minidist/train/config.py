@@ -73,6 +73,8 @@ class TrainConfig(BaseModel):
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
+    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+    loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
     recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
     offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
 

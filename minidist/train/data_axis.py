@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
+from minidist.base.half import is_half
 from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
@@ -88,9 +89,18 @@ class DataAxis:
             gradient[place] = 0
         return block_square_sums(gradient)
 
+    def gradients(self) -> list[Array]:
+        """What this rank holds of the summed gradient."""
+        return [flat.grad for flat in self.flats]
+
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm over all axes is `norm`."""
-        clip_by_norm_(self.flats, norm, max_norm)
+        """Scale all gradients, whose norm over all axes is `norm`; those of two bytes when the step reads them."""
+        half = is_half(self.flats[0].dtype)
+        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
+
+    def gradient_holders(self) -> Any:
+        """Whatever has this rank's gradients as `.grad`."""
+        return self.flats
 
     def step(self) -> None:
         """The optimizer's step, and whatever makes every rank's parameters new."""
@@ -187,8 +197,11 @@ class ShardedOptimizer(DataAxis):
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
         return shard_square_sums(self.shards[0].comm, self.shards, skip)
 
-    def clip(self, norm: float, max_norm: float) -> None:
-        clip_by_norm_(self.shards, norm, max_norm)
+    def gradients(self) -> list[Array]:
+        return [shard.grad for shard in self.shards if shard.grad is not None]
+
+    def gradient_holders(self) -> Any:
+        return self.shards
 
     def step(self) -> None:
         self.zero.step()

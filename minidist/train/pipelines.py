@@ -1,6 +1,8 @@
 """A pipeline as a strategy of the training loop: this rank's stages, each with a data axis of its own."""
 
 
+from typing import Any
+
 import numpy as np
 
 from minidist.base.arrays import Array
@@ -35,7 +37,7 @@ class PipelineParallel(Strategy):
         super().__init__(job, axes, everything)
         self.now = 0
         self.pipe = Pipeline(
-            axes.pp, plan, stages, job.loss_of, tied=tied, reducers=reducers if axes.data.size > 1 else None,
+            axes.pp, plan, stages, self._loss, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
             coordinates=lambda i: batch_coordinates(self.now, self._number(i) * job.batches.micro_batch, job.config.seed),
         )  # fmt: skip
 
@@ -48,7 +50,11 @@ class PipelineParallel(Strategy):
         self.now, job = step, self.job
         batches = [job.micro_batch(step, self._number(i)) for i in range(job.batches.accumulation)]
         inputs = [getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in batches]
-        return self.pipe.step(inputs, [targets for _, targets in batches])
+        losses = self.pipe.step(inputs, [targets for _, targets in batches])
+        return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
+
+    def _loss(self, outputs: Any, targets: Any) -> Any:
+        return self.job.scaled(self.job.loss_of(outputs, targets))
 
     def square_sums(self) -> Array:
         """Stage after stage; a parameter on several places counts on the first. Two all-reduces (purpose clip_norm)."""

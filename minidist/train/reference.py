@@ -39,17 +39,18 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []
-    for step in range(config.steps):
-        loss, contributions = 0.0, []
-        for number in range(batches.microbatches):
-            value, caught = _one_micro_batch(job, step, number)
-            loss += value
-            contributions.append(caught)
-        _add(device, contributions, order if config.pp == 1 else None)
-        losses.append(loss)
-        finish_step(job, device, step, loss)
-        for observer in observers:
-            observer(StepState(0, step, loss, job, device))
+    with xp.quiet_overflow():
+        for step in range(config.steps):
+            loss, contributions = 0.0, []
+            for number in range(batches.microbatches):
+                value, caught = _one_micro_batch(job, step, number)
+                loss += value
+                contributions.append(caught)
+            _add(device, contributions, order if config.pp == 1 else None)
+            losses.append(loss)
+            finish_step(job, device, step, loss)
+            for observer in observers:
+                observer(StepState(0, step, loss, job, device))
     return losses
 
 
@@ -59,7 +60,7 @@ def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contribut
     try:
         with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
             loss = job.loss(step, number)
-            loss.backward()
+            job.scaled(loss).backward()
     finally:
         contribution_recorder.reset(token)
     return loss.item(), caught

@@ -3,7 +3,7 @@
     for each step
         1 for each of this rank's micro-batches: forward, backward (gradients travel while backward runs)
         2 the loss of the step, summed over all micro-batches in their global order
-        3 clip, learning rate, optimizer step
+        3 (float16: unscale, overflow agreed,) clip, learning rate, optimizer step
         4 observers look at loss, gradients, weights and optimizer state
 """
 
@@ -60,6 +60,7 @@ class TrainResult:
     sizes: list[AxisSizes]
     digest: str
     first_step: int = 0  # after a resume, the number of steps that were done before
+    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
 
 
@@ -75,6 +76,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        skipped_before = job.scaler.skipped if job.scaler else 0
         for step in range(done, config.steps):
             began = comm.time()
             strategy.zero_grad()
@@ -86,8 +88,10 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses)
+        scaler = job.scaler
         return TrainResult(
             comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
+            None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
         )  # fmt: skip
 
@@ -114,9 +118,18 @@ def global_loss(comm: Comm, mine: list[float]) -> float:
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
-    """3: the same on every rank and on one device."""
+    """3: the same on every rank and on one device.
+
+    In float16: unscale, overflow agreed on over all axes, clip, step. With an overflow anywhere nobody steps.
+    """
     if not math.isfinite(loss):
         raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient (--clip 1)")
+    if job.scaler is not None:
+        scale, overflow = job.scaler.scale, strategy.overflow()
+        job.scaler.update(overflow)
+        if overflow:
+            return
+        strategy.unscale(1 / scale)
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.schedule(step))

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from minidist.collectives.closed_form import recursive_doubling_all_reduce
 from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan, parts, unpack
 from minidist.pipeline.runtime.shapes import WORDS
@@ -42,12 +43,17 @@ class AxisSizes:
     compressed: int | None = None
 
 
-def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> dict[str, int]:
-    """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order."""
+def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0) -> dict[str, int]:
+    """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order.
+
+    skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1, 2).
+    """
     dims = batches.dims
     pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage; the others are alike
     total: Counter[str] = Counter()
-    for volumes in (_data_axes(config, batches, pipeline), _norms(config, batches, pipeline), _losses(config, batches)):
+    for volumes in (
+        _data_axes(config, batches, pipeline, skipped), _norms(config, batches, pipeline, skipped), _losses(config, batches), _overflow(config, batches),
+    ):  # fmt: skip
         total.update(volumes)
     if dims.pp > 1:
         total.update(_between_stages(config, batches, pipeline))
@@ -60,11 +66,11 @@ def _group(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
     return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
 
 
-def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
     """The weights at the start, gradients, and what ZeRO gathers."""
     itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
     reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
-    gathers = {0: 0, 1: steps, 2: steps, 3: 2 * k * steps}[config.zero]
+    gathers = {0: 0, 1: steps - skipped, 2: steps - skipped, 3: 2 * k * steps}[config.zero]
     total: Counter[str] = Counter()
     for axis in (axis for stages in pipeline for axis in stages):
         n, groups = _group(batches, axis)
@@ -76,7 +82,7 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
     return total
 
 
-def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
     """Block sums: gathered where gradients are sharded, added up over tiles, joined over stages."""
     if config.clip is None:
         return Counter()
@@ -91,7 +97,7 @@ def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[Ax
     if dims.pp > 1:
         places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
         nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
-    return Counter(clip_norm=config.steps * nbytes * NUMBER)
+    return Counter(clip_norm=(config.steps - skipped) * nbytes * NUMBER)
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
@@ -101,6 +107,13 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
     to_rows = dims.pp * dims.tp * n * (n - 1) * k
     return Counter(metrics=config.steps * (to_stages + to_rows) * NUMBER)
+
+
+def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
+    """Float16: one byte by recursive doubling over all ranks of all axes."""
+    n = batches.dims.ranks
+    flags = sum(recursive_doubling_all_reduce(1, n, rank)[1] for rank in range(n)) if n > 1 and config.precision == "fp16" else 0
+    return Counter(overflow=config.steps * flags)
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
