@@ -99,7 +99,7 @@ def run_training(
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
     def main(comm: Any) -> TrainResult:
-        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())])
+        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
 
     started = time.perf_counter()
     with ExitStack() as stack:
