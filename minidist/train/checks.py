@@ -7,7 +7,7 @@ from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
-from minidist.train.config import Batches, TrainConfig, flag
+from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
 from minidist.train.plans import cut_stages, make_plan
 
@@ -29,7 +29,7 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _context(config)
     yield from _experts(config)
     yield from _memory(config, batches)
-    yield from _pipeline(config)
+    yield from _pipeline(config, batches)
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
@@ -166,14 +166,17 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
         )
 
 
-def _pipeline(config: TrainConfig) -> Iterator[str]:
+def _pipeline(config: TrainConfig, batches: Batches) -> Iterator[str]:
     pp = config.pp
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
         if config.partition != "uniform":
             yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
+        if config.replicas is not None:
+            yield f"--replicas {config.replicas} copies a pipeline's stages; add --pp 2 or more and --schedule pipedream"
         return
+    yield from _asynchronous(config, batches)
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
     if config.save:
@@ -183,6 +186,31 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
             f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "
             "up first; take --zero 1"
         )
+
+
+def _asynchronous(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """A stream that never drains has no moment at which all gradients of a step are there."""
+    updates = updates_of(config.schedule)
+    if config.replicas is not None and updates != "stash":
+        yield f"--replicas copies stages of --schedule pipedream, and this is {config.schedule}; take --dp for whole pipelines"
+    if updates == "flush":
+        return
+    if updates in ("stash", "vertical-sync") and batches.accumulation > 1:
+        yield f"--schedule {config.schedule} updates after every micro-batch, and a step has {batches.accumulation}; take --microbatches 1, or pipedream-2bw"
+    alone = {"--dp": batches.dims.dp, "--tp": config.tp, "--cp": config.cp, "--ep": config.ep}
+    for name, degree in alone.items():
+        if degree > 1:
+            instead = "--replicas 2,1,.." if name == "--dp" else "a synchronous schedule"
+            yield f"--schedule {config.schedule} runs on a pipeline alone, without {name} {degree}; take {instead}"
+    if config.clip is not None:
+        yield f"--clip {config.clip} needs the gradients of all stages at one time, which --schedule {config.schedule} never has; leave it out"
+    for name, value, nothing in (("--recompute", config.recompute, "none"), ("--offload", config.offload, "none"), ("--zero", config.zero, 0)):
+        if value != nothing:
+            yield f"{name} {value} does not combine with --schedule {config.schedule}; take a synchronous schedule, such as 1f1b"
+    if config.precision in ("fp16", "bf16"):
+        yield f"--precision {config.precision} scales losses step by step, which --schedule {config.schedule} does not have; take fp32"
+    if config.replicas is not None and config.model == "gpt":
+        yield "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them; take --model llama or mlp"
 
 
 def _near(number: int, unit: int) -> str:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from minidist.base.errors import UsageError, nearest
 from minidist.parallel.dims import ParallelDims
+from minidist.pipeline.plan import get_schedule
 
 
 class TrainConfig(BaseModel):
@@ -52,6 +53,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp together, such as 2,1")
     partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
@@ -163,7 +165,7 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
-        accumulation = 2 * config.pp
+        accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp
@@ -181,3 +183,11 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
         )
     return Batches(dims=dims, global_batch=total, micro_batch=micro, accumulation=accumulation)
+
+
+def updates_of(schedule: str) -> str:
+    """When a schedule updates the weights (see `Plan`); of a file or an unknown name "flush"."""
+    try:
+        return get_schedule(schedule).updates
+    except UsageError:
+        return "flush"
