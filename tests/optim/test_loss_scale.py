@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype, rounded
-from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, LossScaleError, ParameterSlice, RMSProp, clip_grad_norm_
+from minidist.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    DynamicLossScaler,
+    LossScaleError,
+    ParameterSlice,
+    RMSProp,
+    clip_grad_norm_,
+)
 
 FLOAT16 = np.dtype(np.float16)
 
@@ -131,11 +141,11 @@ def test_a_state_dict_with_masters_goes_on_with_the_same_bits():
     assert np.array_equal(weight.data, other.data)
     state = optimizer.state_dict()
     del state["state"]["w"]["master"]
-    with pytest.raises(UsageError, match="needs.*master"):
+    with pytest.raises(UsageError, match=r"needs.*master"):
         AdamW([other], lr=0.01).load_state_dict(state)
 
 
 def test_gradients_of_a_wrong_dtype_are_refused():
     weight = ParameterSlice(np.ones(4, np.float32), np.ones(4, FLOAT16), "w")
-    with pytest.raises(UsageError, match="float32 and gradient .* float16"):
+    with pytest.raises(UsageError, match=r"float32 and gradient .* float16"):
         SGD([weight]).step()
