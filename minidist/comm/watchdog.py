@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minidist.base.trace import MessageEvent
 from minidist.comm.communicator import ANY, Comm, Request, Work
+from minidist.comm.hints import hints
 from minidist.comm.reports import Waiting, error_line, find_cycle
 from minidist.comm.site import Site, site_of, user_site
 
@@ -87,8 +88,8 @@ class Watchdog:
     def _state_file(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.json"
 
-    def _trace_file(self) -> Path:
-        return self.folder / f"rank{self.world.rank}.trace.jsonl"
+    def _trace_file(self, rank: int | None = None) -> Path:
+        return self.folder / f"rank{self.world.rank if rank is None else rank}.trace.jsonl"
 
     def _watch(self) -> None:
         self.write()
@@ -112,7 +113,8 @@ class Watchdog:
             state |= {"state": "waiting", "what": waiting.describe()}
             if isinstance(waiting, Request):
                 members = waiting.comm.members
-                state["peers"] = list(members) if waiting.peer == ANY else [members[waiting.peer]]
+                state["peers"] = [m for m in members if m != world.rank] if waiting.peer == ANY else [members[waiting.peer]]
+                state["message"] = dict(zip(_FIELDS, _values(waiting.event), strict=True))
             elif isinstance(waiting, Exchanging):
                 state["peers"] = [waiting.comm.members[waiting.source]]
             elif isinstance(waiting, Entering):
@@ -166,19 +168,24 @@ class Watchdog:
         while time.time() < began + 5 and any(path.exists() and path.stat().st_mtime < began for path in files):
             time.sleep(self.interval / 4)
 
+    def _messages(self, rank: int) -> list[dict[str, Any]]:
+        """What a rank has posted so far."""
+        path = self._trace_file(rank)
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     def text(self) -> str:
         """The report."""
         lines = [
             f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); "
             "every rank's pending operation:"
         ]
-        waiting = []
+        waiting, states = [], {}
         for rank in range(self.world.size):
             path = self._state_file(rank)
             if not path.exists():
                 lines.append(f"  rank {rank}: unknown (it runs on another host, or died before it could say)")
                 continue
-            state = json.loads(path.read_text())
+            state = states[rank] = json.loads(path.read_text())
             if state["state"] == "waiting":
                 lines.append(f"  rank {rank}: waits in {state['what']}")
                 waiting.append(Waiting(rank, "main", tuple(state["peers"]), state["what"]))
@@ -187,5 +194,6 @@ class Watchdog:
         cycle = find_cycle(waiting)
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+        lines += [f"  hint: {hint}" for hint in hints(states, {rank: self._messages(rank) for rank in states})]
         lines.append(f"  traces so far: {self.folder}/rank*.trace.jsonl; minidist report {self.folder} draws them")
         return "\n".join(lines)

@@ -7,17 +7,24 @@
 A notebook is committed, so that its pictures show without running anything. It is stale when its source differs or when
 the text that it prints differs. Numbers without a unit that have a decimal point may differ in their last digits from
 machine to machine, and so may pictures: neither is compared. Virtual times and bytes have a unit and are compared.
+
+A notebook carries a seal over what it was made from (its source, its exercises and the modules that they import) and what
+it prints. While the seal fits nothing has changed, and the tests need not run the lesson.
 """
 
 import argparse
+import ast
+import hashlib
 import re
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError
 
+PACKAGE = Path(__file__).resolve().parents[1]
 NEVER_COMPARED = ("27",)  # a lesson about the machine that it runs on
 TIMEOUT = 120  # seconds a cell; a whole lesson should take less than 20
 _FLOAT = re.compile(r"-?\b\d+(\.\d+([eE][-+]?\d+)?|[eE][-+]?\d+)\b(?! ?(µs|ms|ns|s|B|kB|MB|GB)\b)")
@@ -53,6 +60,7 @@ def make(source: Path) -> Any:
     except CellExecutionError as error:
         raise LessonError(f"{source.name}: {error}") from None
     tidy(notebook)
+    notebook.metadata["minidist"] = {"seal": seal(source, notebook)}
     return notebook
 
 
@@ -93,8 +101,60 @@ def printed(cell: Any) -> str:
     return _FLOAT.sub("#", _LOCAL.sub("", "".join(texts)))
 
 
+def ingredients(source: Path) -> list[Path]:
+    """The files that a lesson is made from: itself, its exercises, and every file of ours that these import."""
+    todo = [source.resolve(), *(PACKAGE / "lesson" / "exercises").glob(f"e{source.name[:2]}_*.py")]
+    found: set[Path] = set()
+    while todo:
+        path = todo.pop()
+        if path not in found:
+            found.add(path)
+            todo += _imported(path)
+    return sorted(found)
+
+
+@lru_cache
+def _imported(path: Path) -> list[Path]:
+    """The files of ours that a file imports, at its top or inside a function; of one that finds files by itself, its folder."""
+    text = path.read_text()
+    if "iter_modules" in text and "exercises" not in path.parts:
+        return list(path.parent.glob("*.py"))
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    found: set[Path] = set()
+    for first, *parts in (name.split(".") for name in names):
+        if first == PACKAGE.name:
+            for depth in range(len(parts) + 1):  # importing a module runs the packages around it
+                place = PACKAGE.joinpath(*parts[:depth])
+                found |= {file for file in (place / "__init__.py", place.with_suffix(".py")) if file.exists()}
+    return sorted(found)
+
+
+def seal(source: Path, notebook: Any) -> str:
+    """A digest of what the notebook was made from and of what it prints."""
+    digest = hashlib.sha256(repr(content(notebook)).encode())
+    for path in ingredients(source):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def unchanged(source: Path) -> bool:
+    """Does the committed notebook's seal fit? Then running the lesson would print what it printed."""
+    import nbformat
+
+    path = source.with_suffix(".ipynb")
+    if not path.exists():
+        return False
+    committed = nbformat.read(path, as_version=4)
+    return committed.metadata.get("minidist", {}).get("seal") == seal(source, committed)
+
+
 def stale(source: Path) -> str:
-    """One sentence on why the committed notebook is not what its source makes, or ""."""
+    """One sentence on why the committed notebook is not what its source makes, or "". Runs the lesson."""
     import jupytext
     import nbformat
 

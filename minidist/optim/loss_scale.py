@@ -12,6 +12,7 @@ bfloat16 has float32's range and needs none of this. Source: Micikevicius et al.
 3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, the error at the floor DeepSpeed's.
 """
 
+import math
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError
@@ -24,7 +25,7 @@ class LossScaleError(MinidistError):
 
 
 class DynamicLossScaler:
-    """scale: multiplies the loss of the next step. Call `update(overflow)` once a step, with the same word on all ranks.
+    """scale: multiplies the loss of the next step; a power of two, as its start and both factors must be. Call `update(overflow)` once a step, with the same word on all ranks.
 
     growth_factor: after `growth_interval` steps without overflow in a row. backoff_factor: at an overflow, when the hysteresis is
     used up: so many overflows are needed before the first decrease after a growth (1: each one counts). floor: the scale never
@@ -44,10 +45,13 @@ class DynamicLossScaler:
     ) -> None:
         if not (growth_factor > 1 and 0 < backoff_factor < 1):
             raise UsageError(f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1")
+        for name, value in (("initial_scale", initial_scale), ("growth_factor", growth_factor), ("backoff_factor", backoff_factor)):
+            if not 0 < value < math.inf or math.frexp(value)[0] != 0.5:
+                raise UsageError(f"{name} {value:g} is no power of two, so that unscaling would round; take {2.0 ** round(math.log2(value)) if 0 < value < math.inf else 2:.17g}")
         if min(growth_interval, hysteresis, floor_limit) < 1:
             raise UsageError(f"growth_interval {growth_interval}, hysteresis {hysteresis} and floor_limit {floor_limit} must be at least 1")
-        if not 0 < floor <= initial_scale < float("inf"):
-            raise UsageError(f"initial_scale {initial_scale:g} must be finite and not below the floor {floor:g}, which must be above 0")
+        if not 0 < floor <= initial_scale:
+            raise UsageError(f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0")
         self.scale = float(initial_scale)
         self.growth_factor, self.backoff_factor, self.growth_interval = float(growth_factor), float(backoff_factor), growth_interval
         self.hysteresis, self.floor, self.floor_limit = hysteresis, float(floor), floor_limit

@@ -22,6 +22,7 @@ from minidist.base.errors import UsageError, nearest
 from minidist.base.layout import chunk_sizes, offsets
 
 OBJECTIVES = ("released", "paper")
+METHODS = ("pipedream", "gpipe", "time", "parameters", "uniform")
 FIELDS = ("op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes")
 
 
@@ -135,6 +136,25 @@ def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], f
         stages.append(Stage(cut[end], end - 1))
         end = cut[end]
     return [Stage(0, end - 1), *reversed(stages)]
+
+
+def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
+    """Contiguous stages by a named method, one machine each; `pipedream` has a function of its own.
+
+    gpipe: the summed times differ least. time: the slowest stage is as fast as can be. parameters: their bytes differ least.
+    uniform: equally many layers.
+    """
+    if method not in METHODS or method == "pipedream":
+        choices = [name for name in METHODS if name != "pipedream"]
+        raise UsageError(f"--method {method!r}{nearest(method, METHODS)}; it must be one of {', '.join(choices)}")
+    seconds = [(layer.fwd_ms + layer.bwd_ms) / 1000 for layer in layers]
+    if method == "uniform":
+        stages = uniform(len(layers), parts)
+    elif method == "time":
+        stages = by_slowest(seconds, parts)
+    else:
+        stages = by_cost(seconds if method == "gpipe" else [layer.param_bytes for layer in layers], parts)
+    return Partition(max(sum(seconds[stage.first : stage.last + 1]) for stage in stages), stages)
 
 
 def noam(stages: Sequence[Stage]) -> int:

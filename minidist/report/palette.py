@@ -42,6 +42,9 @@ MEMORY = {
     "input": "#DDCC77",
 }
 
+# Ranks, where the picture is about who holds what.
+RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00")
+
 
 def kind_of(name: str) -> str:
     """The palette's name for a span: "F", "F3", "2F3" (stage 2) and "forward 3" are all F; what is unknown is plain compute."""

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from minidist.base.errors import UsageError
+from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
-from minidist.pipeline.runtime import cut_model
-from minidist.train.config import Batches, TrainConfig
+from minidist.train.config import Batches, TrainConfig, flag
 from minidist.train.job import build, llama_inner
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 
 
 def check_axes(config: TrainConfig, batches: Batches) -> None:
@@ -16,7 +16,7 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
     for message in _problems(config, batches):
         raise UsageError(message)
     if config.pp > 1:
-        cut_model(build(config, batches).model, make_plan(config, batches.accumulation).stages)
+        cut_stages(config, build(config, batches).model, make_plan(config, batches.accumulation).stages)
 
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
@@ -26,12 +26,14 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _tensor(config)
     yield from _context(config)
     yield from _experts(config)
+    yield from _memory(config, batches)
     yield from _pipeline(config)
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
-    if config.precision in ("fp16", "bf16"):
-        yield f"--precision {config.precision} is not there yet; take fp32 or fp64"
+    split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
+    if config.precision in ("fp16", "bf16") and split:
+        yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
     if config.strategy == "ps":
         yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
 
@@ -103,13 +105,36 @@ def _experts(config: TrainConfig) -> Iterator[str]:
         yield f"--top-k {config.top_k} of --experts {config.experts}: a token cannot visit more experts than there are"
     if config.experts % config.ep or (config.ep > 1 and not config.experts):
         yield f"--experts {config.experts} do not divide over --ep {config.ep}; take --experts {_near(config.experts, config.ep)}"
-    if config.experts and config.recompute == "full" and config.pp == 1:
+    if config.experts and config.recompute not in ("none", "selective") and config.pp == 1:
         yield (
-            "--recompute full keeps of a block its input and nothing else, and the experts' balancing loss is computed inside; "
+            f"--recompute {config.recompute} keeps of a block its input and nothing else, and the experts' balancing loss is computed inside; "
             "take --recompute selective, or a pipeline, which recomputes whole stages"
         )
     if config.ep > 1 and config.zero == 3:
         yield f"--zero 3 gathers a block over one group of ranks, and with --ep {config.ep} its experts have another; take --zero 2"
+
+
+def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    again = budget_of(config.recompute) is not None or config.recompute in ("full", "sqrt")
+    if config.pp > 1 and again and config.recompute != "full":
+        yield f"--recompute {config.recompute} cuts a model into segments, and a pipeline's plan runs whole stages again; take full or selective"
+    reshard, n = config.reshard, batches.dims.dp * batches.dims.cp
+    for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate"):
+        value = getattr(config, name)
+        if config.zero != 3 and value != type(config).model_fields[name].default:
+            yield f"{flag(name)} {value} is about sharded parameters; add --zero 3"
+    if config.offload == "parameters" and config.zero != 3:
+        yield f"--offload parameters keeps shards of parameters on the host, and --zero {config.zero} has none; add --zero 3"
+    if n % config.dp_replicate:
+        yield f"--dp-replicate {config.dp_replicate} copies do not share {n} data-parallel ranks evenly; take one of {_divisors(n)}"
+    shards = n // config.dp_replicate
+    if not isinstance(reshard, bool) and (not 1 < reshard < shards or shards % reshard):
+        yield f"--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and {shards}; or take true or false"
+    if reshard is not True and again:
+        yield (
+            f"--reshard-after-forward {config.reshard_after_forward} keeps what a recorded forward gathered, and with --recompute {config.recompute} the "
+            "forward is not recorded; take one of them"
+        )
 
 
 def _pipeline(config: TrainConfig) -> Iterator[str]:
@@ -117,6 +142,8 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
+        if config.partition != "uniform":
+            yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
         return
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"

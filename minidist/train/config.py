@@ -52,6 +52,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
     tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")
@@ -69,17 +70,30 @@ class TrainConfig(BaseModel):
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
+    reshard_after_forward: str = Field("true", description="ZeRO 3: true, false (units stay whole until backward), or a number of neighbours that keep them split")
+    persistence_threshold: int = Field(0, ge=0, description="ZeRO 3: parameters of fewer elements stay whole")
+    dp_replicate: int = Field(1, ge=1, description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)")
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
-    recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
-    offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
+    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+    loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
+    recompute: str = Field("none", description="activations computed again in backward: none, full, selective, sqrt or budget:BYTES")
+    offload: Literal["none", "optimizer", "activations", "parameters"] = Field("none", description="what lives in host memory")
 
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
+
+    @property
+    def reshard(self) -> bool | int:
+        """What `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
+        text = self.reshard_after_forward.lower()
+        if text not in ("true", "false") and not text.isdigit():
+            raise UsageError(f"--reshard-after-forward {self.reshard_after_forward!r}; it must be true, false or a number of ranks")
+        return int(text) if text.isdigit() else text == "true"
 
     @model_validator(mode="before")
     @classmethod

@@ -12,15 +12,16 @@ from typing import Any
 from minidist.autograd import Tensor, cross_entropy
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype
 from minidist.comm import Comm
 from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
-from minidist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, WarmupCosine
+from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
 from minidist.train.config import Batches, TrainConfig
 
-DTYPES = {"fp32": xp.float32, "fp64": xp.float64}
+DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Job:
     sampler: GlobalBatchSampler
     pool: HostPool | None = None  # host memory, when something is offloaded
     positions: Any = None  # of this rank's tokens in their sequence, when sequences are split
+    scaler: DynamicLossScaler | None = None  # of float16
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
         """Inputs and targets of micro-batch `number` of a step: of language models this rank's part of the tokens."""
@@ -57,6 +59,10 @@ class Job:
         loss = self.model.loss_fn(logits, targets, self.divisor)
         return loss if not auxiliary else self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
 
+    def scaled(self, loss: Any) -> Any:
+        """The loss from which backward starts: in float16 times the loss scale."""
+        return loss if self.scaler is None else self.scaler.scale_loss(loss)
+
     @property
     def divisor(self) -> float:
         """What the loss is divided by: the rows or tokens of the whole step."""
@@ -73,7 +79,8 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset = load_dataset(config.data)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
-    return Job(config, batches, make_model(config, dataset), DTYPES[config.precision], _schedule(config), sampler, pool)
+    dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
+    return Job(config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config))
 
 
 def check(config: TrainConfig, processes_here: int = 1) -> None:
@@ -107,9 +114,9 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
         )
     if config.recompute == "selective" and config.model == "mlp":
         raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
-    if config.offload == "activations" and config.recompute != "full":
+    if config.offload == "activations" and config.recompute in ("none", "selective"):
         raise UsageError(
-            f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, not {config.recompute}"
+            f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, sqrt or budget:BYTES, not {config.recompute}"
         )
     dataset.samples(config.context)
     _schedule(config)
@@ -123,7 +130,7 @@ def _parameters(config: TrainConfig) -> int:
 
 def make_model(config: TrainConfig, dataset: Any) -> Any:
     """The whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
-    dtype = DTYPES[config.precision]
+    dtype = named_dtype(DTYPES[config.precision])
     if config.model == "gpt":
         gpt = GPTConfig(
             dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout, n_experts=config.experts,
@@ -159,6 +166,12 @@ def make_optimizer(job: Job, parameters: Any) -> Optimizer:
     """The optimizer on a FlatParameters or on slices."""
     kind, settings = optimizer_class(job)
     return kind(parameters, **settings)  # type: ignore[no-any-return]
+
+
+def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
+    if config.precision != "fp16":
+        return None
+    return DynamicLossScaler(config.loss_scale, growth_interval=config.loss_scale_interval)
 
 
 def _schedule(config: TrainConfig) -> Any:

@@ -1,6 +1,8 @@
 """A pipeline as a strategy of the training loop: this rank's stages, each with a data axis of its own."""
 
 
+from typing import Any
+
 import numpy as np
 
 from minidist.base.arrays import Array
@@ -8,10 +10,10 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import Pipeline, PipelineStage, cut_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.train.data_axis import Tensors, data_axes
 from minidist.train.job import Job, as_input
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 from minidist.train.strategies import Strategy
 
 
@@ -20,7 +22,7 @@ class PipelineParallel(Strategy):
 
     def __init__(self, job: Job, axes: Axes) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
-        modules, tied = cut_model(job.model, plan.stages)
+        modules, tied = cut_stages(job.config, job.model, plan.stages)
         stages, reducers, everything = [], {}, []
         for number in plan.stages_of(axes.pp.rank):
             module = modules[number]
@@ -35,7 +37,7 @@ class PipelineParallel(Strategy):
         super().__init__(job, axes, everything)
         self.now = 0
         self.pipe = Pipeline(
-            axes.pp, plan, stages, job.loss_of, tied=tied, reducers=reducers if axes.data.size > 1 else None,
+            axes.pp, plan, stages, self._loss, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
             coordinates=lambda i: batch_coordinates(self.now, self._number(i) * job.batches.micro_batch, job.config.seed),
         )  # fmt: skip
 
@@ -48,7 +50,11 @@ class PipelineParallel(Strategy):
         self.now, job = step, self.job
         batches = [job.micro_batch(step, self._number(i)) for i in range(job.batches.accumulation)]
         inputs = [getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in batches]
-        return self.pipe.step(inputs, [targets for _, targets in batches])
+        losses = self.pipe.step(inputs, [targets for _, targets in batches])
+        return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
+
+    def _loss(self, outputs: Any, targets: Any) -> Any:
+        return self.job.scaled(self.job.loss_of(outputs, targets))
 
     def square_sums(self) -> Array:
         """Stage after stage; a parameter on several places counts on the first. Two all-reduces (purpose clip_norm)."""
@@ -91,7 +97,7 @@ class PipelineOrder:
 
     def __init__(self, job: Job) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
-        modules, self.tied = cut_model(job.model, plan.stages)
+        modules, self.tied = cut_stages(job.config, job.model, plan.stages)
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
         self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}
 

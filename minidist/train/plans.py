@@ -1,8 +1,12 @@
-"""The plan that a config asks for."""
+"""The plan that a config asks for, and where it cuts the model."""
+
+from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.pipeline.partition import by_cost, by_slowest, read_profile
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import Plan, load_plan
+from minidist.pipeline.runtime import cut_model
 from minidist.pipeline.validate import validate
 from minidist.train.config import TrainConfig
 
@@ -16,3 +20,38 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     validate(plan)
     again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
     return recompute(plan) if again else plan
+
+
+def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:
+    """`cut_model` at the places of --partition: uniform, parameters, the sizes themselves, or a profile of `minidist profile`."""
+    return cut_model(model, stages, stage_sizes(config.partition, model, stages))
+
+
+def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
+    """Blocks of each stage; None for as equal as possible. UsageError for what is no partition of this model."""
+    if partition == "uniform":
+        return None
+    if partition == "parameters":
+        modules, _ = cut_model(model, count_blocks(model))
+        found = by_cost([sum(p.size for p in module.parameters()) for module in modules], stages)
+    elif partition.partition(":")[0].endswith(".json"):
+        layers = read_profile(partition)
+        if len(layers) != count_blocks(model):
+            raise UsageError(
+                f"--partition {partition} has {len(layers)} layers and the model {count_blocks(model)} blocks; measure this model: minidist profile"
+            )
+        found = by_slowest([layer.fwd_ms + layer.bwd_ms for layer in layers], stages)
+    else:
+        try:
+            return [int(text) for text in partition.split(",")]
+        except ValueError:
+            raise UsageError(
+                f"--partition {partition!r}; it must be uniform, parameters, the blocks of each stage such as 3,1, or a FILE.json of minidist profile"
+            ) from None
+    return [stage.last - stage.first + 1 for stage in found]
+
+
+def count_blocks(model: Any) -> int:
+    """The blocks that a pipeline can deal out to stages."""
+    inner: Any = getattr(model, "transformer", None) or getattr(model, "model", None) or model
+    return len(inner.h if hasattr(inner, "h") else inner.layers)

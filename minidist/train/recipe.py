@@ -95,7 +95,7 @@ def deal_out_experts(job: Job, axes: Axes) -> None:
 
 
 def recompute_blocks(job: Job) -> None:
-    """4: blocks keep their input only (full), or attention its own inputs (selective).
+    """4: blocks keep their input only (full), segments of blocks do (sqrt, budget:BYTES), or attention (selective).
 
     A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the blocks'
     inputs are to wait on the host.
@@ -103,4 +103,7 @@ def recompute_blocks(job: Job) -> None:
     config = job.config
     pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
     if config.pp == 1 or config.recompute == "selective" or pack is not None:
-        recompute(job.model, config.recompute, pack)
+        rows = config.context if job.positions is None else len(job.positions)
+        rows //= config.tp if config.sequence_parallel else 1
+        shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
+        recompute(job.model, config.recompute, pack, shape, job.dtype)

@@ -5,7 +5,7 @@ each micro-batch, computed whole) before anything is added, and then adds them i
 shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from minidist.autograd import Parameter, contribution_recorder
 from minidist.base import arrays as xp
@@ -28,7 +28,8 @@ def reduces_each(config: TrainConfig) -> bool:
 
 def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
     """The order in which the layout of `config` adds contributions."""
-    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), reduces_each(config))
+    groups = config.dp_replicate if config.zero == 3 else 1
+    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), reduces_each(config), groups)
 
 
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
@@ -39,17 +40,18 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []
-    for step in range(config.steps):
-        loss, contributions = 0.0, []
-        for number in range(batches.microbatches):
-            value, caught = _one_micro_batch(job, step, number)
-            loss += value
-            contributions.append(caught)
-        _add(device, contributions, order if config.pp == 1 else None)
-        losses.append(loss)
-        finish_step(job, device, step, loss)
-        for observer in observers:
-            observer(StepState(0, step, loss, job, device))
+    with xp.quiet_overflow():
+        for step in range(config.steps):
+            loss, contributions = 0.0, []
+            for number in range(batches.microbatches):
+                value, caught = _one_micro_batch(job, step, number)
+                loss += value
+                contributions.append(caught)
+            _add(device, contributions, order if config.pp == 1 else None)
+            losses.append(loss)
+            finish_step(job, device, step, loss)
+            for observer in observers:
+                observer(StepState(0, step, loss, job, device))
     return losses
 
 
@@ -59,7 +61,7 @@ def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contribut
     try:
         with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
             loss = job.loss(step, number)
-            loss.backward()
+            job.scaled(loss).backward()
     finally:
         contribution_recorder.reset(token)
     return loss.item(), caught
@@ -98,13 +100,14 @@ def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> 
     """Add contributions[micro-batch number] (each a list of sites in backward order) as `order` declares; None if none."""
     local = len(contributions) // order.replicas
     (sequence,) = order.microbatches  # one stage
+    group = order.replicas // order.groups
+
+    def over_replicas(of_one: Callable[[int], Array | None]) -> Array | None:
+        return _fold(_fold(of_one(first + replica) for replica in range(group)) for first in range(0, order.replicas, group))
+
     if order.synchronize_each:
-        return _fold(
-            _fold(_fold(contributions[replica * local + i]) for replica in range(order.replicas)) for i in sequence
-        )
-    return _fold(
-        _fold(site for i in sequence for site in contributions[replica * local + i]) for replica in range(order.replicas)
-    )
+        return _fold(over_replicas(lambda replica, i=i: _fold(contributions[replica * local + i])) for i in sequence)  # type: ignore[misc]
+    return over_replicas(lambda replica: _fold(site for i in sequence for site in contributions[replica * local + i]))
 
 
 def _fold(parts: Iterable[Array | None]) -> Array | None:

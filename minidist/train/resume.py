@@ -32,6 +32,7 @@ def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, st
     state = {
         "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
+        "scalars": strategy.scalars(),
     }  # fmt: skip
     return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
 
@@ -60,6 +61,7 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
     states = [{p.name: _state(checkpoint, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
     for array, values in writes:
         array[...] = values
+    strategy.load_scalars(checkpoint.state.get("scalars", {}))
     for axis, state in zip(strategy.data_axes, states, strict=True):
         known = {name: arrays for name, arrays in state.items() if arrays}
         axis.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})

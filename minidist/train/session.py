@@ -38,10 +38,11 @@ class Summary:
     seconds: float
     digest: str
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
+    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()))
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()))
         return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
@@ -62,6 +63,8 @@ class Summary:
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+        if self.loss_scale:
+            lines.append("loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(**self.loss_scale))
         if self.host:
             lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
@@ -96,7 +99,7 @@ def run_training(
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
     def main(comm: Any) -> TrainResult:
-        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())])
+        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
 
     started = time.perf_counter()
     with ExitStack() as stack:
@@ -120,7 +123,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
-    closed = closed_form_bytes(ran, batches, [result.sizes for result in results])
+    skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
+    closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
@@ -129,7 +133,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh)
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest, first.host,
+        first.digest, first.host, first.loss_scale,
     )  # fmt: skip
 
 

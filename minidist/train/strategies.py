@@ -15,16 +15,17 @@ import numpy as np
 
 from minidist.autograd import Parameter, meter
 from minidist.base.arrays import Array
+from minidist.base.half import all_finite
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.optim import block_square_sums, norm_from_blocks
+from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
-from minidist.pipeline.runtime import cut_model
 from minidist.train.data_axis import DataAxis, Tensors, gradient_of, unit_parameters
 from minidist.train.job import Job
-from minidist.train.plans import make_plan
+from minidist.train.plans import cut_stages, make_plan
 
 
 class Optimizers:
@@ -70,7 +71,7 @@ class Strategy:
             with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed), nullcontext() if together else self.no_sync():
                 loss = job.loss(step, number, self.model)
                 comm.compute(counted.take() if counted else (), name="forward")
-                loss.backward()
+                job.scaled(loss).backward()
                 comm.compute(counted.take() if counted else (), name="backward")
             losses.append(loss.item())
         return losses
@@ -86,6 +87,19 @@ class Strategy:
         """Forget the gradients of the last step."""
         for axis in self.data_axes:
             axis.zero_grad()
+
+    def overflow(self) -> bool:
+        """Is a summed gradient infinite or NaN anywhere, on any rank of any axis? Everybody gets the same answer."""
+        return agree_on_overflow(self.axes.comm, self.overflow_here())
+
+    def overflow_here(self) -> bool:
+        """The same of what this rank holds."""
+        return not all(all_finite(gradient) for axis in self.data_axes for gradient in axis.gradients())
+
+    def unscale(self, factor: float) -> None:
+        """The next step multiplies every gradient by `factor` (1 / loss scale), before it is clipped."""
+        for axis in self.data_axes:
+            axis.optimizer.grad_scale = factor
 
     def clip(self, max_norm: float) -> float:
         """Clip by the norm of the global gradient, in which every element of the model counts once; the norm before."""
@@ -129,6 +143,16 @@ class Strategy:
                     result[kind].setdefault(key, whole.reshape(-1) if kind == "optimizer" else whole)
         return result
 
+    def scalars(self) -> dict[str, float]:
+        """Numbers for a checkpoint, equal on all ranks: the loss scale and its counters."""
+        scaler = self.job.scaler
+        return {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
+
+    def load_scalars(self, scalars: dict[str, float]) -> None:
+        """Go on from there."""
+        if self.job.scaler is not None:
+            self.job.scaler.load_state_dict({name.removeprefix("loss_scale."): value for name, value in scalars.items()})
+
     def local_arrays(self) -> list[Array]:
         """The flat values that this rank holds."""
         return [array for axis in self.data_axes for array in axis.local_arrays()]
@@ -143,6 +167,9 @@ class OneDevice(Strategy):
         (self.flat,) = self.data_axes[0].flats
         self.optimizer = Optimizers([self.data_axes[0].optimizer])
 
+    def overflow(self) -> bool:
+        return self.overflow_here()
+
     def square_sums(self) -> Array:
         """In the order of the units that the layout shards (see optim/clip.py)."""
         units = self.clip_units()
@@ -153,10 +180,10 @@ class OneDevice(Strategy):
         job, stages = self.job, [self.job.model]
         tied: list[str] = []
         if job.config.pp > 1:
-            stages, tied = cut_model(job.model, make_plan(job.config, job.batches.accumulation).stages)
+            stages, tied = cut_stages(job.config, job.model, make_plan(job.config, job.batches.accumulation).stages)
         units = []
         for number, module in enumerate(stages):
-            parts = unit_parameters(module) if job.config.zero == 3 else [list(module.parameters())]
+            parts = unit_parameters(module, job.config.persistence_threshold) if job.config.zero == 3 else [list(module.parameters())]
             units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]
         return [unit for unit in units if unit]
 

@@ -3,7 +3,7 @@
     for each step
         1 for each of this rank's micro-batches: forward, backward (gradients travel while backward runs)
         2 the loss of the step, summed over all micro-batches in their global order
-        3 clip, learning rate, optimizer step
+        3 (float16: unscale, overflow agreed,) clip, learning rate, optimizer step
         4 observers look at loss, gradients, weights and optimizer state
 """
 
@@ -27,6 +27,8 @@ from minidist.train.recipe import parallelize
 from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
+
+TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace tells every event; all steps after the second are alike
 
 
 class NonFiniteError(MinidistError):
@@ -60,6 +62,7 @@ class TrainResult:
     sizes: list[AxisSizes]
     digest: str
     first_step: int = 0  # after a resume, the number of steps that were done before
+    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
 
 
@@ -67,14 +70,17 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
-    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup).
+    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline: write
+    the account of memory over time into the trace, of the first steps and ranks.
     """
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
-    with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
+    clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
+    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow():
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        skipped_before = job.scaler.skipped if job.scaler else 0
         for step in range(done, config.steps):
             began = comm.time()
             strategy.zero_grad()
@@ -82,12 +88,17 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
+            if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
+                account.stop()
+                comm.trace.memory.extend(account.samples())
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses)
+        scaler = job.scaler
         return TrainResult(
             comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
+            None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
         )  # fmt: skip
 
@@ -114,9 +125,18 @@ def global_loss(comm: Comm, mine: list[float]) -> float:
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
-    """3: the same on every rank and on one device."""
+    """3: the same on every rank and on one device.
+
+    In float16: unscale, overflow agreed on over all axes, clip, step. With an overflow anywhere nobody steps.
+    """
     if not math.isfinite(loss):
         raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient (--clip 1)")
+    if job.scaler is not None:
+        scale, overflow = job.scaler.scale, strategy.overflow()
+        job.scaler.update(overflow)
+        if overflow:
+            return
+        strategy.unscale(1 / scale)
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.schedule(step))

@@ -8,6 +8,10 @@ With Psi elements (padded) on a data axis of n ranks and k micro-batches, each r
     ZeRO 2                k Psi               Psi
     ZeRO 3                k Psi             2 k Psi          a gather for forward, one for backward
 
+ZeRO 3 with --reshard-after-forward false gathers k Psi; with g neighbours that keep a unit split, k Psi among all and k Psi
+among these. Parameters below the persistence threshold are gathered once a step. Hybrid sharding with c copies has n/c in the
+place of n, and sums shards over the copies: 2 (c-1)/c of 1/n-th of Psi for each rank.
+
 All ranks of a group together send, of an array of S elements: all-reduce 2 (n-1) S, reduce-scatter, all-gather and
 broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis.
 """
@@ -17,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from minidist.collectives.closed_form import recursive_doubling_all_reduce
 from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan, parts, unpack
 from minidist.pipeline.runtime.shapes import WORDS
@@ -40,14 +45,20 @@ class AxisSizes:
     buckets: list[int]
     parameters: dict[str, int]
     compressed: int | None = None
+    resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
 
-def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> dict[str, int]:
-    """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order."""
+def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0) -> dict[str, int]:
+    """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order.
+
+    skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1, 2).
+    """
     dims = batches.dims
     pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage; the others are alike
     total: Counter[str] = Counter()
-    for volumes in (_data_axes(config, batches, pipeline), _norms(config, batches, pipeline), _losses(config, batches)):
+    for volumes in (
+        _data_axes(config, batches, pipeline, skipped), _norms(config, batches, pipeline, skipped), _losses(config, batches), _overflow(config, batches),
+    ):  # fmt: skip
         total.update(volumes)
     if dims.pp > 1:
         total.update(_between_stages(config, batches, pipeline))
@@ -60,23 +71,31 @@ def _group(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
     return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
 
 
-def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
     """The weights at the start, gradients, and what ZeRO gathers."""
     itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
     reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
-    gathers = {0: 0, 1: steps, 2: steps, 3: 2 * k * steps}[config.zero]
     total: Counter[str] = Counter()
     for axis in (axis for stages in pipeline for axis in stages):
         n, groups = _group(batches, axis)
-        everybody_else = (n - 1) * groups
-        total["startup"] += everybody_else * (sum(axis.units) * itemsize + len(axis.units) * DIGEST)
-        whole = everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        copies = config.dp_replicate
+        everybody_else = (n - copies) * groups  # (n / copies - 1) ranks in each of `copies` groups
+        others = (copies - 1) * groups
+        units = sum(axis.units)
+        total["startup"] += everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
+        whole = (everybody_else * (1 if config.zero else 2) + 2 * others) * sum(axis.buckets) * itemsize
         total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
-        total["parameter_gather"] += gathers * everybody_else * sum(axis.units) * itemsize
+        if config.zero in (1, 2):
+            total["parameter_gather"] += (steps - skipped) * everybody_else * units * itemsize
+        elif config.zero == 3:
+            among = config.reshard  # after forward: all (True), nobody (False), or so many neighbours
+            again = everybody_else * among if isinstance(among, bool) else n // among * (among - 1) * groups
+            each_step = k * (everybody_else + again) * (units - axis.resident)
+            total["parameter_gather"] += (steps * each_step + (steps - skipped) * everybody_else * axis.resident) * itemsize
     return total
 
 
-def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
     """Block sums: gathered where gradients are sharded, added up over tiles, joined over stages."""
     if config.clip is None:
         return Counter()
@@ -85,13 +104,13 @@ def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[Ax
         n, groups = _group(batches, axis)
         blocks = sum(-(-unit // NORM_BLOCK) for unit in axis.units)
         all_blocks += blocks
-        nbytes += (n - 1) * groups * blocks if config.zero else 0
+        nbytes += (n - config.dp_replicate) * groups * blocks if config.zero else 0
         nbytes += 2 * (dims.tp - 1) * dims.dp * dims.cp * blocks
         nbytes += 2 * (dims.ep - 1) * dims.edp * dims.cp * dims.tp * blocks if axis.experts else 0
     if dims.pp > 1:
         places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
         nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
-    return Counter(clip_norm=config.steps * nbytes * NUMBER)
+    return Counter(clip_norm=(config.steps - skipped) * nbytes * NUMBER)
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
@@ -101,6 +120,13 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
     to_rows = dims.pp * dims.tp * n * (n - 1) * k
     return Counter(metrics=config.steps * (to_stages + to_rows) * NUMBER)
+
+
+def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
+    """Float16: one byte by recursive doubling over all ranks of all axes."""
+    n = batches.dims.ranks
+    flags = sum(recursive_doubling_all_reduce(1, n, rank)[1] for rank in range(n)) if n > 1 and config.precision == "fp16" else 0
+    return Counter(overflow=config.steps * flags)
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------

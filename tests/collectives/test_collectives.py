@@ -3,6 +3,8 @@
 Proved to catch: a wrong neighbour, a wrong chunk, an addition left out or in another order, a root taken for 0.
 """
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -169,3 +171,33 @@ def test_ranks_that_reduce_differently_are_told():
 
     with pytest.raises(MismatchError, match="all_reduce/ring max"):
         SimWorld(2).run(program)
+
+
+UNLIKE = {
+    "dtype": (lambda c: collectives.all_reduce(c, np.ones(4, ["f4", "f8"][c.rank])), "dtype mismatch"),
+    "size": (lambda c: collectives.all_reduce(c, np.ones(4 + 2 * c.rank)), "shape mismatch"),
+    "shape": (lambda c: collectives.broadcast(c, np.ones([(2, 3), (3, 2)][c.rank])), r"\[2, 3\]"),
+    "counts of an all-gather": (
+        lambda c: collectives.all_gather(c, np.ones(3 - c.rank), counts=[3 - c.rank] * 2), "shape mismatch"
+    ),
+    "counts of a reduce-scatter": (
+        lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[[3, 1], [1, 3]][c.rank]), "shape mismatch"
+    ),
+    "counts of an all-to-all": (
+        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[2, 2], receive_counts=[[2, 2], [3, 2]][c.rank]), "shape mismatch"
+    ),
+    "collective": (
+        lambda c: (collectives.all_gather if c.rank else collectives.all_reduce)(c, np.ones(4)), "operation mismatch"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+@pytest.mark.parametrize("eager_bytes", SENDS)
+def test_ranks_that_pass_unlike_arguments_are_told_at_once(what, eager_bytes):
+    """One sentence that names both ranks and what each of them has."""
+    call, words = UNLIKE[what]
+    with pytest.raises(MismatchError, match=words) as error:
+        SimWorld(2, eager_bytes=eager_bytes).run(call)
+    assert re.search(r"rank [01] sent .*, rank [01] expected ", str(error.value))
+    assert "\n" not in str(error.value)

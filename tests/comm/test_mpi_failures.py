@@ -90,6 +90,7 @@ def main(comm):
             rf"rank {rank}: waits in receive from rank {(rank + 1) % 3}, tag 5, 8 B, at \S*{place}", output
         ), output
     assert "circle: rank 0 -> rank 1 -> rank 2 -> rank 0" in output
+    assert "hint:" not in output
     assert output.count("every rank's pending operation") == 1  # one report
 
 
@@ -108,6 +109,7 @@ def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(r
     assert code != 0
     assert output.count(f"program.py:{run.line('comm.send')}") == 2, output
     assert "rank 0: waits in send to rank 1, tag 0, 32 B" in output
+    assert "hint: everybody sends and nobody receives: let some ranks receive first" in output
 
 
 def test_a_wait_in_a_clean_up_names_the_error_that_led_there(run):
@@ -181,6 +183,7 @@ def main(comm):
     )
     assert code != 0
     assert "rank 0: has returned" in output, output
+    assert "hint: rank 0 has returned: it will never answer rank 1" in output
     assert (
         f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output
     )
@@ -324,6 +327,81 @@ def main(comm):
     assert code == 1
     assert "operation mismatch: rank 0 sent all_reduce/ring" in output, output
     assert "rank 1 expected broadcast/naive" in output
+
+
+def test_a_message_in_another_tag_is_a_hint(run):
+    code, output = run(
+        """
+def main(comm):
+    if comm.rank == 0:
+        comm.isend(one(), 1, tag=3)
+        comm.isend(one(), 1, tag=4)
+        comm.isend(np.zeros(2), 1, tag=4)
+        comm.recv(one(), 1)
+    else:
+        comm.recv(one(), 0, tag=4)
+        comm.recv(one(), 0, tag=5)
+""",
+        2,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 3 (8 B)" in output, output
+    assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 4 (16 B)" in output  # the one that was not asked for
+    assert output.count("hint:") == 2
+
+
+def test_museum_a_rank_that_skips_a_collective(run):
+    """The sums go on, one step askew, until the others wait for a rank that has returned; the call numbers tell."""
+    code, output = run(
+        """
+def main(comm):
+    for step in range(3):
+        if (comm.rank, step) != (1, 1):
+            all_reduce(comm, one(step), algorithm="binomial")
+    if comm.rank == 1:
+        broadcast(comm, one(), root=1)
+""",
+        2,
+    )
+    assert code == 1
+    assert "operation mismatch: rank 1 sent broadcast/naive" in output, output
+    assert "rank 0 expected all_reduce/binomial" in output
+    code, output = run(
+        """
+def main(comm):
+    for step in range(2):
+        if comm.rank != 1 or step:
+            all_reduce(comm, one(step))
+""",
+        3,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert "rank 1: has returned" in output, output
+    assert re.search(r"rank [02]: waits in all_reduce/ring: receive from rank [12], tag 1, \d+ B, at \S*program.py:\d+", output)
+    assert "hint: rank 1 has returned: it will never answer rank 2" in output
+
+
+UNLIKE = {
+    "dtype": ("all_reduce(comm, np.ones(4, [np.float32, np.float64][comm.rank]))", r"dtype mismatch: .*float(32|64)\[2\]"),
+    "counts": (
+        "all_gather(comm, np.ones(3 - comm.rank), counts=[3 - comm.rank] * 2)",
+        r"shape mismatch: .*all_gather/ring of float64\[[23]\]",
+    ),
+    "reduction": ("all_reduce(comm, np.ones(4), ['sum', 'max'][comm.rank])", r"operation mismatch: .*all_reduce/ring max"),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_ranks_that_pass_unlike_arguments_are_told_at_the_first_message(run, what):
+    call, words = UNLIKE[what]
+    code, output = run(f"from minidist.collectives import all_gather\ndef main(comm):\n    {call}\n", 2)
+    assert code == 1
+    assert re.search(words, output), output
+    assert re.search(r"rank \d sent .*, rank \d expected .* at \S*program.py:\d+", output), output
 
 
 @pytest.mark.parametrize("where", ["main", "lane"])

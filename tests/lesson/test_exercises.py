@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from minidist.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter
 from minidist.comm import ANY
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
@@ -558,6 +558,233 @@ def _throw_away(comm):
     broadcast(comm, np.zeros(comm.size - 1))
 
 
+def nothing_summed(comm, x, a, b, bias, gradient):
+    hidden = np.maximum(x @ a, 0)
+    return hidden @ b + bias, ((gradient @ b.T) * (hidden > 0)) @ a.T
+
+
+def bias_on_every_rank(comm, x, a, b, bias, gradient):
+    y, dx = nothing_summed(comm, x, a, b, bias, gradient)
+    return all_reduce(comm, y), all_reduce(comm, dx)
+
+
+def forgets_f(comm, x, a, b, bias, gradient):
+    y, dx = nothing_summed(comm, x, a, b, np.zeros(4), gradient)
+    return all_reduce(comm, y) + bias, dx
+
+
+def forgets_g(comm, x, a, b, bias, gradient):
+    y, dx = nothing_summed(comm, x, a, b, bias, gradient)
+    return y, all_reduce(comm, dx)
+
+
+def gathers_the_matrices(comm, x, a, b, bias, gradient):
+    whole_a = all_gather(comm, a.T.copy()).reshape(-1, 4).T
+    whole_b = all_gather(comm, b.copy()).reshape(-1, 4)
+    return nothing_summed(comm, x, whole_a, whole_b, bias, gradient)
+
+
+def split_attention(comm, x, qkv, projection, heads, attention, *, contiguous=False, some=None, summed=True):
+    size = projection.shape[0] // comm.size
+    mine = slice(comm.rank * size, (comm.rank + 1) * size)
+    tile = np.concatenate([part[:, mine] for part in np.split(qkv, 3, axis=1)], axis=1)
+    if contiguous:
+        tile = np.split(qkv, comm.size, axis=1)[comm.rank]
+    y = attention(x @ tile, some or heads // comm.size) @ projection[mine]
+    return all_reduce(comm, y) if summed else y
+
+
+def fused_cut_contiguously(*arguments):
+    return split_attention(*arguments, contiguous=True)
+
+
+def heads_of_all(comm, x, qkv, projection, heads, attention):
+    return split_attention(comm, x, qkv, projection, heads, attention, some=heads)
+
+
+def own_heads_only(*arguments):
+    return split_attention(*arguments, summed=False)
+
+
+def everybody_computes_all(comm, x, qkv, projection, heads, attention):
+    all_reduce(comm, np.zeros((3, 4 * comm.size)))  # what gathering the heads' outputs would have cost
+    return attention(x @ qkv, heads) @ projection
+
+
+def split_entropy(comm, logits, targets, first, *, largest="all", total="all", target="range", shift=True):
+    rows, words = np.arange(len(targets)), logits.shape[1]
+    top = logits.max(axis=1) if shift else np.zeros(len(targets))
+    if largest == "all":
+        all_reduce(comm, top, "max")
+    shifted = logits - top[:, None]
+    last = first + words - (target == "short")
+    mine = (targets >= first) & (targets < last)
+    picked = np.zeros(len(targets))
+    if target == "anywhere":
+        picked = shifted[rows, (targets - first) % words]
+    else:
+        picked[mine] = shifted[rows[mine], targets[mine] - first]
+    all_reduce(comm, picked)
+    with np.errstate(all="ignore"):
+        exponentials = np.exp(shifted)
+        sums = exponentials.sum(axis=1)
+        if total == "all":
+            all_reduce(comm, sums)
+        gradient = exponentials / sums[:, None]
+        gradient[rows[mine], targets[mine] - first] -= 1
+        return np.log(sums) - picked, gradient
+
+
+def without_the_largest_logit(*arguments):
+    return split_entropy(*arguments, largest="own", shift=False)
+
+
+def own_normaliser(comm, logits, targets, first):
+    own = logits - logits.max(axis=1, keepdims=True)
+    rows, mine = np.arange(len(targets)), (targets >= first) & (targets < first + logits.shape[1])
+    gradient, picked = np.exp(own) / np.exp(own).sum(axis=1, keepdims=True), np.zeros(len(targets))
+    picked[mine] = own[rows[mine], targets[mine] - first]
+    gradient[rows[mine], targets[mine] - first] -= 1
+    return np.log(np.exp(own).sum(axis=1)) - picked, gradient
+
+
+def own_largest_logit(*arguments):
+    return split_entropy(*arguments, largest="own")
+
+
+def target_not_summed(comm, logits, targets, first):
+    losses, gradient = solution("15.split_cross_entropy")(comm, logits, targets, first)
+    mine = (targets >= first) & (targets < first + logits.shape[1])
+    return losses + np.where(mine, 0, 1.0), gradient
+
+
+def target_modulo(*arguments):
+    return split_entropy(*arguments, target="anywhere")
+
+
+def last_word_forgotten(*arguments):
+    return split_entropy(*arguments, target="short")
+
+
+def gathers_the_logits(comm, logits, targets, first):
+    counts = [int(n) for n in all_gather(comm, np.array([logits.shape[1]]))]
+    every = all_gather(comm, logits.T.copy(), counts=[n * len(targets) for n in counts])
+    whole = every.reshape(-1, len(targets)).T
+    whole = whole - whole.max(axis=1, keepdims=True)
+    gradient = np.exp(whole) / np.exp(whole).sum(axis=1, keepdims=True)
+    losses = np.log(np.exp(whole).sum(axis=1)) - whole[np.arange(len(targets)), targets]
+    gradient[np.arange(len(targets)), targets] -= 1
+    return losses, gradient[:, first : first + logits.shape[1]]
+
+
+def balance(probabilities, factor, *, round_=np.ceil, later_first=False, square=False, times=None, through_f=False):
+    tokens, experts = probabilities.shape
+    capacity, choice = int(round_(tokens / experts * factor)), probabilities.argmax(axis=1)
+    slots, filled = np.full(tokens, -1), np.zeros(experts, int)
+    for token in range(tokens)[:: -1 if later_first else 1]:
+        if filled[choice[token]] < capacity:
+            slots[token] = choice[token] * capacity + filled[choice[token]]
+            filled[choice[token]] += 1
+    share, mean = np.bincount(choice, minlength=experts) / tokens, probabilities.mean(axis=0)
+    f, n = (mean if square else share), times or experts
+    gradient = np.broadcast_to(n * (f + (mean if through_f else 0)) / tokens, probabilities.shape)
+    return slots, n * float(f @ mean), gradient
+
+
+def rounds_down(probabilities, factor):
+    return balance(probabilities, factor, round_=np.floor)
+
+
+def last_tokens_first(probabilities, factor):
+    return balance(probabilities, factor, later_first=True)
+
+
+def probabilities_twice(probabilities, factor):
+    return balance(probabilities, factor, square=True)
+
+
+def without_the_number_of_experts(probabilities, factor):
+    return balance(probabilities, factor, times=1)
+
+
+def gradient_through_the_counts(probabilities, factor):
+    return balance(probabilities, factor, through_f=True)
+
+
+def there_and_not_back(comm, slots, run_expert):
+    return np.stack([run_expert(expert, rows) for expert, rows in enumerate(slots)])
+
+
+def no_expert_runs(comm, slots, run_expert):
+    arrived = all_to_all(comm, slots.reshape(-1))
+    return all_to_all(comm, arrived).reshape(slots.shape)
+
+
+def experts_first_on_the_way_back(comm, slots, run_expert):
+    experts, capacity, width = slots.shape
+    here = experts // comm.size
+    arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)
+    done = [run_expert(comm.rank * here + e, arrived[:, e].reshape(-1, width)) for e in range(here)]
+    return all_to_all(comm, np.stack(done).reshape(-1)).reshape(slots.shape)
+
+
+def everybody_gets_all_slots(comm, slots, run_expert):
+    experts, capacity, width = slots.shape
+    here = experts // comm.size
+    every = all_gather(comm, slots).reshape(comm.size, experts, capacity, width)
+    mine = range(comm.rank * here, (comm.rank + 1) * here)
+    done = np.stack([run_expert(e, every[:, e].reshape(-1, width)).reshape(comm.size, capacity, width) for e in mine], axis=1)
+    return all_to_all(comm, done.reshape(-1)).reshape(slots.shape)
+
+
+def ring(comm, q, k, v, rows, *, scale=True, shift=True, pass_on=True, twice=False, mean=False):
+    n, rank, block = comm.size, comm.rank, np.stack([k, v])
+    largest, total, out = np.full(len(q), -np.inf if shift else 0.0), np.zeros(len(q)), np.zeros(q.shape)
+    with np.errstate(all="ignore"):
+        for step in range(n):
+            keys, values = block
+            scores = q @ keys.T / np.sqrt(q.shape[1])
+            new = np.maximum(largest, scores.max(axis=1)) if shift and not mean else scores.max(axis=1) if mean else largest
+            old = np.exp(largest - new) if scale and shift and not mean else np.ones(len(q))
+            now = np.exp(scores - new[:, None])
+            if mean:
+                now /= n * now.sum(axis=1, keepdims=True)
+            total, out, largest = total * old + now.sum(axis=1), out * old[:, None] + now @ values, new
+            if step < n - 1:
+                incoming = np.empty((2, rows[(rank - (step if pass_on else 0) - 1) % n], q.shape[1]))
+                comm.sendrecv(block if pass_on else np.stack([k, v]), (rank + 1) % n, incoming, (rank - 1) % n)
+                block = incoming
+        if twice and n > 1:
+            comm.sendrecv(block, (rank + 1) % n, np.empty((2, rows[rank], q.shape[1])), (rank - 1) % n)
+        return out / total[:, None]
+
+
+def exponentials_unshifted(*arguments):
+    return ring(*arguments, shift=False)
+
+
+def old_sums_not_scaled(*arguments):
+    return ring(*arguments, scale=False)
+
+
+def mean_of_the_blocks(*arguments):
+    return ring(*arguments, mean=True)
+
+
+def own_keys_only(comm, q, k, v, rows):
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True) @ v
+
+
+def passes_on_its_own_block(*arguments):
+    return ring(*arguments, pass_on=False)
+
+
+def once_too_often(*arguments):
+    return ring(*arguments, twice=True)
+
+
 def starts_without(comm, old_ranks, read, length):
     return np.zeros(length)
 
@@ -659,6 +886,22 @@ WRONG = [
     ("12.prefetch", gathers_everything_first, "more than two whole layers"),
     ("12.prefetch", keeps_what_was_used, "more than two whole layers"),
     ("12.prefetch", one_too_many, "none to gather ahead"),
+    ("14.parallel_mlp", nothing_summed, "nothing is summed"),
+    ("14.parallel_mlp", bias_on_every_rank, "add it once"),
+    ("14.parallel_mlp", forgets_f, "that is f"),
+    ("14.parallel_mlp", forgets_g, "that is g"),
+    ("14.parallel_mlp", gathers_the_matrices, "neither matrices nor hidden columns"),
+    ("14.parallel_attention", fused_cut_contiguously, "cut inside each of the three"),
+    ("14.parallel_attention", heads_of_all, "too narrow"),
+    ("14.parallel_attention", own_heads_only, "rows give summands"),
+    ("14.parallel_attention", everybody_computes_all, "only the last product is summed"),
+    ("15.split_cross_entropy", without_the_largest_logit, "overflows exp"),
+    ("15.split_cross_entropy", own_normaliser, "normalises its own words"),
+    ("15.split_cross_entropy", own_largest_logit, "shifted by different numbers"),
+    ("15.split_cross_entropy", target_not_summed, "the ranks disagree"),
+    ("15.split_cross_entropy", target_modulo, "with one rank only"),
+    ("15.split_cross_entropy", last_word_forgotten, "the last word of a range"),
+    ("15.split_cross_entropy", gathers_the_logits, "three numbers"),
     ("16.gpipe", one_after_the_other, "start its next forward"),
     ("16.gpipe", no_backward, "m times F and m times B"),
     ("16.gpipe", backward_first_on_odd_stages, "something that comes later"),
@@ -667,6 +910,21 @@ WRONG = [
     ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
     ("17.one_f_one_b", nothing_ahead, "too little in flight"),
     ("17.one_f_one_b", forgets_small_m, "m is less than p"),
+    ("21.slots_and_balance", rounds_down, "rounded up"),
+    ("21.slots_and_balance", last_tokens_first, "in token order"),
+    ("21.slots_and_balance", probabilities_twice, "P times P"),
+    ("21.slots_and_balance", without_the_number_of_experts, "times the number of experts"),
+    ("21.slots_and_balance", gradient_through_the_counts, "through P alone"),
+    ("21.dispatch", there_and_not_back, "send it the rows"),
+    ("21.dispatch", no_expert_runs, "run the experts"),
+    ("21.dispatch", experts_first_on_the_way_back, "the *source rank* is the first dim"),
+    ("21.dispatch", everybody_gets_all_slots, "nobody needs all of them"),
+    ("22.ring_attention", exponentials_unshifted, "overflow exp"),
+    ("22.ring_attention", old_sums_not_scaled, "exp(old - new)"),
+    ("22.ring_attention", mean_of_the_blocks, "the same weight"),
+    ("22.ring_attention", own_keys_only, "its own keys only"),
+    ("22.ring_attention", passes_on_its_own_block, "not your own again"),
+    ("22.ring_attention", once_too_often, "n - 1 steps"),
     ("23.load_residual", starts_without, "is lost"),
     ("23.load_residual", only_its_own, "takes over several"),
     ("23.load_residual", its_own_even_if_there_is_none, "starts with zeros"),

@@ -16,7 +16,11 @@ LESSONS = build.sources(ROOT / "lessons")
 each_lesson = pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
 
 
-@each_lesson
+# A lesson whose seal fits has not changed since its notebook was made; `make lessons` runs all of them.
+each_changed_lesson = pytest.mark.parametrize("source", [s for s in LESSONS if not build.unchanged(s)], ids=lambda source: source.stem)
+
+
+@each_changed_lesson
 def test_a_lesson_runs_as_a_script_in_under_20_seconds(source, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("minidist.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
@@ -27,7 +31,7 @@ def test_a_lesson_runs_as_a_script_in_under_20_seconds(source, monkeypatch, caps
     assert "there is no MPI here" in capsys.readouterr().out or source.name[:2] in alone
 
 
-@each_lesson
+@each_changed_lesson
 def test_the_committed_notebook_is_current(source):
     assert build.stale(source) == ""
 
@@ -94,6 +98,31 @@ def test_an_edited_source_makes_the_notebook_stale_without_running_it(tiny, monk
     tiny.write_text(text.replace("# # A lesson", "# # The lesson"))
     assert "was built from another" in build.stale(tiny)
     tiny.write_text(text)
+
+
+def test_a_seal_fits_until_the_source_the_output_or_an_imported_package_changes(tiny, tmp_path, monkeypatch):
+    notebook = tiny.with_suffix(".ipynb")
+    original, text = notebook.read_text(), tiny.read_text()
+    assert build.unchanged(tiny)
+    notebook.write_text(original.replace("3.0049 µs", "3.0050 µs"))
+    assert not build.unchanged(tiny)
+    notebook.write_text(original)
+    tiny.write_text(text + "\n# more\n")
+    assert not build.unchanged(tiny)
+    tiny.write_text(text)
+    assert build.unchanged(tiny)
+
+    ring = next(source for source in LESSONS if source.name.startswith("04_"))
+    files = build.ingredients(ring)
+    names = {path.relative_to(build.PACKAGE.parent).as_posix() for path in files}
+    assert {"minidist/collectives/ring.py", "minidist/comm/simulated.py", "minidist/base/trace.py"} <= names
+    assert any(name.startswith("minidist/lesson/exercises/e04") for name in names)
+    assert not any(name.startswith("minidist/lesson/exercises/e06") for name in names)
+    committed = nbformat.read(ring.with_suffix(".ipynb"), as_version=4)
+    before = build.seal(ring, committed)
+    monkeypatch.setattr(build, "ingredients", lambda source: [*files, tmp_path / "other.py"])
+    (tmp_path / "other.py").write_text("x = 1\n")
+    assert build.seal(ring, committed) != before
 
 
 def test_two_builds_are_the_same_file(tiny):

@@ -5,12 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minidist.autograd import ShapeError, Tensor, causal_attention
+from minidist.autograd import Meter, ShapeError, Tensor, causal_attention
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
-from minidist.comm import SimWorld, init_device_mesh
+from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.nn import GPT, Llama
 from minidist.nn.llama import grouped_query_attention
 from minidist.parallel import DistributedDataParallel
@@ -313,6 +313,36 @@ def test_no_rank_computes_more_than_another_in_zigzag():
     work = SimWorld(4).run(pairs)
     assert len({sum(w) for w in work}) == 1
     assert len({w for ws in work for w in ws}) == 1  # each step too
+
+
+def test_rounds_are_charged_between_their_messages_and_hide_them():
+    """On the virtual clock each round computes while the next block travels; the work is that of the one-device node."""
+    batch, length, width, heads, ranks = 1, 64, 16, 2, 4
+
+    def main(comm, kind=RingAttention):
+        mine = sequence_positions(length, comm.rank, comm.size, "zigzag")
+        x = Tensor(random(0, batch, length, 3 * width)[:, mine], requires_grad=True)
+        with Meter() as counted:
+            y = (kind(comm, length) if kind else causal_attention)(x, heads)
+            comm.compute(counted.take(), name="forward")
+            y.backward(y.data)
+            comm.compute(counted.take(), name="backward")
+        return {name: flops for name, (flops, _) in counted.totals.items()}
+
+    alone = SimWorld(1).run(main, None)[0]
+    slow = SimWorld(ranks, links=LinkModel(alpha=0.0, beta=0.0, flops=1e6))
+    each = slow.run(main)
+    assert len({tuple(one.items()) for one in each}) == 1  # all ranks compute the same
+    reshapes = 3 * 3 * width * length  # beside the node: heads taken apart, one FLOP an element
+    for kind in ("forward", "input_gradient"):
+        assert 0 <= ranks * each[0][kind] - alone[kind] <= reshapes, kind
+    links = LinkModel(alpha=0.0, beta=1e-9, flops=1e6)  # a block takes much longer to compute than to travel
+    world = SimWorld(ranks, links=links)
+    world.run(main)
+    names = [span.name for span in world.traces[0].spans]
+    assert names.count("forward") >= ranks
+    last = 2 * length // ranks * width * 8 * 1e-9  # the gradients' last hop home has nothing to hide behind
+    assert world.end_time - slow.end_time <= 2.1 * last
 
 
 @pytest.mark.mpi(2)

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.pipeline.partition import Layer, Stage, by_cost, by_slowest, noam, pipedream, read_profile, uniform
+from minidist.pipeline.partition import (
+    Layer,
+    Stage,
+    by_cost,
+    by_slowest,
+    noam,
+    partition,
+    pipedream,
+    read_profile,
+    uniform,
+)
 
 LAYERS = st.lists(
     st.builds(Layer, st.just("x"), *[st.floats(0, 9)] * 2, *[st.integers(0, 50).map(float)] * 2), min_size=1, max_size=5
@@ -103,3 +113,16 @@ def test_profiles(tmp_path):
     for arguments, sentence in [((0, 1.0), "--machines is 0"), ((1, 0.0), "--bandwidth is 0"), ((1, 1.0, "papers"), "did you mean 'paper'")]:
         with pytest.raises(UsageError, match=sentence):
             pipedream([Layer("x", 1, 1, 1, 1)], *arguments)
+
+
+def test_methods_by_name():
+    layers = [Layer("x", 1, 1, 0, 100), Layer("x", 1, 1, 0, 1), Layer("x", 4, 4, 0, 1), Layer("x", 1, 1, 0, 1)]
+    expected = {"uniform": [2, 2], "gpipe": [2, 2], "time": [2, 2], "parameters": [1, 3]}
+    for method, sizes in expected.items():
+        found = partition(layers, method, 2)
+        assert [stage.last - stage.first + 1 for stage in found.stages] == sizes, method
+        assert found.slowest_stage_seconds == pytest.approx({"parameters": 0.012}.get(method, 0.010))
+    with pytest.raises(UsageError, match=r"--method 'tim' .did you mean 'time'"):
+        partition(layers, "tim", 2)
+    with pytest.raises(UsageError, match="take at most 4 stages"):
+        partition(layers, "time", 5)

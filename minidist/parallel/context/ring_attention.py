@@ -24,7 +24,7 @@ Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normal
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd import Tensor, reshape
+from minidist.autograd import Tensor, meter, reshape
 from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.tensor import record
@@ -82,10 +82,10 @@ class RingAttention:
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
-        flops = 2 * q.size * self.length  # half of two products with all keys
-        costs = lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3  # noqa: E731  five products, shared by three inputs
         result = _ungrouped(o)
-        return record("ring_attention", result, edges, prepare=prepare, flops=flops, costs=costs, saved=(o, log_sum, *(drop or ())[:1]))
+        # What was computed was counted block by block, between the messages.
+        costs = lambda: [(0, 0)] * 3  # noqa: E731
+        return record("ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=(o, log_sum, *(drop or ())[:1]))
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
         """The mask's rows of this rank's queries, (batch, kv heads, heads of each, queries, all keys), and the scale."""
@@ -111,6 +111,7 @@ class RingAttention:
                 scores = self._dropped(scores, drop, rows, owner, keys)
                 o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]
                 m[..., rows] = new
+                _count("forward", 2, scores, q.shape[-1], diagonal)
         o /= z[..., None]
         return o, m + xp.log(z)
 
@@ -120,10 +121,10 @@ class RingAttention:
         scale = q.shape[-1] ** -0.5
         delta = (g * o).sum(axis=-1, keepdims=True)
         dq = xp.zeros(q.shape, q.dtype, q)
-        travelling: xp.Array | None = None  # gradients of the K and V that are here
+        travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
         for owner, (keys_here, values_here) in self._round(xp.stack([k, v]), "tensor_backward"):
-            shape = (2, *k.shape[:-2], self.rows[owner], k.shape[-1])
-            travelling = xp.zeros(shape, k.dtype, k) if travelling is None else self._pass_on(travelling, shape)
+            block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), k.dtype, k)
+            arriving = None if travelling is None else self._pass_on(travelling, block.shape)
             for rows, keys, diagonal in self._visible(owner):
                 scaled = q[..., rows, :] * scale
                 p = _scores(scaled, keys_here[..., keys, :], diagonal)
@@ -131,13 +132,17 @@ class RingAttention:
                 xp.exp(p, out=p)
                 do = g[..., rows, :]
                 used = self._dropped(p, drop, rows, owner, keys)
-                travelling[1][..., keys, :] += (xp.swapaxes(used, -1, -2) @ do).sum(axis=-3, keepdims=True)
+                block[1][..., keys, :] += (xp.swapaxes(used, -1, -2) @ do).sum(axis=-3, keepdims=True)
                 dp = self._dropped(do @ xp.swapaxes(values_here[..., keys, :], -1, -2), drop, rows, owner, keys)
                 p *= dp - delta[..., rows, :]
                 dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
-                travelling[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
+                block[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
+                _count("input_gradient", 5, p, q.shape[-1], diagonal)
+            travelling = block if arriving is None else self._arrived(arriving) + block
         assert travelling is not None
-        dk, dv = self._pass_on(travelling, (2, *k.shape)) if self.comm.size > 1 else travelling
+        if self.comm.size > 1:  # home
+            travelling = self._arrived(self._pass_on(travelling, (2, *k.shape)))
+        dk, dv = travelling
         return dq, dk, dv
 
     def _dropped(self, weights: xp.Array, drop: Drop, rows: slice, owner: int, keys: slice) -> xp.Array:
@@ -175,13 +180,26 @@ class RingAttention:
                 comm.waitall(requests)
                 block = following
 
-    def _pass_on(self, gradients: xp.Array, shape: tuple[int, ...]) -> xp.Array:
-        """The gradients of K and V go to the next rank, behind their K and V; those of the previous rank come."""
+    def _pass_on(self, gradients: xp.Array, shape: tuple[int, ...]) -> tuple[list[Any], xp.Array]:
+        """The gradients of K and V leave for the next rank, those of the previous rank's come: (requests, where to)."""
         comm = self.comm
         incoming = xp.empty(shape, gradients.dtype, gradients)
         with purpose("tensor_backward"):
-            comm.sendrecv(gradients, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
+            requests = [comm.irecv(incoming, (comm.rank - 1) % comm.size), comm.isend(gradients, (comm.rank + 1) % comm.size)]
+        return requests, incoming
+
+    def _arrived(self, arriving: tuple[list[Any], xp.Array]) -> xp.Array:
+        requests, incoming = arriving
+        charge(self.comm, "tensor_backward")
+        self.comm.waitall(requests)
         return incoming
+
+
+def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool) -> None:
+    """Tell the meter of `products` products of a block of scores with vectors of `size`, of which a diagonal block needs half."""
+    current = meter.get()
+    if current is not None:
+        current.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
 
 
 def _scores(scaled_q: xp.Array, k: xp.Array, diagonal: bool) -> xp.Array:

@@ -182,11 +182,14 @@ class _Regather:
 # --- the messages ---
 
 
-def charge(comm: Comm, name: str) -> None:
-    """Tell a virtual clock what was computed since the last time."""
+PASSES = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
+
+
+def charge(comm: Comm, why: str) -> None:
+    """Tell a virtual clock what was computed since the last time, before messages of purpose `why`."""
     current = meter.get()
     if current is not None:
-        comm.compute(current.take(), name=name)
+        comm.compute(current.take(), name=PASSES.get(why, why))
 
 
 def contiguous(x: xp.Array) -> xp.Array:

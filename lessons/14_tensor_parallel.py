@@ -1,0 +1,253 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14 Tensor parallel
+#
+# *40 minutes. Before it: 02, 04 and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the second into rows, and one
+# all-reduce each way is all that travels.**
+#
+# What it saves: parameters, gradients, optimizer state and the inner activations are divided by t. What it costs: four
+# all-reduces of the activations a layer and step, on the critical path; so t stays within the fastest links.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor
+from minidist.base.errors import MismatchError
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import GPT, Block, FlatParameters, GPTConfig
+from minidist.optim import SGD
+from minidist.parallel.tensor import (
+    RowParallelLinear,
+    check_replicas,
+    full_state_dict,
+    gpt_plan,
+    parallelize_module,
+)
+from minidist.report import draw, show
+from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# A small GPT layer on two ranks. Colours say whose tile it is; grey is held by both. Look at `c_attn`, in which Q, K and V lie
+# side by side: each of the three is cut, so that a rank has whole heads. And look how the columns of `c_fc` meet the rows of
+# `c_proj`.
+
+# %%
+tiles = model_tiles("gpt", tp=2, width=16, heads=4)
+show(tiles_figure(tiles, title="a GPT layer on 2 ranks", command="minidist tiles --tp 2 --width 16 --heads 4 -o tiles.svg"))
+
+# %% [markdown]
+# Forward and backward of one such block, from a trace. In the lane of each rank F and B are computing; the arrows are the
+# all-reduces, two in forward and two in backward:
+
+# %%
+BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
+PLAN = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(2).items() if "h.*." in name}
+
+
+def one_block(comm, compute=True):
+    """A forward and a backward of one GPT block on all ranks; returns how many parameters this rank holds."""
+    block = Block(GPTConfig(n_embd=WIDTH, n_head=HEADS), np.float32)
+    block.initialize(0)  # every rank draws the whole block from the same seed ...
+    block = parallelize_module(block, comm, PLAN)  # ... and keeps its tiles
+    x = Tensor(np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32), requires_grad=True)
+    with Meter() as meter:
+        y = block(x)
+        comm.compute(meter.take(), name="forward")
+        y.backward(np.ones_like(y.data))
+        comm.compute(meter.take(), name="backward")
+    return sum(p.size for p in block.parameters())
+
+
+world = SimWorld(2, links=LinkModel(alpha=2e-6, beta=1e-10, flops=2e11, memory_bandwidth=1e11))
+world.run(one_block)
+command = "minidist train --tp 2 --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+show(draw("space-time", world.traces, {"command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Four ranks, activations of 4 x 16 x 64 float32 numbers (16,384 B). How many bytes does a rank send in one forward and
+# backward of the block, with ring all-reduces? And what share of the block's parameters does it hold?
+
+# %%
+my_guess = {"bytes": 16_384, "share": 0.25}
+
+# %% [markdown]
+# ## 4 The code
+#
+# Two nodes of the tape are the whole secret. Megatron calls them **f** and **g**; each is the other one backwards:
+#
+# | | forward | backward |
+# |---|---|---|
+# | f, `copy_to_tensor_parallel_region`, before the columns | nothing | all-reduce |
+# | g, `reduce_from_tensor_parallel_region`, after the rows | all-reduce | nothing |
+#
+# Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of x's gradient.
+
+
+# %%
+print(inspect.getsource(RowParallelLinear.forward))
+
+# %% [markdown]
+# Between f and g stands what can be done column by column: GELU, or attention, head by head. That is why the two cuts come in
+# pairs. The bias of the second layer is added after the sum. By hand, with two ranks and no library but the all-reduce:
+
+# %%
+rng = np.random.default_rng(1)
+x, a, b = rng.integers(-3, 4, (2, 4)), rng.integers(-3, 4, (4, 6)), rng.integers(-3, 4, (6, 4))
+parts = [np.maximum(x @ a[:, columns], 0) @ b[columns] for columns in (slice(0, 3), slice(3, 6))]
+print("columns, then rows: the parts add up:", np.array_equal(parts[0] + parts[1], np.maximum(x @ a, 0) @ b))
+parts = [np.maximum(x[:, rows] @ a[rows], 0) @ b for rows in (slice(0, 2), slice(2, 4))]
+print("rows, then columns: ReLU of a part is no part of the ReLU:", np.array_equal(sum(parts), np.maximum(x @ a, 0) @ b))
+
+# %% [markdown]
+# ## 5 Check
+#
+# Counted from the trace. b s h numbers in an activation; an all-reduce sends 2 (t-1)/t of them from each rank, and there are
+# four: 8 b s h (t-1)/t.
+
+# %%
+ranks = 4
+world = SimWorld(ranks)
+held = world.run(one_block)
+whole = SimWorld(1).run(one_block)[0]
+sent = world.traces[0].sent()
+answer = {"bytes": sum(m.nbytes for m in sent), "share": held[0] / whole}
+rings = {purpose: len(world.traces[0].sent(purpose)) // (2 * (ranks - 1)) for purpose in ("tensor_forward", "tensor_backward")}
+print(f"all-reduces: {rings}")
+formula = 8 * BATCH * LENGTH * WIDTH * (ranks - 1) // ranks * 4
+print(f"sent by rank 0: {answer['bytes']:,} B; 8 b s h (t-1)/t x 4 B = {formula:,} B")
+print(f"parameters: {held[0]:,} of {whole:,}; the norms and two biases are whole on every rank")
+assert answer["bytes"] == formula
+for name, value in answer.items():
+    verdict = "right" if abs(my_guess[name] - value) <= 0.02 * value else "off"
+    print(f"{name}: {value:,.3f}; your guess is {verdict}")
+
+# %% [markdown]
+# Is it the same training? A GPT with two layers, five steps, against one device; the tiles are gathered for the comparison:
+
+
+# %%
+def train(comm, steps=5):
+    model = GPT(GPTConfig(vocab_size=13, n_positions=12, n_embd=24, n_layer=2, n_head=12), np.float64, seed=3)
+    model = parallelize_module(model, comm, gpt_plan(13))
+    flat = FlatParameters(model.parameters())
+    optimizer = SGD(flat, lr=0.1, momentum=0.9)
+    for step in range(steps):
+        words = np.random.default_rng(step).integers(0, 13, (2, 13))
+        flat.zero_grad()
+        model(words[:, :-1], words[:, 1:]).backward()
+        optimizer.step()
+        check_replicas(model, comm)  # what is not cut is bit for bit the same on all ranks
+    return {name: array.copy() for name, array in full_state_dict(model, {"tp": comm}).items()}
+
+
+single = SimWorld(1).run(train)[0]
+for ranks in (2, 3, 4):
+    parallel = SimWorld(ranks).run(train)[0]
+    off = max(np.abs(parallel[name] - single[name]).max() for name in single)
+    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}")
+    assert off < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A rank forgets f: it keeps the gradient of what *its* columns saw of x. Every shape fits and the loss falls. But the norms
+# before the layer, which all ranks hold, now get another gradient on each rank, and the replicas part. (Nobody would see it
+# in a loss curve; `check_replicas` does.)
+
+# %%
+from minidist.parallel.tensor import linear
+
+right = linear.copy_to_tensor_parallel_region
+linear.copy_to_tensor_parallel_region = lambda x, comm: x
+with expect(MismatchError):
+    SimWorld(2).run(train, steps=1)
+linear.copy_to_tensor_parallel_region = right
+
+# %% [markdown]
+# And the classic: a fused Q|K|V cut contiguously. Rank 0 of 2 then holds all of Q and half of K:
+
+# %%
+print(tiles_table([tile for tile in tiles if "c_attn.weight" in tile.name]))
+print("a contiguous cut would be rank 0: [0:16, 0:24], which is Q (0:16) and half of K (16:32)")
+
+# %% [markdown]
+# ## 7 Exercise: an MLP and an attention in tiles
+#
+# First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its columns* of A, *its rows* of B,
+# the bias, and the gradient of y (the same on all ranks). Return y and the gradient of x, on every rank. Use `all_reduce`
+# from `minidist.collectives`.
+
+# %%
+from minidist.collectives import all_reduce
+
+
+def parallel_mlp(comm, x, a, b, bias, gradient):
+    hidden = np.maximum(x @ a, 0)
+    y = all_reduce(comm, hidden @ b + bias)
+    return y, ((gradient @ b.T) * (hidden > 0)) @ a.T
+
+
+check("14.parallel_mlp", parallel_mlp)
+
+# %%
+print(inspect.getsource(solution("14.parallel_mlp")))
+check("14.parallel_mlp", solution("14.parallel_mlp"))
+
+# %% [markdown]
+# Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the whole projection (W x D): cut
+# your own tiles. `attention(rows of Q|K|V, heads)` does the rest; `heads` is the number of all heads, a multiple of the ranks.
+
+
+# %%
+def parallel_attention(comm, x, qkv, projection, heads, attention):
+    tile = np.split(qkv, comm.size, axis=1)[comm.rank]
+    rows = np.split(projection, comm.size)[comm.rank]
+    return all_reduce(comm, attention(x @ tile, heads // comm.size) @ rows)
+
+
+check("14.parallel_attention", parallel_attention)
+
+# %%
+print(inspect.getsource(solution("14.parallel_attention")))
+check("14.parallel_attention", solution("14.parallel_attention"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Columns, then rows**: between them nothing travels. f sums in backward, g in forward; the bias comes after g.
+# - A layer sends **8 b s h (t-1)/t** numbers a rank and step, whatever the weights weigh: small batches of huge layers.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py
+#     mpiexec -n 2 minidist compare --tp 2 --steps 3
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `ColumnParallelLinear`, `RowParallelLinear` | the same in Megatron-LM; PyTorch `ColwiseParallel`, `RowwiseParallel` |
+# | `copy_to_tensor_parallel_region` (f), `reduce_from_...` (g) | the same in Megatron-LM `tensor_parallel/mappings.py` |
+# | `parallelize_module(model, mesh["tp"], plan)` | the same in `torch.distributed.tensor.parallel` |
+# | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
+# | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
+#
+# Next: [15 Sequence and vocabulary parallel](15_sequence_and_vocabulary.ipynb).

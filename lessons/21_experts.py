@@ -1,0 +1,249 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 21 Experts
+#
+# *40 minutes. Before it: 06 and 14. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Have many MLPs, of which each token visits one or two: many times the parameters for the same work a token. **The experts are
+# dealt out over ranks, and an all-to-all moves tokens, not weights.**
+#
+# What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls a layer and step, and a fixed number of
+# slots for each expert, so that some tokens may find their expert full and are *dropped*.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.comm import SimWorld, init_device_mesh
+from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.lesson import check, solution
+from minidist.nn import GPT, GPTConfig, MixtureOfExperts
+from minidist.nn.experts import expert_capacity
+from minidist.optim import SGD, Adam
+from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, dispatch
+from minidist.parallel.tensor import full_tensor, parallelize_module
+from minidist.report import draw, show
+from minidist.report.tiles import model_tiles, tiles_figure
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Who holds what: four experts on two ranks. Whole experts, not tiles of each; router, attention and embeddings are on all.
+
+# %%
+tiles = model_tiles("gpt", tp=1, width=8, heads=2, experts=4, ep=2)
+show(tiles_figure(tiles, title="4 experts on 2 ranks", command="minidist tiles --tp 1 --width 8 --heads 2 --experts 4 --ep 2 -o tiles.svg"))
+
+# %% [markdown]
+# And who talks to whom in one layer on four ranks, forward and backward: everybody with everybody, equally.
+
+# %%
+RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
+
+
+def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
+    """Forward and backward of a mixture; returns how many of this rank's tokens were dropped."""
+    layer = MixtureOfExperts(WIDTH, 4 * WIDTH, EXPERTS, top_k, factor, dtype=np.float64, scale=spread, seed=0)
+    layer = parallelize_module(layer, comm, {"": ExpertParallel()}, axis="ep")
+    x = np.random.default_rng(comm.rank).normal(size=(1, TOKENS, WIDTH))
+    y = layer(Tensor(x, requires_grad=True))
+    y.backward(np.ones_like(y.data))
+    return layer.assignment.dropped
+
+
+world = SimWorld(RANKS)
+world.run(one_layer)
+command = "minidist train --experts 8 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+show(draw("bytes-matrix", world.traces, {"command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Each rank has 64 tokens and a router that was just initialised; 8 experts, top 1, capacity factor 1.0: each expert has
+# exactly as many slots as it needs if all are used alike. What share of the tokens is dropped? And if the factor doubles, by
+# how much do the bytes grow?
+
+# %%
+my_guess = {"dropped at 1.0": 0.0, "bytes at 2.0": 1.0}
+
+# %% [markdown]
+# ## 4 The code
+#
+# The layer computes on *slots*, (experts, capacity, width), whoever fills them. On one device nothing happens before and after
+# the experts' MLPs. On P ranks an all-to-all does: each rank sends the slots of expert e to the rank that has e, and gets them
+# back computed.
+
+# %%
+print(inspect.getsource(MixtureOfExperts.forward))
+print(inspect.getsource(dispatch.exchange))
+
+# %% [markdown]
+# Every slot travels, full or not, so all messages have the same size and nobody has to ask. And no weight travels: the gradient
+# of an expert is complete where it lives, because it has seen the tokens of all ep ranks. (Who sums it over ep all the same
+# adds gradients of different experts. The shapes fit.)
+#
+# ## 5 Check
+#
+# Dropped tokens, and bytes by the formula: four all-to-alls of (P-1)/P x tokens x k x factor x width numbers.
+
+# %%
+dropped, sent = {}, {}
+for factor in (1.0, 1.25, 2.0, 8.0):
+    world = SimWorld(RANKS)
+    dropped[factor] = sum(world.run(one_layer, factor)) / (RANKS * TOKENS)
+    sent[factor] = world.traces[0].bytes_by_purpose()["dispatch"]
+    formula = 4 * (RANKS - 1) / RANKS * TOKENS * factor * WIDTH * 8
+    slots = expert_capacity(TOKENS, EXPERTS, 1, factor)
+    print(f"factor {factor:4}: {slots:2} slots an expert, a share of {dropped[factor]:.3f} dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B")
+    assert sent[factor] == formula
+answer = {"dropped at 1.0": dropped[1.0], "bytes at 2.0": sent[2.0] / sent[1.0]}
+for name, value in answer.items():
+    print(f"{name}: {value:.2f}; your guess is {'right' if abs(my_guess[name] - value) < 0.05 else 'off'}")
+
+# %% [markdown]
+# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of them, the
+# router must spread the tokens, so a small *auxiliary loss* pays for balance: N sum_e f_e P_e, with f the share of tokens that
+# chose expert e and P its mean probability. It is 1 when all are used alike, N when one gets everything. Without it routers
+# tend to collapse: an expert that is used more learns more, and is used more. Let a GPT train:
+
+
+# %%
+def train(comm, weight=0.01, steps=60, dtype=np.float32, factor=1.25, gather=False):
+    """How many tokens are dropped in each step; with gather the weights at the end, whole."""
+    mesh = init_device_mesh(comm, (1, comm.size), ("dp", "ep"))
+    config = GPTConfig(256, 16, 32, 1, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=weight)
+    model = GPT(config, dtype, seed=0)
+    model = parallelize_module(model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+    parallel = ExpertDataParallel(model, mesh)
+    optimizer = SGD(parallel.flats, lr=0.5) if gather else Adam(parallel.flats, lr=3e-3)
+    sampler = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0)
+    mine, history = 8 // comm.size, []
+    for step in range(steps):
+        tokens, targets = sampler.batch(step, comm.rank * mine, mine)
+        parallel.zero_grad()
+        loss = parallel(tokens, targets, 8 * 16)
+        loss.backward()
+        optimizer.step()
+        history.append(sum(block.mlp.assignment.dropped for block in model.transformer.h))
+    if gather:
+        return {name: np.array(full_tensor(p.data, p.layout, mesh)) for name, p in model.named_parameters()}
+    return history
+
+
+share = {}
+for weight in (0.0, 0.1):
+    each = np.array(SimWorld(2).run(train, weight)).sum(axis=0) / 128
+    share[weight] = each[-5:].mean()
+    print(f"auxiliary loss times {weight}: a share of {each[:5].mean():.2f} dropped in the first 5 steps, {share[weight]:.2f} in the last 5")
+assert share[0.1] < share[0.0]
+
+# %% [markdown]
+# Is it the same training? Against one device, with slots enough that nothing is dropped. Capacity and auxiliary loss belong to
+# a *group*, what one rank sees, so one device would have to route rank by rank to be equal with drops too (the tests do);
+# here the auxiliary loss is off.
+
+# %%
+single = SimWorld(1).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+for ranks in (2, 4):
+    parallel = SimWorld(ranks).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+    off = max(np.abs(parallel[name] - single[name]).max() for name in single)
+    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}")
+    assert off < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# What comes back must be laid out as it was sent. Swap the way back, and every token gets some expert's answer, only not its
+# own. Shapes fit, the loss even falls (the rest of the model learns around it):
+
+# %%
+original = dispatch.exchange
+dispatch.exchange = lambda comm, slots, to_experts: (
+    original(comm, slots, True) if to_experts else original(comm, slots, False)[::-1].copy()
+)
+wrong = SimWorld(2).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+dispatch.exchange = original
+off = max(np.abs(wrong[name] - single[name]).max() for name in single)
+print(f"the slots come back in another order: max |w_parallel - w_single| = {off:.1e}")
+assert off > 1e-4
+
+# %% [markdown]
+# ## 7 Exercise: slots, balance, and the way there and back
+#
+# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes to its most probable
+# expert. An expert has ceil(tokens / experts x factor) slots, given out in token order. Return the slot of each token (expert x
+# capacity + place, or -1), the auxiliary loss N sum f P, and its gradient for the probabilities.
+
+
+# %%
+def slots_and_balance(probabilities, factor):
+    tokens, experts = probabilities.shape
+    capacity = int(tokens / experts * factor)
+    choice = probabilities.argmax(axis=1)
+    place = np.array([(choice[:token] == choice[token]).sum() for token in range(tokens)])
+    slots = np.where(place < capacity, choice * capacity + place, -1)
+    mean = probabilities.mean(axis=0)
+    return slots, experts * mean @ mean, np.broadcast_to(2 * experts * mean / tokens, probabilities.shape)
+
+
+check("21.slots_and_balance", slots_and_balance)
+
+# %%
+print(inspect.getsource(solution("21.slots_and_balance")))
+check("21.slots_and_balance", solution("21.slots_and_balance"))
+
+# %% [markdown]
+# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/P to (r+1) x E/P - 1,
+# and `run_expert(e, rows)` computes one of *yours*. Return the slots, computed. Use `all_to_all` from `minidist.collectives`:
+# it sends the j-th part of a flat array to rank j and returns what came, by source rank.
+
+# %%
+from minidist.collectives import all_to_all
+
+
+def dispatch_tokens(comm, slots, run_expert):
+    experts, capacity, width = slots.shape
+    here = experts // comm.size
+    arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)
+    done = [run_expert(comm.rank * here + e, arrived[:, e].reshape(-1, width)) for e in range(here)]
+    return all_to_all(comm, np.stack(done).reshape(-1)).reshape(slots.shape)
+
+
+check("21.dispatch", dispatch_tokens)
+
+# %%
+print(inspect.getsource(solution("21.dispatch")))
+check("21.dispatch", solution("21.dispatch"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Tokens move, weights stay**: four all-to-alls a layer, (P-1)/P x tokens x k x factor x width numbers each.
+# - Slots are a price paid in bytes and dropped tokens; balance is bought with **N sum f P**.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py
+#     mpiexec -n 2 minidist compare --experts 4 --ep 2 --steps 3
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `n_experts`, `--experts` | Megatron-LM `--num-experts`; DeepSpeed-MoE `num_experts`; Mixtral `num_local_experts` |
+# | `ExpertParallel`, `--ep` | Megatron-LM `--expert-model-parallel-size`; DeepSpeed `ep_size` |
+# | `expert_top_k` | Megatron-LM `--moe-router-topk`; Mixtral `num_experts_per_tok` |
+# | `capacity_factor` | Megatron-LM `--moe-expert-capacity-factor`; DeepSpeed `capacity_factor`; Switch Transformers the same |
+# | `aux_loss_weight` | Megatron-LM `--moe-aux-loss-coeff`; Switch alpha = 0.01 |
+# | `ExpertTensorParallel` | Megatron-LM `--expert-tensor-parallel-size`; DeepSpeed-MoE expert slicing |

@@ -1,0 +1,61 @@
+"""What a hang under MPI was probably meant to be: read from what each rank waits in and from what each has sent so far.
+
+The simulated world knows its queues (`reports`); here they are worked out from the ranks' traces: what a rank has sent to
+another, less what that one has asked for, is on its way or in MPI's buffers.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]  # a line of a trace file
+Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
+
+
+def queue_of(message: Message) -> Queue:
+    """What decides whether two sides meet, beside the two ranks."""
+    return message["communicator"], message["operation"] != "message", message["tag"]
+
+
+def name(queue: Queue, operation: str) -> str:
+    communicator, collective, tag = queue
+    where = "" if communicator == "world" else f" on {communicator}"
+    return f"call {tag}{where}, {operation}" if collective else f"tag {tag}{where}"
+
+
+def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]) -> list[str]:
+    """At most six sentences. states: what the watchdogs wrote, by rank; traces: each rank's messages so far."""
+    found = []
+    waiting = {rank: state for rank, state in states.items() if state["state"] == "waiting"}
+    for rank, state in waiting.items():
+        if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
+            found.append(f"rank {state['peers'][0]} has returned: it will never answer rank {rank}")
+    for rank, state in waiting.items():
+        wanted = state.get("message")
+        if wanted and wanted["kind"] == "receive":
+            for source in state["peers"]:
+                queued = sent_to(rank, traces.get(source, ()), traces.get(rank, ()))
+                queued.pop(queue_of(wanted), None)
+                for queue, message in list(queued.items())[:2]:
+                    found.append(
+                        f"rank {rank} waits for {name(queue_of(wanted), wanted['operation'])}, but queued from rank {source} is "
+                        f"{name(queue, message['operation'])} ({message['nbytes']} B)"
+                    )
+    if waiting and len(waiting) == len(states) and all(s.get("message", {}).get("kind") == "send" for s in waiting.values()):
+        found.append("everybody sends and nobody receives: let some ranks receive first, or use sendrecv or isend")
+    return found[:6]
+
+
+def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> dict[Queue, Message]:
+    """By queue, the first message that `theirs` holds for `rank` and for which `ours` has no receive."""
+    source = theirs[0]["rank"] if theirs else -1
+    asked = Counter(queue_of(m) for m in ours if m["kind"] == "receive" and m["peer"] == source)
+    result: dict[Queue, Message] = {}
+    for message in theirs:
+        if message["kind"] == "send" and message["peer"] == rank:
+            queue = queue_of(message)
+            if asked[queue]:
+                asked[queue] -= 1
+            else:
+                result.setdefault(queue, message)
+    return result

@@ -1,0 +1,215 @@
+"""Lesson 21: slots and a loss that balances, and the way of the tokens to their experts and back."""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import MismatchError
+from minidist.collectives import all_to_all
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+WIDTH = 3
+
+
+def slots_and_balance(probabilities: np.ndarray, factor: float) -> tuple[np.ndarray, float, np.ndarray]:
+    """Token order decides who gets a slot; the loss is N sum f P, and its gradient runs through P alone."""
+    tokens, experts = probabilities.shape
+    capacity = ceil(tokens / experts * factor)
+    choice = probabilities.argmax(axis=1)
+    slots, filled = np.full(tokens, -1), np.zeros(experts, int)
+    for token, expert in enumerate(choice):
+        if filled[expert] < capacity:
+            slots[token] = expert * capacity + filled[expert]
+            filled[expert] += 1
+    share = np.bincount(choice, minlength=experts) / tokens
+    loss = experts * float(share @ probabilities.mean(axis=0))
+    return slots, loss, np.broadcast_to(experts * share / tokens, probabilities.shape)
+
+
+def dispatch(comm: Comm, slots: np.ndarray, run_expert: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """Tokens travel, weights stay: an all-to-all there, the experts that live here, an all-to-all back."""
+    experts, capacity, width = slots.shape
+    here = experts // comm.size
+    arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)
+    done = np.empty_like(arrived)
+    for local in range(here):
+        rows = arrived[:, local].reshape(-1, width)
+        done[:, local] = run_expert(comm.rank * here + local, rows).reshape(comm.size, capacity, width)
+    return all_to_all(comm, done.reshape(-1)).reshape(experts, capacity, width)
+
+
+# --- slots and balance ---
+
+
+def routing(case: Case) -> tuple[np.ndarray, float]:
+    """Probabilities of `case.size` tokens for `case.ranks` experts, and a capacity factor."""
+    draw = case.generator()
+    logits = draw.normal(size=(case.size, case.ranks)) * 2
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return probabilities, float(draw.choice([0.5, 1.0, 1.25, 4.0]))
+
+
+def routing_cases() -> list[Case]:
+    draw = np.random.default_rng(0)
+    cases = [Case(experts, tokens) for experts in (1, 2, 3, 4) for tokens in (1, 3, 7, 10)]
+    return sorted(cases + [Case(int(draw.integers(1, 9)), int(draw.integers(5, 60)), seed + 1) for seed in range(10)])
+
+
+def slots_with(case: Case, capacity: Callable[[float], int] = ceil, later_first: bool = False) -> np.ndarray:
+    """The slots of one who rounds otherwise, or gives the slots to the last tokens."""
+    probabilities, factor = routing(case)
+    tokens, experts = probabilities.shape
+    room = capacity(tokens / experts * factor)
+    slots, filled = np.full(tokens, -1), np.zeros(experts, int)
+    order = reversed(range(tokens)) if later_first else range(tokens)
+    for token in order:
+        expert = int(probabilities[token].argmax())
+        if filled[expert] < room:
+            slots[token] = expert * room + filled[expert]
+            filled[expert] += 1
+    return slots
+
+
+def wrong_in(f: Failure) -> set[str]:
+    """Which of the three results differ."""
+    if f.kind != "wrong" or not isinstance(f.answers[0], tuple) or len(f.answers[0]) != 3:
+        return set()
+    pairs = zip(("slots", "loss", "gradient"), f.answers[0], f.expected[0], strict=True)
+    return {name for name, got, wanted in pairs if np.shape(got) != np.shape(wanted) or not np.allclose(got, wanted)}
+
+
+def right_slots(f: Failure, slots: np.ndarray) -> bool:
+    return bool(wrong_in(f)) and np.array_equal(f.answers[0][0], slots)
+
+
+def loss_is(f: Failure, value: Callable[[np.ndarray, np.ndarray], float]) -> bool:
+    probabilities, _ = routing(f.case)
+    share = np.bincount(probabilities.argmax(axis=1), minlength=f.case.ranks) / f.case.size
+    return "loss" in wrong_in(f) and bool(np.allclose(f.answers[0][1], value(share, probabilities.mean(axis=0))))
+
+
+# --- dispatch ---
+
+
+def shapes(case: Case) -> tuple[int, int]:
+    """(experts, capacity)."""
+    return case.ranks * (1 + case.size % 3), 1 + case.size % 4
+
+
+def slots_of(case: Case, rank: int) -> np.ndarray:
+    return case.generator(rank).integers(-9, 10, (*shapes(case), WIDTH)) * 1.0
+
+
+class Experts:
+    """The experts of one rank; asking it for another rank's is refused."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        here = shapes(case)[0] // case.ranks
+        self.mine, self.rank = range(rank * here, (rank + 1) * here), rank
+
+    def __call__(self, expert: int, rows: np.ndarray) -> np.ndarray:
+        if expert not in self.mine:
+            raise LookupError(f"rank {self.rank} has the experts {list(self.mine)}, not {expert}")
+        return compute(expert, rows)
+
+
+def compute(expert: int, rows: np.ndarray) -> np.ndarray:
+    return rows * (expert + 2) + expert
+
+
+def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+    return slots_of(case, comm.rank), Experts(case, comm.rank)
+
+
+def truth(case: Case) -> Sequence[np.ndarray]:
+    return [np.stack([compute(e, rows) for e, rows in enumerate(slots_of(case, rank))]) for rank in range(case.ranks)]
+
+
+def swapped_back(case: Case) -> list[np.ndarray]:
+    """The answers when what comes back is laid out as it arrived, experts first instead of source ranks first."""
+    experts, capacity = shapes(case)
+    here, n = experts // case.ranks, case.ranks
+    sent = []
+    for rank in range(n):
+        arrived = np.stack([slots_of(case, source).reshape(n, here, capacity, WIDTH)[rank] for source in range(n)])
+        done = np.stack([compute(rank * here + e, arrived[:, e].reshape(-1, WIDTH)) for e in range(here)])
+        sent.append(done.reshape(n, -1))  # pieces for the ranks, of an array in the order (experts, sources)
+    return [np.concatenate([sent[source][rank] for source in range(n)]).reshape(experts, capacity, WIDTH) for rank in range(n)]
+
+
+EXERCISES = [
+    Exercise(
+        name="21.slots_and_balance",
+        solution=slots_and_balance,
+        arguments=lambda case, comm: routing(case),
+        expected=lambda case: [slots_and_balance(*routing(case))] * case.ranks,
+        answer=lambda arguments, returned: returned,
+        cases=routing_cases,
+        par=Case(4, 10),
+        communicates=False,
+        label=lambda case: f"{case.size} tokens, {case.ranks} experts, capacity factor {routing(case)[1]}",
+        hints=(
+            Hint(
+                lambda f: right_slots(f, slots_with(f.case, int)) and "slots" in wrong_in(f),
+                "the capacity is rounded up here, not down: 7 tokens on 3 experts at 1.0 need 3 slots each",
+            ),
+            Hint(
+                lambda f: right_slots(f, slots_with(f.case, later_first=True)) and "slots" in wrong_in(f),
+                "slots are given out in token order: the first tokens get them, later ones are dropped",
+            ),
+            Hint(
+                lambda f: loss_is(f, lambda share, mean: float(len(share) * (mean @ mean))),
+                "f is the share of tokens that *chose* an expert (counts), P the mean probability; this is P times P",
+            ),
+            Hint(
+                lambda f: loss_is(f, lambda share, mean: float(share @ mean)),
+                "times the number of experts: then the loss of perfect balance is 1, however many experts there are",
+            ),
+            Hint(
+                lambda f: wrong_in(f) == {"gradient"},
+                "only the gradient is wrong: it runs through P alone (a count has no gradient), and P is a mean over the tokens: "
+                "N f / tokens in every row",
+            ),
+            Hint(
+                lambda f: wrong_in(f) == {"slots"},
+                "only the slots are wrong: slot number expert x capacity + place, and -1 for a token that finds its expert full",
+            ),
+        ),
+    ),
+    Exercise(
+        name="21.dispatch",
+        solution=dispatch,
+        arguments=arguments,
+        expected=truth,
+        par=Case(4, 5),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts with {shapes(case)[1]} slots a rank",
+        limits=("bytes",),
+        hints=(
+            Hint(
+                lambda f: f.raised(LookupError),
+                "that expert's weights are on another rank: send it the rows instead",
+            ),
+            Hint(
+                lambda f: f.answers_are([slots_of(f.case, rank) for rank in range(f.case.ranks)]),
+                "the rows came back as they were: run the experts between the two all-to-alls",
+            ),
+            Hint(
+                lambda f: f.answers_are(swapped_back(f.case)),
+                "an all-to-all sends piece j to rank j, so on the way back the *source rank* is the first dim, as it was when the "
+                "rows arrived",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but too many bytes: an expert needs its own slots from every rank, nobody needs all of them",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks > 1,
+                "compare with the picture: from rank r you got (experts here, capacity) rows, in the order of your experts",
+            ),
+            Hint(lambda f: f.raised(MismatchError), "does every rank send and receive pieces of the same size, twice?"),
+        ),
+    ),
+]

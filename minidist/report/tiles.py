@@ -1,0 +1,184 @@
+"""The tiles picture: which tile of each matrix of a layer is on which rank.
+
+Nothing is drawn by hand: a model is built and cut by `parallelize_module` on simulated ranks, and what the tiles' layouts
+say (`parallel.tensor.boxes`) is what is coloured, so a fused Q|K|V shows its three blocks and shared key-value heads their
+two owners.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.errors import UsageError, nearest
+from minidist.base.layout import Layout
+from minidist.comm import Comm, SimWorld, init_device_mesh
+from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig, Module
+from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
+from minidist.parallel.tensor import boxes, gpt_plan, llama_plan, parallelize_module
+from minidist.report.frame import finish, new_figure, patch
+from minidist.report.palette import PALETTE, RANKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One parameter: its global shape, and for each rank the boxes of it that the rank holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    boxes: tuple[tuple[Box, ...], ...]
+    layout: Layout
+
+    @property
+    def owners(self) -> dict[Box, list[int]]:
+        """Box to the ranks that hold it."""
+        result: dict[Box, list[int]] = {}
+        for rank, mine in enumerate(self.boxes):
+            for box in mine:
+                if all(start < stop for start, stop in box):
+                    result.setdefault(box, []).append(rank)
+        return result
+
+    def kind(self) -> str:
+        """How it is cut, in words."""
+        if not self.layout.axes:
+            return "whole on every rank"
+        words = [f"dim {dim} over {axis}" for axis, dim in zip(self.layout.axes, self.layout.dims, strict=True)]
+        blocks = f" in each of {self.layout.blocks} blocks" if self.layout.blocks > 1 else ""
+        padding = f", padded by {self.layout.padding}" if self.layout.padding else ""
+        copies = f", each tile on {self.layout.copies} ranks" if self.layout.copies > 1 else ""
+        return " and ".join(words) + blocks + padding + copies
+
+
+def tiles_of(build: Callable[[], Module], cut: Callable[[Module, Any], Module], mesh: Mapping[str, int]) -> list[Tiles]:
+    """The tiles of `cut(build(), device_mesh)` over a mesh {axis: ranks}, on simulated ranks; tied parameters once."""
+
+    def main(comm: Comm) -> list[tuple[str, Layout, tuple[Box, ...]]]:
+        device_mesh = init_device_mesh(comm, list(mesh.values()), list(mesh))
+        model = cut(build(), device_mesh)
+        layouts = [(name, p.layout or Layout(tuple(p.shape))) for name, p in model.named_parameters()]
+        return [(name, layout, tuple(box for box, _ in boxes(layout, device_mesh))) for name, layout in layouts]
+
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    each = SimWorld(ranks, record=False).run(main)
+    return [
+        Tiles(name, layout.global_shape, tuple(rows[i][2] for rows in each), layout) for i, (name, layout, _) in enumerate(each[0])
+    ]
+
+
+def model_tiles(
+    model: str = "gpt", tp: int = 2, width: int = 16, heads: int = 4, kv_heads: int | None = None, vocab: int = 10,
+    experts: int = 0, ep: int = 1,
+) -> list[Tiles]:  # fmt: skip
+    """The tiles of a one-layer GPT or Llama of these sizes, tp ranks to a layer and ep ranks to its experts."""
+    if model not in ("gpt", "llama"):
+        raise UsageError(f"--model {model!r}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
+    if (experts or ep > 1) and (model != "gpt" or not experts):
+        raise UsageError(f"--experts {experts} --ep {ep} with --model {model}; experts are the gpt's, and --ep needs --experts")
+
+    def build() -> Module:
+        if model == "gpt":
+            return GPT(GPTConfig(vocab, 8, width, 1, heads, n_experts=experts))
+        return Llama(LlamaConfig(vocab, width, 2 * width, 1, heads, kv_heads, 8))
+
+    def cut(whole: Module, mesh: Any) -> Module:
+        if experts:
+            whole = parallelize_module(whole, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+            return parallelize_module(whole, mesh["tp"], expert_gpt_plan(vocab))
+        return parallelize_module(whole, mesh["tp"], gpt_plan(vocab) if model == "gpt" else llama_plan(vocab))
+
+    return tiles_of(build, cut, {"ep": ep, "tp": tp} if experts else {"tp": tp})
+
+
+def tiles_table(tiles: Sequence[Tiles], rank: int = 0) -> str:
+    """For people: each parameter, how it is cut, and what `rank` holds of it."""
+    width = max(len(each.name) for each in tiles)
+    lines = []
+    for each in tiles:
+        mine = " + ".join("[" + ", ".join(f"{a}:{b}" for a, b in box) + "]" for box in each.boxes[rank])
+        lines.append(f"{each.name:{width}}  {'x'.join(map(str, each.shape)):>9}  rank {rank}: {mine}  ({each.kind()})")
+    return "\n".join(lines)
+
+
+def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") -> "Figure":
+    """Every matrix to one scale, its tiles coloured by rank; grey is what all ranks hold. A vector is a strip under its
+    matrix; of a stack of matrices (experts) each is drawn. Vectors that all ranks hold are left out."""
+    ranks = len(tiles[0].boxes)
+    shown = [each for each in tiles if each.layout.axes or len(each.shape) > 1]
+    columns = _columns(shown)
+    scale = HIGH / max(sum(_rows(each, 1.0) for each in column) for column in columns)  # inches an element
+    widths = [max(LABEL, *(each.shape[-1] * scale for each in column)) + GAP for column in columns]
+    heights = [sum(_rows(each, scale) * scale + LINE for each in column) for column in columns]
+    figure = new_figure(sum(widths) + 0.3, max(heights) + 1.2)
+    axes = figure.add_subplot()
+    x = 0.0
+    for column, width in zip(columns, widths, strict=True):
+        y = 0.0
+        for each in column:
+            text = f"{_short(each)} {' x '.join(map(str, each.shape))}" if len(each.shape) == 1 else _label(each)
+            axes.text(x, y - 0.04, text, fontsize=6, ha="left", va="bottom")
+            _draw(axes, each, x, y, ranks, scale)
+            y += _rows(each, scale) * scale + LINE
+        x += width
+    axes.set_xlim(-0.05, x)
+    axes.set_ylim(max(heights), -0.35)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    axes.set_title(title or f"tiles on {ranks} ranks", fontsize=10, loc="left")
+    legend = [patch(RANKS[rank % len(RANKS)], f"rank {rank}") for rank in range(min(ranks, len(RANKS)))]
+    return finish(figure, [*legend, patch(PALETTE["idle"], "whole on every rank")], command)
+
+
+HIGH, LABEL, GAP, LINE, STRIP = 2.6, 0.95, 0.15, 0.34, 0.13  # inches
+
+
+def _columns(tiles: Sequence[Tiles]) -> list[list[Tiles]]:
+    """Parameters of one module under each other: its weight, then its bias."""
+    columns: dict[str, list[Tiles]] = {}
+    for each in tiles:
+        module, _, part = each.name.rpartition(".")
+        columns.setdefault(module + part.removesuffix("weight").removesuffix("bias"), []).append(each)
+    return list(columns.values())
+
+
+def _short(tiles: Tiles) -> str:
+    return ".".join(tiles.name.split(".")[-2:])
+
+
+def _label(tiles: Tiles) -> str:
+    return f"{_short(tiles)}\n{' x '.join(map(str, tiles.shape))}"
+
+
+def _rows(tiles: Tiles, scale: float) -> float:
+    """Height in elements: a vector is a strip, a stack is its matrices with gaps."""
+    strip = STRIP / scale if scale != 1.0 else 1.0
+    each = max(tiles.shape[-2], strip) if len(tiles.shape) > 1 else strip
+    number = tiles.shape[0] if len(tiles.shape) > 2 else 1
+    return each * number * (1.08 if number > 1 else 1.0)
+
+
+def _draw(axes: Any, tiles: Tiles, x: float, y: float, ranks: int, scale: float) -> None:
+    """The rectangles of one parameter with its corner at (x, y)."""
+    from matplotlib.patches import Rectangle
+
+    shape = tiles.shape if len(tiles.shape) > 1 else (1, *tiles.shape)
+    number = shape[0] if len(shape) > 2 else 1
+    pitch = _rows(tiles, scale) * scale / number
+    row = pitch / (1.08 if number > 1 else 1.0) / shape[-2]
+    for box, owners in tiles.owners.items():
+        *outer, rows, columns = box if len(box) > 1 else ((0, 1), *box)
+        everybody = len(owners) == ranks and ranks > 1
+        colour = PALETTE["idle"] if everybody else RANKS[owners[0] % len(RANKS)]
+        label = "" if everybody else ",".join(map(str, owners))
+        wide, high = (columns[1] - columns[0]) * scale, (rows[1] - rows[0]) * row
+        for layer in range(*outer[0]) if outer else (0,):
+            left, top = x + columns[0] * scale, y + layer * pitch + rows[0] * row
+            axes.add_patch(Rectangle((left, top), wide, high, facecolor=colour, edgecolor="white", linewidth=0.6, gid=tiles.name))
+            if label and len(label) * 0.07 <= wide and high >= 0.09:
+                axes.text(left + wide / 2, top + high / 2, label, fontsize=6, ha="center", va="center")

@@ -1,0 +1,114 @@
+"""Where a job's model is cut: sizes, parameters and measured times; equal to one device wherever it is."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from minidist import cli
+from minidist.base.errors import UsageError
+from minidist.nn import MLP, Module
+from minidist.pipeline.partition import by_slowest, read_profile
+from minidist.train import profiler
+from minidist.train.config import TrainConfig
+from minidist.train.plans import stage_sizes
+from minidist.train.profiler import profile_layers
+from minidist.train.session import number_of_ranks
+from tests.train.test_equality import verdict
+
+SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}
+
+
+class Slow(Module):
+    """A layer that takes so many milliseconds longer each way."""
+
+    def __init__(self, layer, milliseconds):
+        self.layer, self.seconds = layer, milliseconds / 1000
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("partition", ["3,1", "1,3", "parameters", "uniform"])
+@pytest.mark.parametrize("values", [{}, {"model": "llama"}, {"schedule": "zb-h1", "clip": 0.1, "dp": 2}])
+def test_an_uneven_split_equals_one_device(partition, values):
+    values = {**SMALL, "layers": 4, "pp": 2, "microbatches": 3, "partition": partition, **values}
+    result = verdict(2 * values.get("dp", 1), **values)
+    assert result.equal, result.first_difference
+
+
+def test_the_profile_sees_the_slow_layer_and_the_cut_avoids_it(monkeypatch, tmp_path):
+    config = TrainConfig.make(model="mlp", layers=3, width=8, data="glyphs", micro_batch=4)
+    build = profiler.build
+
+    def slow(*arguments):
+        job = build(*arguments)
+        job.model.layers[0] = Slow(job.model.layers[0], 20)
+        return job
+
+    monkeypatch.setattr(profiler, "build", slow)
+    layers = profile_layers(config, 2)
+    assert [layer.op for layer in layers] == ["block 0", "block 1", "block 2", "block 3 + head"]
+    assert layers[0].fwd_ms > 15 > max(layer.fwd_ms for layer in layers[1:])
+    assert all(layer.bwd_ms > 0 for layer in layers)
+    assert [layer.act_bytes for layer in layers[:3]] == [4 * 8 * 4] * 3
+    assert layers[1].param_bytes == (8 * 8 + 8) * 4
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps([vars(layer) for layer in layers]))
+    assert read_profile(str(path)) == layers
+    assert stage_sizes(str(path), MLP([8, 8, 8, 8, 2]), 2) == [1, 3]
+    assert [s.last + 1 for s in by_slowest([x.fwd_ms for x in layers], 2)] == [1, 4]
+    result = verdict(2, model="mlp", layers=3, width=8, data="glyphs", steps=2, pp=2, microbatches=2, partition=str(path), reduction="ordered")
+    assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize("values", [{"model": "gpt"}, {"model": "llama"}, {"model": "gpt", "experts": 2}])
+def test_every_model_can_be_profiled(values):
+    layers = profile_layers(TrainConfig.make(**{**SMALL, "layers": 2, **values}), 1)
+    assert [layer.op for layer in layers] == ["embedding + block 0", "block 1 + head"]
+    assert min(layer.bwd_ms for layer in layers) > 0
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    ({"partition": "2,3"}, "cuts .2, 3. do not make 2 stages of 4 layers"), ({"partition": "tim"}, "--partition 'tim'; it must be uniform"),
+    ({"partition": "none.json"}, "cannot read the profile 'none.json'"), ({"partition": "3,1", "pp": 1}, "cuts a pipeline's stages; add --pp 2"),
+])  # fmt: skip
+def test_wrong_partitions_are_one_sentence(values, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        number_of_ranks(TrainConfig.make(**{**SMALL, "layers": 4, "pp": 2, **values}), None)
+
+
+def test_a_profile_of_another_model_is_told(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([{"op": "x", "fwd_ms": 1, "bwd_ms": 1, "act_bytes": 0, "param_bytes": 0}] * 3))
+    with pytest.raises(UsageError, match="has 3 layers and the model 2 blocks; measure this model: minidist profile"):
+        stage_sizes(str(path), MLP([2, 2, 2]), 2)
+
+
+def test_the_commands(capsys, monkeypatch, tmp_path):
+    path = str(tmp_path / "p.json")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["minidist"])
+        try:
+            cli.main([*map(str, arguments)])
+        except SystemExit as ended:
+            code = ended.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    assert call("profile", "--model", "mlp", "--layers", 3, "--width", 8, "--rounds", 1, "-o", path)[0] == 0
+    code, out, _ = call("partition", path, "--machines", 2, "--method", "time", "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {"slowest_stage_seconds", "stages"}
+    assert [stage["replicas"] for stage in json.loads(out)["stages"]] == [1, 1]
+    assert call("partition", path, "--machines", 2, "--bandwidth", 1e9)[0] == 0
+    for arguments, sentence in [
+        ((), "--method pipedream needs --bandwidth"), (("--method", "time", "--bandwidth", 1e9), "looks at no link"),
+        (("--method", "x"), "--method 'x'"),
+    ]:
+        code, out, err = call("partition", path, "--machines", 2, *arguments)
+        assert (code, out) == (2, "")
+        assert sentence in err

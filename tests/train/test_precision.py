@@ -1,0 +1,130 @@
+"""`--precision fp16` and `bf16`: every layout equals one device bit for bit, skipped steps and loss scale included."""
+
+import json
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.optim import DynamicLossScaler
+from minidist.train.checks import check_axes
+from minidist.train.compare import compare_rank, expected_snapshots
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.trainer import train
+from minidist.train.volumes import closed_form_bytes
+
+GPT = {
+    "model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 4, "clip": 0.5, "lr": 0.03,
+    "micro_batch": 1, "accumulation": 2, "loss_scale": 2.0**18, "bucket_cap_mb": 0.001, "reduce_bucket_size": 3000,
+}  # fmt: skip
+LAYOUTS = {
+    "one rank": (1, {}), "dp 3": (3, {"dropout": 0.1}), "dp 2, each micro-batch": (2, {"synchronize_each": True}),
+    "zero 1": (3, {"zero": 1}), "zero 2": (5, {"zero": 2}), "zero 3": (4, {"zero": 3, "recompute": "full"}),
+    "pp 2": (2, {"pp": 2, "schedule": "zb-h1", "accumulation": 3}), "pp 2, dp 2": (4, {"pp": 2, "recompute": "full"}),
+    "pp 2, dp 2, zero 1": (4, {"pp": 2, "zero": 1}), "offload": (2, {"zero": 1, "offload": "optimizer"}),
+    "llama": (2, {"model": "llama"}), "mlp": (3, {"model": "mlp", "data": "glyphs", "loss_scale": 2.0**20}),
+}  # fmt: skip
+
+
+def config_of(layout, precision, **more):
+    return TrainConfig.make(**{**GPT, **LAYOUTS[layout][1], "precision": precision, "reduction": "ordered", **more})
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision"), [*((layout, "fp16") for layout in LAYOUTS), ("pp 2", "bf16"), ("zero 3", "bf16"), ("llama", "bf16")]
+)
+def test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form(layout, precision):
+    ranks, config = LAYOUTS[layout][0], config_of(layout, precision)
+    expected = expected_snapshots(config, ranks)
+    verdict = SimWorld(ranks).run(compare_rank, config, expected)[0]
+    assert verdict.equal, verdict.first_difference
+    assert set(verdict.max_difference.values()) == {0.0}
+    masters = [array for name, array in expected[-1]["optimizer"].items() if name.endswith(".master")]
+    assert masters
+    assert all(array.dtype == np.float32 for array in masters)
+    world = SimWorld(ranks)
+    results = world.run(train, config)
+    if precision == "fp16":
+        assert all(0 < result.loss_scale["skipped"] < 4 for result in results)
+    skipped = results[0].loss_scale["skipped"] if precision == "fp16" else 0
+    measured: dict[str, int] = {}
+    for trace in world.traces:
+        for purpose, volume in trace.bytes_by_purpose().items():
+            measured[purpose] = measured.get(purpose, 0) + volume
+    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results], skipped)
+    assert ("overflow" in measured) == (precision == "fp16" and ranks > 1)
+
+
+@pytest.mark.parametrize(("layout", "precision"), [("dp 3", "fp16"), ("zero 1", "bf16"), ("zero 3", "fp16")])
+def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, precision, tmp_path):
+    """The loss scale, its counters and the masters go on."""
+    ranks, folder = LAYOUTS[layout][0], str(tmp_path / "a")
+    settings = {"steps": 6, "loss_scale_interval": 2, "save": folder, "every": 3}
+    whole = SimWorld(ranks).run(train, config_of(layout, precision, **settings))
+    (tmp_path / "a" / "latest").write_text("step-00000003")
+    resumed = SimWorld(ranks).run(train, config_of(layout, precision, **settings, resume=True))
+    assert resumed[0].first_step == 3
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
+    assert resumed[0].losses == whole[0].losses
+    if precision == "fp16":
+        assert resumed[0].loss_scale["scale"] == whole[0].loss_scale["scale"]
+        assert resumed[0].loss_scale["skipped"] < whole[0].loss_scale["skipped"]  # of this run alone
+
+
+def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path):
+    folder = str(tmp_path)
+    first = SimWorld(3).run(train, config_of("zero 3", "fp16", recompute="none", steps=4, save=folder, global_batch=6, accumulation=None))
+    settings = {"steps": 5, "save": folder, "resume": True, "global_batch": 6, "accumulation": None}
+    for layout in ("zero 1", "dp 3"):
+        (tmp_path / "latest").write_text("step-00000004")
+        results = SimWorld(2).run(train, config_of(layout, "fp16", dropout=0.0, **settings))
+        assert results[0].losses[:4] == first[0].losses
+        assert np.isfinite(results[0].losses[4])
+        assert results[0].loss_scale["scale"] <= first[0].loss_scale["scale"]
+
+
+def test_the_loss_falls_as_in_float32():
+    def last(precision):
+        config = TrainConfig.make(**{**GPT, "loss_scale": 2.0**14, "steps": 30, "micro_batch": 4, "precision": precision, "lr": 3e-3})
+        return np.array(SimWorld(1).run(train, config)[0].losses)
+
+    whole = last("fp32")
+    assert whole[-1] < whole[0] - 0.3
+    assert np.abs(last("fp16") - whole).max() < 2e-3
+    assert np.abs(last("bf16") - whole).max() < 2e-2
+
+
+def test_the_command_says_scale_and_skipped_steps(capsys, tmp_path):
+    flags = "--model mlp --dp 2 --steps 3 --precision fp16 --loss-scale 1048576 --json"
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", *flags.split(), "--trace", str(tmp_path / "t.jsonl")])
+    told = json.loads(capsys.readouterr().out)
+    assert told["loss_scale"]["skipped"] > 0
+    assert told["loss_scale"]["scale"] < 2.0**20
+    assert told["bytes_by_purpose"]["overflow"] == {"measured": 6, "closed_form": 6}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"initial_scale": 1000.0}, "no power of two.*1024"),
+        ({"initial_scale": float("inf")}, "no power of two"),
+        ({"growth_factor": 1.0}, "growth_factor 1.0 must be above 1"),
+        ({"backoff_factor": 2.0}, "backoff_factor 2.0 between 0 and 1"),
+        ({"growth_interval": 0}, "at least 1"),
+        ({"hysteresis": 0}, "at least 1"),
+        ({"initial_scale": 0.5}, "below the floor 1"),
+    ],
+)
+def test_wrong_settings_of_the_scaler_are_one_sentence(settings, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        DynamicLossScaler(**settings)
+
+
+@pytest.mark.parametrize("more", [{"tp": 2}, {"cp": 2}, {"experts": 2}])
+def test_what_does_not_combine_is_one_sentence(more):
+    config = TrainConfig.make(**{**GPT, **more, "precision": "fp16"})
+    with pytest.raises(UsageError, match="--precision fp16 does not combine"):
+        check_axes(config, resolve_batches(config, config.tp * config.cp))
