@@ -22,7 +22,7 @@ from minidist.base.errors import MinidistError, UsageError
 from minidist.base.process import tune_process
 from minidist.comm import SimWorld
 from minidist.train.checks import check_axes
-from minidist.train.compare import Snapshot, compare_rank, expected_snapshots, tier_of
+from minidist.train.compare import compare_rank, expected_snapshots, tier_of
 from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
 
@@ -33,7 +33,8 @@ JOB: dict[str, Any] = {
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
-Layout = dict[str, Any]
+LAYOUT = ("pp", "dp", "cp", "tp", "zero", "schedule", "recompute", "precision", "sequence_parallel")
+Layout = dict[str, Any]  # the fields of LAYOUT
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def combinations(ranks: int) -> Iterator[Layout]:
 
 
 def config_of(layout: Layout, **job: Any) -> TrainConfig:
-    """The job of a layout; job: settings in the place of JOB's."""
-    return TrainConfig.make(**{**JOB, **job, **layout})
+    """The job of a layout; job: settings in the place of JOB's. Long pipelines get a block for each of their ranks."""
+    return TrainConfig.make(**{**JOB, "layers": max(JOB["layers"], layout["pp"]), **job, **layout})
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:
@@ -89,9 +90,9 @@ def refusal(layout: Layout, ranks: int, **job: Any) -> str:
     try:
         config = config_of(layout, **job)
         batches = resolve_batches(config, ranks)
+        tier_of(config, batches.dims)
         check(config)
         check_axes(config, batches)
-        tier_of(config, resolve_dims(config, ranks))
     except UsageError as error:
         return str(error)
     return ""
@@ -114,7 +115,7 @@ def stratified(layouts: Sequence[Layout], count: int, seed: int = 0) -> list[Lay
     order = np.random.default_rng(seed).permutation(len(layouts))
     left = [layouts[i] for i in order]
     seen: set[Any] = set()
-    chosen = []
+    chosen: list[Layout] = []
     features = {id(layout): _features(layout) for layout in left}
     while left and len(chosen) < count:
         best = max(left, key=lambda layout: len(features[id(layout)] - seen))
