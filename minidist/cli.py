@@ -532,7 +532,8 @@ def bench_network(
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
-    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks or --tp: torch, or none for our sides alone")] = "torch",
     zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
@@ -544,8 +545,15 @@ def bench_step(
     if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
         raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
     stages = [int(part) for part in zero.split(",")] if zero else []
+    other = None if against == "none" else against
+    if tp > 1:
+        from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+
+        if cases or stages or ranks > 1:
+            raise UsageError("bench step --tp has a stack of GPT blocks of its own: give no case, --ranks or --zero with it")
+        show_bench(bench_tensor_parallel(tp, rounds, other), json_output)
+        return
     if ranks > 1:
-        other = None if against == "none" else against
         show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
     if stages:

@@ -6,7 +6,8 @@ from minidist.base.errors import UsageError
 from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
-from minidist.train.config import Batches, TrainConfig, flag
+from minidist.parallel.parameter_server import parse_consistency
+from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
 from minidist.train.plans import cut_stages, make_plan
 
@@ -22,20 +23,19 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _not_there(config)
     yield from _compression(config)
+    yield from _served(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
     yield from _experts(config)
     yield from _memory(config, batches)
-    yield from _pipeline(config)
+    yield from _pipeline(config, batches)
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
     split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
     if config.precision in ("fp16", "bf16") and split:
         yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
-    if config.strategy == "ps":
-        yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:
@@ -46,6 +46,35 @@ def _compression(config: TrainConfig) -> Iterator[str]:
         yield f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by another way; take --zero 0"
     if config.precision in ("fp16", "bf16"):
         yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
+
+
+def _served(config: TrainConfig) -> Iterator[str]:
+    """What does not go with `--strategy ps`, or only with it."""
+    if config.strategy != "ps":
+        if config.consistency != "bsp" or config.servers != 1:
+            yield "--servers and --consistency belong to --strategy ps; add it, or leave them out"
+        return
+    try:
+        parse_consistency(config.consistency)
+    except UsageError as error:
+        yield f"--consistency: {error}"
+    axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
+    if axes:
+        yield f"--strategy ps has servers and workers with whole models, so it does not go with {' '.join(axes)}; leave out one or the other"
+    if config.precision not in ("fp32", "fp64"):
+        yield f"--strategy ps pushes and pulls in fp32 or fp64, not {config.precision}; take --precision fp32"
+    for name, why in (
+        ("clip", "no rank has the whole gradient whose norm it would take"),
+        ("save", "its servers write no checkpoint"),
+        ("synchronize_each", "a worker pushes once a step"),
+        ("check_replicas", "workers have different weights on purpose"),
+    ):
+        if getattr(config, name):
+            yield f"--{name.replace('_', '-')} does not go with --strategy ps: {why}; leave it out"
+    if config.compression != "none":
+        yield f"--compression {config.compression} is a hook of data parallelism, and --strategy ps pushes whole gradients; leave it out"
+    if config.offload != "none":
+        yield f"--offload {config.offload} does not go with --strategy ps, whose optimizer lives on the servers; leave it out"
 
 
 def _models(config: TrainConfig) -> Iterator[str]:
@@ -137,14 +166,17 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
         )
 
 
-def _pipeline(config: TrainConfig) -> Iterator[str]:
+def _pipeline(config: TrainConfig, batches: Batches) -> Iterator[str]:
     pp = config.pp
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
         if config.partition != "uniform":
             yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
+        if config.replicas is not None:
+            yield f"--replicas {config.replicas} copies a pipeline's stages; add --pp 2 or more and --schedule pipedream"
         return
+    yield from _asynchronous(config, batches)
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
     if config.save:
@@ -154,6 +186,31 @@ def _pipeline(config: TrainConfig) -> Iterator[str]:
             f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "
             "up first; take --zero 1"
         )
+
+
+def _asynchronous(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """A stream that never drains has no moment at which all gradients of a step are there."""
+    updates = updates_of(config.schedule)
+    if config.replicas is not None and updates != "stash":
+        yield f"--replicas copies stages of --schedule pipedream, and this is {config.schedule}; take --dp for whole pipelines"
+    if updates == "flush":
+        return
+    if updates in ("stash", "vertical-sync") and batches.accumulation > 1:
+        yield f"--schedule {config.schedule} updates after every micro-batch, and a step has {batches.accumulation}; take --microbatches 1, or pipedream-2bw"
+    alone = {"--dp": batches.dims.dp, "--tp": config.tp, "--cp": config.cp, "--ep": config.ep}
+    for name, degree in alone.items():
+        if degree > 1:
+            instead = "--replicas 2,1,.." if name == "--dp" else "a synchronous schedule"
+            yield f"--schedule {config.schedule} runs on a pipeline alone, without {name} {degree}; take {instead}"
+    if config.clip is not None:
+        yield f"--clip {config.clip} needs the gradients of all stages at one time, which --schedule {config.schedule} never has; leave it out"
+    for name, value, nothing in (("--recompute", config.recompute, "none"), ("--offload", config.offload, "none"), ("--zero", config.zero, 0)):
+        if value != nothing:
+            yield f"{name} {value} does not combine with --schedule {config.schedule}; take a synchronous schedule, such as 1f1b"
+    if config.precision in ("fp16", "bf16"):
+        yield f"--precision {config.precision} scales losses step by step, which --schedule {config.schedule} does not have; take fp32"
+    if config.replicas is not None and config.model == "gpt":
+        yield "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them; take --model llama or mlp"
 
 
 def _near(number: int, unit: int) -> str:

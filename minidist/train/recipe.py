@@ -25,6 +25,8 @@ from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_
 from minidist.parallel.dims import Axes
 from minidist.parallel.expert import ExpertParallel
 from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
+from minidist.train.asynchronous import AsynchronousPipeline
+from minidist.train.config import updates_of
 from minidist.train.data_axis import data_axes
 from minidist.train.job import Job
 from minidist.train.pipelines import PipelineParallel
@@ -41,6 +43,8 @@ def parallelize(job: Job, comm: Comm) -> Strategy:
     split_sequences(job, axes)
     deal_out_experts(job, axes)
     recompute_blocks(job)
+    if axes.pp.size > 1 and updates_of(job.config.schedule) != "flush":
+        return AsynchronousPipeline(job, axes)
     if axes.pp.size > 1:
         return PipelineParallel(job, axes)  # cuts the stages and makes each one's data axes
     return Strategy(job, axes, data_axes(job, job.model, axes))

@@ -12,7 +12,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import GradientOrder
 from minidist.base.random import batch_coordinates
-from minidist.train.config import Batches, TrainConfig
+from minidist.train.config import Batches, TrainConfig, updates_of
 from minidist.train.job import Job, build
 from minidist.train.pipelines import PipelineOrder
 from minidist.train.strategies import OneDevice
@@ -35,8 +35,13 @@ def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing.
 
-    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host.
+    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host. An asynchronous
+    pipeline is replayed with its delays (replay.py).
     """
+    if config.pp > 1 and updates_of(config.schedule) != "flush":
+        from minidist.train.replay import replay
+
+        return replay(config, batches, observers)
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []

@@ -145,13 +145,18 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
     total: Counter[str] = Counter()
     total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
+    if config.replicas is not None:  # who else has my stage: everybody tells everybody
+        total["startup"] += p * (p - 1) * 2 * NUMBER
     for name in {place[2] for place in places}:
         sites = [place for place in places if place[2] == name]
         nbytes = len(sites) * (len({rank for _, rank, _, _ in sites}) - 1) * sites[0][3] * itemsize
         tied = len({stage for stage, _, _, _ in sites}) > 1
-        total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * nbytes
-    for name in ("pipeline_activation", "pipeline_gradient"):
-        total[name] = config.steps * crossings * border * itemsize
+        if plan.updates == "flush" or tied:
+            total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * nbytes
+        else:  # replicas of a stage: an all-reduce a round of mini-batches
+            total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * sites[0][3] * itemsize
+    for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
+        total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
     return total
 
 
