@@ -114,9 +114,9 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
         )
     if config.recompute == "selective" and config.model == "mlp":
         raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
-    if config.offload == "activations" and config.recompute != "full":
+    if config.offload == "activations" and config.recompute in ("none", "selective"):
         raise UsageError(
-            f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, not {config.recompute}"
+            f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, sqrt or budget:BYTES, not {config.recompute}"
         )
     dataset.samples(config.context)
     _schedule(config)

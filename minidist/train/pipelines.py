@@ -9,6 +9,7 @@ from minidist.base.arrays import Array
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
+from minidist.comm import Comm
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.train.data_axis import Tensors, data_axes
@@ -78,18 +79,22 @@ class PipelineParallel(Strategy):
 
     def tensors(self) -> Tensors:
         """Everything of all stages, on every rank of the pipeline (purpose checkpoint)."""
-        mine, comm = super().tensors(), self.axes.pp
-        everybody: Tensors = {kind: {} for kind in mine}
-        with purpose("checkpoint"):
-            for rank in range(comm.size):
-                for other in range(comm.size):
-                    if comm.rank == rank != other:
-                        comm.send_object(mine, other)
-                theirs = mine if rank == comm.rank else comm.recv_object(rank)
-                for kind, table in theirs.items():
-                    for name, array in table.items():
-                        everybody[kind].setdefault(name, array)
-        return everybody
+        return everybodys(self.axes.pp, super().tensors())
+
+
+def everybodys(comm: Comm, mine: Tensors) -> Tensors:
+    """The tensors of all ranks; of one name the first rank's. Each rank sends its own to every other (purpose checkpoint)."""
+    everybody: Tensors = {kind: {} for kind in mine}
+    with purpose("checkpoint"):
+        for rank in range(comm.size):
+            for other in range(comm.size):
+                if comm.rank == rank != other:
+                    comm.send_object(mine, other)
+            theirs = mine if rank == comm.rank else comm.recv_object(rank)
+            for kind, table in theirs.items():
+                for name, array in table.items():
+                    everybody[kind].setdefault(name, array)
+    return everybody
 
 
 class PipelineOrder:

@@ -187,7 +187,7 @@ class OneDevice(Strategy):
             stages, tied = cut_stages(job.config, job.model, make_plan(job.config, job.batches.accumulation).stages)
         units = []
         for number, module in enumerate(stages):
-            parts = unit_parameters(module) if job.config.zero == 3 else [list(module.parameters())]
+            parts = unit_parameters(module, job.config.persistence_threshold) if job.config.zero == 3 else [list(module.parameters())]
             units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]
         return [unit for unit in units if unit]
 

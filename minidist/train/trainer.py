@@ -29,6 +29,8 @@ from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
 
+TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace tells every event; all steps after the second are alike
+
 
 class NonFiniteError(MinidistError):
     """The loss became NaN or infinite."""
@@ -70,11 +72,17 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
-    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup).
+    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline: write
+    the account of memory over time into the trace, of the first steps and ranks.
     """
+    if config.strategy == "ps":
+        from minidist.train.servers import train_served  # it is made of what stands here
+
+        return train_served(comm, config, observers, timeline)
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
-    with account_memory(timeline) as account, Meter() as meter, xp.quiet_overflow():
+    clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
+    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow():
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
@@ -86,6 +94,9 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             finish_step(job, strategy, step, losses[-1])
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
+            if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
+                account.stop()
+                comm.trace.memory.extend(account.samples())
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):

@@ -8,6 +8,10 @@ With Psi elements (padded) on a data axis of n ranks and k micro-batches, each r
     ZeRO 2                k Psi               Psi
     ZeRO 3                k Psi             2 k Psi          a gather for forward, one for backward
 
+ZeRO 3 with --reshard-after-forward false gathers k Psi; with g neighbours that keep a unit split, k Psi among all and k Psi
+among these. Parameters below the persistence threshold are gathered once a step. Hybrid sharding with c copies has n/c in the
+place of n, and sums shards over the copies: 2 (c-1)/c of 1/n-th of Psi for each rank.
+
 All ranks of a group together send, of an array of S elements: all-reduce 2 (n-1) S, reduce-scatter, all-gather and
 broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis.
 """
@@ -41,6 +45,7 @@ class AxisSizes:
     buckets: list[int]
     parameters: dict[str, int]
     compressed: int | None = None
+    resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
 
 def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0) -> dict[str, int]:
@@ -70,15 +75,23 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
     """The weights at the start, gradients, and what ZeRO gathers."""
     itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
     reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
-    gathers = {0: 0, 1: steps - skipped, 2: steps - skipped, 3: 2 * k * steps}[config.zero]
     total: Counter[str] = Counter()
     for axis in (axis for stages in pipeline for axis in stages):
         n, groups = _group(batches, axis)
-        everybody_else = (n - 1) * groups
-        total["startup"] += everybody_else * (sum(axis.units) * itemsize + len(axis.units) * DIGEST)
-        whole = everybody_else * (1 if config.zero else 2) * sum(axis.buckets) * itemsize
+        copies = config.dp_replicate
+        everybody_else = (n - copies) * groups  # (n / copies - 1) ranks in each of `copies` groups
+        others = (copies - 1) * groups
+        units = sum(axis.units)
+        total["startup"] += everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
+        whole = (everybody_else * (1 if config.zero else 2) + 2 * others) * sum(axis.buckets) * itemsize
         total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
-        total["parameter_gather"] += gathers * everybody_else * sum(axis.units) * itemsize
+        if config.zero in (1, 2):
+            total["parameter_gather"] += (steps - skipped) * everybody_else * units * itemsize
+        elif config.zero == 3:
+            among = config.reshard  # after forward: all (True), nobody (False), or so many neighbours
+            again = everybody_else * among if isinstance(among, bool) else n // among * (among - 1) * groups
+            each_step = k * (everybody_else + again) * (units - axis.resident)
+            total["parameter_gather"] += (steps * each_step + (steps - skipped) * everybody_else * axis.resident) * itemsize
     return total
 
 
@@ -91,7 +104,7 @@ def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[Ax
         n, groups = _group(batches, axis)
         blocks = sum(-(-unit // NORM_BLOCK) for unit in axis.units)
         all_blocks += blocks
-        nbytes += (n - 1) * groups * blocks if config.zero else 0
+        nbytes += (n - config.dp_replicate) * groups * blocks if config.zero else 0
         nbytes += 2 * (dims.tp - 1) * dims.dp * dims.cp * blocks
         nbytes += 2 * (dims.ep - 1) * dims.edp * dims.cp * dims.tp * blocks if axis.experts else 0
     if dims.pp > 1:
@@ -132,13 +145,18 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
     total: Counter[str] = Counter()
     total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
+    if config.replicas is not None:  # who else has my stage: everybody tells everybody
+        total["startup"] += p * (p - 1) * 2 * NUMBER
     for name in {place[2] for place in places}:
         sites = [place for place in places if place[2] == name]
         nbytes = len(sites) * (len({rank for _, rank, _, _ in sites}) - 1) * sites[0][3] * itemsize
         tied = len({stage for stage, _, _, _ in sites}) > 1
-        total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * nbytes
-    for name in ("pipeline_activation", "pipeline_gradient"):
-        total[name] = config.steps * crossings * border * itemsize
+        if plan.updates == "flush" or tied:
+            total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * nbytes
+        else:  # replicas of a stage: an all-reduce a round of mini-batches
+            total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * sites[0][3] * itemsize
+    for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
+        total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
     return total
 
 
