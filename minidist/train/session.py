@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -141,11 +142,20 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     }
     dims = batches.dims
     mesh = {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
-    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh)
+    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
         first.digest, first.host, first.loss_scale, first.noise_scale,
     )  # fmt: skip
+
+
+def _gradients(results: list[TrainResult]) -> dict[str, Any]:
+    """For the picture of exponents: sizes of the last step's gradient entries, and the loss scale."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        counts.update(result.gradient_exponents)
+    scale = results[0].loss_scale
+    return {"gradient_exponents": dict(counts), **({"loss_scale": scale["scale"]} if scale else {})}
 
 
 def run_comparison(

@@ -94,7 +94,11 @@ class Strategy:
 
     def overflow_here(self) -> bool:
         """The same of what this rank holds."""
-        return not all(all_finite(gradient) for axis in self.data_axes for gradient in axis.gradients())
+        return not all(map(all_finite, self.gradients()))
+
+    def gradients(self) -> list[Array]:
+        """What this rank holds of the summed gradient, as it is stored."""
+        return [gradient for axis in self.data_axes for gradient in axis.gradients()]
 
     def unscale(self, factor: float) -> None:
         """The next step multiplies every gradient by `factor` (1 / loss scale), before it is clipped."""
