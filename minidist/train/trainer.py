@@ -26,6 +26,7 @@ from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
 from minidist.train.noise import NoiseMeter
 from minidist.train.recipe import parallelize
+from minidist.train.replicas import check_replicas
 from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
@@ -97,6 +98,8 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             if noise is not None:
                 noise.measure()
             finish_step(job, strategy, step, losses[-1])
+            if config.check_replicas:
+                check_replicas(strategy, step)
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
