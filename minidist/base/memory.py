@@ -36,7 +36,7 @@ class MemoryAccount:
     `current` and `peak` are totals in bytes; `by_purpose` and `peak_by_purpose` split them (the peak of each purpose is
     its own, so they need not add up to `peak`); `at_peak` is the split at the moment of the total peak. With
     `timeline=True`, `events` is a list of (purpose, bytes), positive at birth and negative at death; with a `clock`, a
-    function that returns seconds, `samples()` says when. `recording = False` ends the list (not the count).
+    function that returns seconds, `samples()` says when. `stop()` ends the list (not the count).
     """
 
     def __init__(self, timeline: bool = False, clock: Callable[[], float] | None = None) -> None:
@@ -48,6 +48,7 @@ class MemoryAccount:
         self.events: list[tuple[str, int]] | None = [] if timeline or clock else None
         self.recording = self.events is not None
         self._clock = clock
+        self._until: float | None = None
         self._times: list[float] = []
         self._live: dict[int, _Buffer] = {}
 
@@ -76,6 +77,10 @@ class MemoryAccount:
             result.append(live)
         return result
 
+    def stop(self) -> None:
+        """Record no more events."""
+        self.recording, self._until = False, None if self._clock is None else self._clock()
+
     def samples(self) -> list[tuple[float, dict[str, int]]]:
         """(seconds, live bytes by purpose) after each event, for `Trace.memory`. Needs a clock.
 
@@ -89,7 +94,7 @@ class MemoryAccount:
         while len(spread) < count:
             first = len(spread)
             stop = next((i for i in range(first, count) if times[i] > times[first]), count)
-            end = times[stop] if stop < count else max(times[first], self._clock())
+            end = times[stop] if stop < count else max(times[first], self._clock() if self._until is None else self._until)
             spread += [times[first] + (end - times[first]) * i / (stop - first) for i in range(stop - first)]
         return list(zip(spread, self.history(), strict=True))
 

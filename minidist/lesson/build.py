@@ -119,7 +119,7 @@ def _imported(path: Path) -> list[Path]:
     text = path.read_text()
     if "iter_modules" in text and "exercises" not in path.parts:
         return list(path.parent.glob("*.py"))
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

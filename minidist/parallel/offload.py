@@ -305,3 +305,34 @@ class CPUOffloadPolicy:
     """
 
     pool: HostPool
+
+
+class HostOptimizer:
+    """An optimizer of slices that live in `pool` already (see `CPUOffloadPolicy`): its state is counted there, too."""
+
+    def __init__(self, optimizer: Optimizer, pool: HostPool) -> None:
+        self.optimizer, self.pool = optimizer, pool
+        self.nbytes = sum(run.slice.data.nbytes for run in optimizer._runs)
+
+    def step(self) -> None:
+        """The wrapped optimizer's step."""
+        with self.pool.on_host():
+            self.optimizer.step()
+        self.pool.step_of(self.nbytes)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """As the wrapped optimizer's, onto the host."""
+        with self.pool.on_host():
+            self.optimizer.load_state_dict(saved)
+
+    @property
+    def lr_factor(self) -> float:
+        """What multiplies the learning rate."""
+        return self.optimizer.lr_factor
+
+    @lr_factor.setter
+    def lr_factor(self, value: float) -> None:
+        self.optimizer.lr_factor = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)

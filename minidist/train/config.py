@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from minidist.base.errors import UsageError, nearest
 from minidist.parallel.dims import ParallelDims
+from minidist.pipeline.plan import get_schedule
 
 
 class TrainConfig(BaseModel):
@@ -24,6 +25,7 @@ class TrainConfig(BaseModel):
     kv_heads: int | None = Field(None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)")
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(1.25, gt=0, description="slots of an expert: top_k x tokens / experts x this")
@@ -52,6 +54,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp together, such as 2,1")
     partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
@@ -70,19 +73,31 @@ class TrainConfig(BaseModel):
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
+    reshard_after_forward: str = Field("true", description="ZeRO 3: true, false (units stay whole until backward), or a number of neighbours that keep them split")
+    persistence_threshold: int = Field(0, ge=0, description="ZeRO 3: parameters of fewer elements stay whole")
+    dp_replicate: int = Field(1, ge=1, description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)")
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
     loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
     loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
-    recompute: Literal["none", "full", "selective"] = Field("none", description="activations computed again in backward")
-    offload: Literal["none", "optimizer", "activations"] = Field("none", description="what lives in host memory")
+    recompute: str = Field("none", description="activations computed again in backward: none, full, selective, sqrt or budget:BYTES")
+    offload: Literal["none", "optimizer", "activations", "parameters"] = Field("none", description="what lives in host memory")
 
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
+    noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
+
+    @property
+    def reshard(self) -> bool | int:
+        """What `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
+        text = self.reshard_after_forward.lower()
+        if text not in ("true", "false") and not text.isdigit():
+            raise UsageError(f"--reshard-after-forward {self.reshard_after_forward!r}; it must be true, false or a number of ranks")
+        return int(text) if text.isdigit() else text == "true"
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +144,16 @@ class Batches(BaseModel):
 
 
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
-    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit."""
+    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
+
+    With --strategy ps the servers are ranks too, and no part of any degree: dp is the number of workers.
+    """
+    if config.strategy == "ps" and ranks is not None:
+        if config.servers >= ranks:
+            raise UsageError(f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1} ranks, or take fewer servers")
+        ranks -= config.servers
+        if config.dp not in (None, ranks):
+            raise UsageError(f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; take --dp {ranks}, or start {config.dp + config.servers} ranks")
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
     return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
@@ -143,7 +167,7 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
-        accumulation = 2 * config.pp
+        accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp
@@ -161,3 +185,11 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
         )
     return Batches(dims=dims, global_batch=total, micro_batch=micro, accumulation=accumulation)
+
+
+def updates_of(schedule: str) -> str:
+    """When a schedule updates the weights (see `Plan`); of a file or an unknown name "flush"."""
+    try:
+        return get_schedule(schedule).updates
+    except UsageError:
+        return "flush"

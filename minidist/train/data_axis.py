@@ -21,13 +21,15 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.half import is_half
-from minidist.comm import Comm
+from minidist.comm import Comm, init_device_mesh
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import (
+    CPUOffloadPolicy,
     DistributedDataParallel,
     GradientReducer,
+    HostOptimizer,
     ZeroOptimizer,
     fully_shard,
     gather_tensors,
@@ -36,6 +38,7 @@ from minidist.parallel import (
 )
 from minidist.parallel.compression import Compressor, compress, make_compressor
 from minidist.parallel.dims import Axes
+from minidist.parallel.fully_shard import units_of
 from minidist.parallel.shards import shard_square_sums
 from minidist.train.job import Job, make_optimizer, optimizer_class
 from minidist.train.volumes import AxisSizes
@@ -137,7 +140,7 @@ class DataAxis:
         """What its volumes follow from."""
         buckets = [bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets]
         trainable = {p.name: p.size for p in self.parameters if p.requires_grad}
-        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable)
+        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable, len(self.weights()))
 
 
 class Replicated(DataAxis):
@@ -217,12 +220,26 @@ class FullySharded(ShardedOptimizer):
     """ZeRO 3: every block is a unit, and what is left of the stage is one."""
 
     def __init__(self, job: Job, module: Module, comm: Comm, reduction: str) -> None:
+        config = job.config
+        mesh: Any = comm
+        if config.dp_replicate > 1:  # hybrid: shards over neighbours, copies of them over the groups
+            mesh = init_device_mesh(comm, (config.dp_replicate, comm.size // config.dp_replicate), ("replicate", "shard"))
+            self.copies = self.state_copies = (mesh["replicate"].rank, mesh["replicate"].size)
+        policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
         for part in shard_modules(module):
             if any(parameter.flat is None for parameter in part.parameters()):
-                fully_shard(part, mesh=comm, prefetch=job.config.prefetch, reduction="sum", algorithm=reduction)
+                fully_shard(
+                    part, mesh=mesh, prefetch=config.prefetch, reduction="sum", algorithm=reduction, reshard_after_forward=config.reshard,
+                    persistence_threshold=config.persistence_threshold, offload_policy=policy,
+                )  # fmt: skip
         self.shards = shards_of(module)
         self.flats = [shard.flat for shard in self.shards]
-        self.optimizer = make_optimizer(job, sharded_parameters(module))
+        self.resident = sum(unit.flat.padded_numel for unit in units_of(module) if unit.persistent)
+        with nullcontext() if policy is None else policy.pool.on_host():
+            optimizer: Any = make_optimizer(job, sharded_parameters(module))
+        if policy is not None:
+            optimizer = HostOptimizer(optimizer, policy.pool)
+        self.optimizer = optimizer
         self.reducers = []
 
     def by_hand(self) -> None:
@@ -246,7 +263,7 @@ class FullySharded(ShardedOptimizer):
 
     def sizes(self) -> AxisSizes:
         sizes = super().sizes()
-        return replace(sizes, buckets=sizes.units)
+        return replace(sizes, buckets=sizes.units, resident=self.resident)
 
 
 def spread(job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm, reduction: str | None = None) -> DataAxis:
@@ -286,14 +303,18 @@ def shard_modules(module: Any) -> list[Module]:
     return [module]
 
 
-def unit_parameters(module: Module) -> list[list[Parameter]]:
-    """The parameters of each of these units, the module's own first; a parameter belongs to the first unit that has it."""
+def unit_parameters(module: Module, persistence_threshold: int = 0) -> list[list[Parameter]]:
+    """The parameters of each of these units, the module's own first; a parameter belongs to the first unit that has it.
+
+    A module's parameters of fewer than `persistence_threshold` elements are a unit of their own, after the others.
+    """
     units: list[list[Parameter]] = []
     seen: set[Parameter] = set()
     for part in shard_modules(module):
         units.append([p for p in part.parameters() if p not in seen])
         seen.update(units[-1])
-    return [unit for unit in (units[-1], *units[:-1]) if unit]
+    parts = [[p for p in unit if (p.size < persistence_threshold) is small] for unit in (units[-1], *units[:-1]) for small in (False, True)]
+    return [part for part in parts if part]
 
 
 def gradient_of(parameter: Parameter) -> Array:

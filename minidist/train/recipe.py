@@ -25,6 +25,8 @@ from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_
 from minidist.parallel.dims import Axes
 from minidist.parallel.expert import ExpertParallel
 from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
+from minidist.train.asynchronous import AsynchronousPipeline
+from minidist.train.config import updates_of
 from minidist.train.data_axis import data_axes
 from minidist.train.job import Job
 from minidist.train.pipelines import PipelineParallel
@@ -41,6 +43,8 @@ def parallelize(job: Job, comm: Comm) -> Strategy:
     split_sequences(job, axes)
     deal_out_experts(job, axes)
     recompute_blocks(job)
+    if axes.pp.size > 1 and updates_of(job.config.schedule) != "flush":
+        return AsynchronousPipeline(job, axes)
     if axes.pp.size > 1:
         return PipelineParallel(job, axes)  # cuts the stages and makes each one's data axes
     return Strategy(job, axes, data_axes(job, job.model, axes))
@@ -95,7 +99,7 @@ def deal_out_experts(job: Job, axes: Axes) -> None:
 
 
 def recompute_blocks(job: Job) -> None:
-    """4: blocks keep their input only (full), or attention its own inputs (selective).
+    """4: blocks keep their input only (full), segments of blocks do (sqrt, budget:BYTES), or attention (selective).
 
     A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the blocks'
     inputs are to wait on the host.
@@ -103,4 +107,7 @@ def recompute_blocks(job: Job) -> None:
     config = job.config
     pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
     if config.pp == 1 or config.recompute == "selective" or pack is not None:
-        recompute(job.model, config.recompute, pack)
+        rows = config.context if job.positions is None else len(job.positions)
+        rows //= config.tp if config.sequence_parallel else 1
+        shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
+        recompute(job.model, config.recompute, pack, shape, job.dtype)

@@ -5,14 +5,13 @@ each micro-batch, computed whole) before anything is added, and then adds them i
 shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from minidist.autograd import Parameter, contribution_recorder
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import GradientOrder
-from minidist.base.random import batch_coordinates
-from minidist.train.config import Batches, TrainConfig
+from minidist.train.config import Batches, TrainConfig, updates_of
 from minidist.train.job import Job, build
 from minidist.train.pipelines import PipelineOrder
 from minidist.train.strategies import OneDevice
@@ -28,14 +27,20 @@ def reduces_each(config: TrainConfig) -> bool:
 
 def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
     """The order in which the layout of `config` adds contributions."""
-    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), reduces_each(config))
+    groups = config.dp_replicate if config.zero == 3 else 1
+    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), reduces_each(config), groups)
 
 
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing.
 
-    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host.
+    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host. An asynchronous
+    pipeline is replayed with its delays (replay.py).
     """
+    if config.pp > 1 and updates_of(config.schedule) != "flush":
+        from minidist.train.replay import replay
+
+        return replay(config, batches, observers)
     job, order = build(config, batches), declared_order(config, batches)
     device = OneDevice(job)
     losses = []
@@ -58,7 +63,7 @@ def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contribut
     caught: Contributions = {}
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
-        with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
+        with job.coordinates(step, number):
             loss = job.loss(step, number)
             job.scaled(loss).backward()
     finally:
@@ -99,13 +104,14 @@ def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> 
     """Add contributions[micro-batch number] (each a list of sites in backward order) as `order` declares; None if none."""
     local = len(contributions) // order.replicas
     (sequence,) = order.microbatches  # one stage
+    group = order.replicas // order.groups
+
+    def over_replicas(of_one: Callable[[int], Array | None]) -> Array | None:
+        return _fold(_fold(of_one(first + replica) for replica in range(group)) for first in range(0, order.replicas, group))
+
     if order.synchronize_each:
-        return _fold(
-            _fold(_fold(contributions[replica * local + i]) for replica in range(order.replicas)) for i in sequence
-        )
-    return _fold(
-        _fold(site for i in sequence for site in contributions[replica * local + i]) for replica in range(order.replicas)
-    )
+        return _fold(over_replicas(lambda replica, i=i: _fold(contributions[replica * local + i])) for i in sequence)  # type: ignore[misc]
+    return over_replicas(lambda replica: _fold(site for i in sequence for site in contributions[replica * local + i]))
 
 
 def _fold(parts: Iterable[Array | None]) -> Array | None:

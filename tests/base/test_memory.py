@@ -30,7 +30,8 @@ def test_events_have_times_and_are_spread_over_a_jump_of_the_clock():
         a, b = track(np.zeros(1), "activation"), track(np.zeros(2), "activation")
         now[0] = 4.0
         del a
-        account.recording = False
+        now[0] = 5.0
+        account.stop()
         del b
     now[0] = 6.0
     assert account.samples() == [(0.0, {"activation": 8}), (2.0, {"activation": 24}), (4.0, {"activation": 16})]

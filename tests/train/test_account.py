@@ -7,9 +7,13 @@ import pytest
 
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
+from minidist.cli import main
+from minidist.comm import SimWorld
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.flat import FlatParameters
 from minidist.optim import AdamW
+from minidist.train.config import TrainConfig
+from minidist.train.trainer import train
 
 
 def numpy_bytes():
@@ -44,3 +48,35 @@ def test_the_account_agrees_with_tracemalloc_on_a_whole_step(dtype, dropout):
                 assert account.peak == pytest.approx(tracemalloc.get_traced_memory()[1] - others, rel=0.02)
     finally:
         tracemalloc.stop()
+
+
+def test_the_account_over_time_is_in_the_trace():
+    """Of the first three steps and eight ranks; its highest point is the peak, and every event has its time."""
+    config = TrainConfig.make(width=16, heads=2, context=8, data="markov", steps=4, zero=3)
+    world = SimWorld(9)
+    results = world.run(train, config, (), True)
+    for result, trace in zip(results, world.traces, strict=True):
+        if trace.rank >= 8:
+            assert not trace.memory
+            continue
+        times = [time for time, _ in trace.memory]
+        assert times == sorted(times)
+        steps = [span for span in trace.spans if span.category == "step"]
+        assert times[-1] <= steps[2].end
+        assert max(sum(live.values()) for _, live in trace.memory) == result.peak_bytes
+        for step in steps[:3]:  # a tooth a step: more activations in its middle than at its ends
+            tooth = [live.get("activation", 0) for time, live in trace.memory if step.start <= time <= step.end]
+            assert max(tooth) > 4 * max(tooth[0], tooth[-1])
+
+
+def test_a_train_trace_draws_its_memory(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    for command in (
+        ["train", "--width", "16", "--heads", "2", "--context", "8", "--steps", "2", "--dp", "2", "--trace", str(trace)],
+        ["report", str(trace), "--picture", "memory", "-o", str(tmp_path / "m.svg")],
+    ):
+        with pytest.raises(SystemExit) as done:
+            main(command)
+        assert done.value.code in (0, None)
+    text = (tmp_path / "m.svg").read_text()
+    assert text.count('id="peak') == 2

@@ -2,7 +2,9 @@
 
 import pytest
 
+from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.train.checks import check_axes
 from minidist.train.compare import compare_rank, expected_snapshots
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.trainer import train
@@ -45,8 +47,48 @@ def test_every_byte_is_in_the_closed_form(zero, ranks):
     assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results])
 
 
+FLAGS = [
+    {"dp_replicate": 2}, {"dp_replicate": 4}, {"reshard_after_forward": "false"}, {"reshard_after_forward": "2"},
+    {"persistence_threshold": 100}, {"dp_replicate": 2, "persistence_threshold": 300, "prefetch": 2}, {"offload": "parameters"},
+    {"offload": "parameters", "dp_replicate": 2, "recompute": "sqrt"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
+    config = TrainConfig.make(**{**GPT, "steps": 2}, **SMALL, zero=3, reduction="ordered", dropout=0.1, **flags)
+    expected = expected_snapshots(config, 4)
+    result = SimWorld(4).run(compare_rank, config, expected)[0]
+    assert result.equal, result.first_difference
+    world = SimWorld(4)
+    results = world.run(train, config)
+    measured: dict[str, int] = {}
+    for trace in world.traces:
+        for purpose, volume in trace.bytes_by_purpose().items():
+            measured[purpose] = measured.get(purpose, 0) + volume
+    assert measured == closed_form_bytes(config, resolve_batches(config, 4), [r.sizes for r in results])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"zero": 2, "dp_replicate": 2}, "--dp-replicate 2 is about sharded parameters; add --zero 3"),
+        ({"zero": 3, "dp_replicate": 3}, "take one of 1, 2, 4"),
+        ({"zero": 3, "reshard_after_forward": "3"}, "must divide them and lie between 1 and 4"),
+        ({"zero": 3, "reshard_after_forward": "maybe"}, "must be true, false or a number"),
+        ({"zero": 3, "reshard_after_forward": "false", "recompute": "sqrt"}, "take one of them"),
+        ({"zero": 1, "offload": "parameters"}, "add --zero 3"),
+        ({"recompute": "budget"}, "budget:BYTES"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_one_sentence(flags, sentence):
+    config = TrainConfig.make(**GPT, **flags)
+    with pytest.raises(UsageError, match=sentence):
+        check_axes(config, resolve_batches(config, 4))
+
+
 @pytest.mark.parametrize("zero", [0, 2, 3])
-@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("recompute", ["full", "selective", "sqrt", "budget:9000"])
 def test_recomputation_is_equal_bit_for_bit(recompute, zero):
     """The reference keeps all activations."""
     result = verdict(2, **GPT, **SMALL, zero=zero, reduction="ordered", dropout=0.1, recompute=recompute)
