@@ -88,6 +88,7 @@ class TrainConfig(BaseModel):
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
+    noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
 
     @property

@@ -125,7 +125,8 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     n = dims.dp * dims.cp
     to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
     to_rows = dims.pp * dims.tp * n * (n - 1) * k
-    return Counter(metrics=config.steps * (to_stages + to_rows) * NUMBER)
+    noise = 2 * (n - 1) if config.noise_scale else 0  # an all-reduce of one number
+    return Counter(metrics=config.steps * (to_stages + to_rows + noise) * NUMBER)
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
