@@ -2,8 +2,10 @@
 
 import pytest
 
+from minidist.comm import SimWorld
 from minidist.train.config import TrainConfig
 from minidist.train.session import number_of_ranks
+from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 
 SMALL = {"layers": 2, "width": 24, "heads": 4, "context": 8, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered", "clip": 0.1}
@@ -64,3 +66,14 @@ def test_context_parallel_with_every_other_axis(ranks, values):
 ])  # fmt: skip
 def test_expert_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, experts=4, **values)
+
+
+@pytest.mark.mpi(8, timeout=120)
+def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
+    config = TrainConfig.make(**{**SMALL, "reduction": "ring", "dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "microbatches": 2})
+    real = train(comm, config)
+    if comm.rank == 0:  # one simulation is enough: losses are the same on every rank
+        world = SimWorld(8)
+        simulated = world.run(train, config)[0]
+        assert (real.losses, real.digest) == (simulated.losses, simulated.digest)
+        assert comm.trace.sequences() == world.traces[0].sequences()
