@@ -53,11 +53,12 @@ def _compression(config: TrainConfig) -> Iterator[str]:
 def _served(config: TrainConfig) -> Iterator[str]:
     """What does not go with `--strategy ps`, or only with it."""
     if config.strategy != "ps":
-        if config.consistency != "bsp" or config.servers != 1:
-            yield "--servers and --consistency belong to --strategy ps; add it, or leave them out"
+        if config.consistency != "bsp" or config.servers != 1 or config.staleness_aware:
+            yield "--servers, --consistency and --staleness-aware belong to --strategy ps; add it, or leave them out"
         return
     try:
-        parse_consistency(config.consistency)
+        if parse_consistency(config.consistency).aggregate and config.staleness_aware:
+            yield f"--staleness-aware has no meaning with --consistency {config.consistency}, whose updates are a whole clock; take ssp:S or asp"
     except UsageError as error:
         yield f"--consistency: {error}"
     axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
