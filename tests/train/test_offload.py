@@ -54,6 +54,22 @@ def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
         assert result.peak_bytes < without.peak_bytes
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(("zero", "offload"), [(0, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")])
+def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, precision):
+    """ZeRO-Offload's volume; masters and moments never cross. Shards on the host go up once more, for forward, and with padding."""
+    config = TrainConfig.make(**{**GPT, "steps": 2}, precision=precision, zero=zero, offload=offload)
+    verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
+    assert verdict.equal, verdict.first_difference
+    results = SimWorld(2).run(train, config)
+    crossed = [sum(r.host[way] for r in results) // config.steps for way in ("to_host", "to_device")]
+    if offload == "optimizer":
+        assert crossed == [2 * parameters() * (2 if zero == 0 else 1)] * 2
+    else:
+        padded, k = sum(results[0].sizes[0].units), GPT["accumulation"]
+        assert crossed == [2 * padded * k, 2 * 2 * padded * k]
+
+
 def parameters():
     from minidist.train.config import resolve_batches
     from minidist.train.job import build
