@@ -134,9 +134,15 @@ class HostPool:
         if current is not None:  # what was computed so far comes first
             self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
         event = _copy(source, target, self._streams.setdefault(name, {}))
-        seconds = source.nbytes / self.bandwidth
-        work = lane.collective(name).post(lambda: self.comm.compute(seconds=seconds, name=name))
+        work = lane.collective(name).post(lambda: self._pass(source.nbytes / self.bandwidth, name))
         return Crossing(source, target, work, event)
+
+    def _pass(self, seconds: float, name: str) -> None:
+        """Time passes in the link's lane; in the trace it is no computing."""
+        self.comm.compute(seconds=seconds, name=name)
+        spans = self.comm.trace.spans
+        if spans and spans[-1].name == name:
+            spans[-1].category = "offload"
 
 
 def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> Any:
