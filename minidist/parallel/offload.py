@@ -119,6 +119,7 @@ class HostPool:
 
     def leave(self, array: xp.Array) -> Crossing:
         """Swap an activation out, after the one before it is out."""
+        self.advance()
         self.settle()
         self._leaving = self.start_store(array, "activation")
         return self._leaving
@@ -129,10 +130,14 @@ class HostPool:
             self._leaving.wait()
             self._leaving = None
 
-    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
+    def advance(self) -> None:
+        """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
         current = meter.get()
-        if current is not None:  # what was computed so far comes first
+        if current is not None:
             self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
+
+    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
+        self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
         work = lane.collective(name).post(lambda: self._pass(source.nbytes / self.bandwidth, name))
         return Crossing(source, target, work, event)
@@ -301,6 +306,7 @@ class HostCopy:
     @property
     def data(self) -> xp.Array:
         """A copy on the device."""
+        self.pool.advance()
         self.pool.settle()
         self.start()
         assert self.arriving is not None

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 
+from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter
 from minidist.comm import ANY
 from minidist.lesson import examine, names, solution
@@ -821,6 +822,91 @@ def by_message(comm, old_ranks, read, length):
     return solution("23.load_residual")(comm, old_ranks, read, length)
 
 
+def one_piece_at_a_time(comm, pieces, down, step, up):
+    for piece in range(pieces):
+        up(piece, step(piece, down(piece).wait())).wait()
+
+
+def everything_down_first(comm, pieces, down, step, up):
+    coming = [down(piece) for piece in range(pieces)]
+    going = [up(piece, step(piece, coming[piece].wait())) for piece in range(pieces)]
+    for crossing in going:
+        crossing.wait()
+
+
+def last_way_up_forgotten(comm, pieces, down, step, up):
+    coming, going = down(0) if pieces else None, None
+    for piece in range(pieces):
+        gradient = coming.wait()
+        coming = down(piece + 1) if piece + 1 < pieces else None
+        values = step(piece, gradient)
+        if going is not None:
+            going.wait()
+        going = up(piece, values)
+
+
+def one_down_too_many(comm, pieces, down, step, up):
+    coming = down(0)
+    for piece in range(pieces):
+        gradient, coming = coming.wait(), down(piece + 1)
+        up(piece, step(piece, gradient)).wait()
+
+
+def stays_on_the_host(comm, pieces, down, step, up):
+    for piece in range(pieces):
+        step(piece, down(piece).wait())
+
+
+def latest_first(disk, name, parts):
+    disk.write("latest.new", name.encode())
+    disk.rename("latest.new", "latest")
+    for part, data in parts.items():
+        disk.write(f"{name}/{part}", data)
+
+
+def over_what_is_there(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f"{name}/{part}", data)
+    disk.write("latest.new", name.encode())
+    disk.rename("latest.new", "latest")
+
+
+def latest_in_place(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    name = name if not disk.exists(name) else f"{name}.1"
+    disk.rename(".saving", name)
+    disk.write("latest", name.encode())
+
+
+def latest_never(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    disk.rename(".saving", f"{name}.new")
+
+
+def reads_everything(comm, size, pieces, read):
+    whole = np.empty(size)
+    for number, (first, last) in enumerate(pieces):
+        whole[first:last] = read(number)
+    edges = offsets(chunk_sizes(size, comm.size))
+    return whole[edges[comm.rank] : edges[comm.rank + 1]]
+
+
+def equal_chunks(comm, size, pieces, read):
+    whole = np.empty(size)
+    for number, (first, last) in enumerate(pieces):
+        whole[first:last] = read(number)
+    count = size // comm.size
+    return whole[comm.rank * count : (comm.rank + 1) * count]
+
+
+def in_the_order_of_the_files(comm, size, pieces, read):
+    whole = np.concatenate([np.zeros(0), *(read(number) for number in range(len(pieces)))])
+    edges = offsets(chunk_sizes(size, comm.size))
+    return whole[edges[comm.rank] : edges[comm.rank + 1]]
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -886,6 +972,11 @@ WRONG = [
     ("12.prefetch", gathers_everything_first, "more than two whole layers"),
     ("12.prefetch", keeps_what_was_used, "more than two whole layers"),
     ("12.prefetch", one_too_many, "none to gather ahead"),
+    ("13.offloaded_step", one_piece_at_a_time, "*before* you step"),
+    ("13.offloaded_step", everything_down_first, "more than two gradients"),
+    ("13.offloaded_step", last_way_up_forgotten, "the last one too"),
+    ("13.offloaded_step", one_down_too_many, "none to bring down"),
+    ("13.offloaded_step", stays_on_the_host, "its new values go up"),
     ("14.parallel_mlp", nothing_summed, "nothing is summed"),
     ("14.parallel_mlp", bias_on_every_rank, "add it once"),
     ("14.parallel_mlp", forgets_f, "that is f"),
@@ -933,6 +1024,13 @@ WRONG = [
     ("23.load_residual", all_to_the_first, "not its own to keep"),
     ("23.load_residual", shares_the_sum_equally, "bit for bit"),
     ("23.load_residual", by_message, "need send anything"),
+    ("26.save", latest_first, "first all files, then `latest`"),
+    ("26.save", over_what_is_there, "a name that is free"),
+    ("26.save", latest_in_place, "half of a name"),
+    ("26.save", latest_never, "must name the new checkpoint"),
+    ("26.load", reads_everything, "compare the ranges first"),
+    ("26.load", equal_chunks, "who has one more"),
+    ("26.load", in_the_order_of_the_files, "in any order"),
 ]
 
 
