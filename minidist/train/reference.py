@@ -11,7 +11,6 @@ from minidist.autograd import Parameter, contribution_recorder
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import GradientOrder
-from minidist.base.random import batch_coordinates
 from minidist.train.config import Batches, TrainConfig, updates_of
 from minidist.train.job import Job, build
 from minidist.train.pipelines import PipelineOrder
@@ -64,7 +63,7 @@ def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contribut
     caught: Contributions = {}
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
-        with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
+        with job.coordinates(step, number):
             loss = job.loss(step, number)
             job.scaled(loss).backward()
     finally:
