@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidist.autograd import Tensor, causal_attention_composite, no_grad
 from minidist.base.errors import MismatchError, UsageError
+from minidist.base.layout import Layout
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
@@ -49,6 +53,7 @@ from minidist.parallel.tensor import (
     vocab_range,
 )
 from minidist.parallel.tensor.plan import Cutter
+from minidist.parallel.tensor.shards import cut, join, local_shape
 from tests.parallel.split_models import assert_equal, replicated, text, train
 
 RANKS = [1, 2, 3, 4]
@@ -308,6 +313,48 @@ def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what,
 
     for history in SimWorld(2).run(main):
         assert_equal(history, one_device(4, 13, "sgd", 0.25))
+
+
+@pytest.mark.parametrize(("ranks", "length"), [(5, 10), (8, 16)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_more_ranks_than_are_usual(ranks, length, sequence_parallel, name):
+    """A head a rank, 11 words: at 8 ranks the last has nothing but padding."""
+    sizes = {"gpt": GPTConfig(11, length, 2 * ranks, 1, ranks, 0.1), "llama": LlamaConfig(11, 2 * ranks, 3 * ranks, 1, ranks, ranks, length)}
+    make = lambda: (GPT if name == "gpt" else Llama)(sizes[name], np.float64, seed=3)  # noqa: E731
+    plan = (gpt_plan if name == "gpt" else llama_plan)(11, sequence_parallel)
+    loss_of = lambda model, step: model(*text(step, BATCH, length, 11), BATCH * length)  # noqa: E731
+    expected = train(make(), loss_of, "adam", steps=2)
+
+    def main(comm):
+        model = parallelize_module(make(), comm, plan)
+        return train(model, loss_of, "adam", {"tp": comm}, steps=2)
+
+    for history in SimWorld(ranks).run(main):
+        assert_equal(history, expected)
+
+
+@given(st.data())
+def test_tiles_join_to_the_whole_and_boxes_say_where_they_lie(data):
+    draw = data.draw
+    ranks, copies, blocks = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sizes = [draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 3)))]
+    dim = draw(st.integers(0, len(sizes) - 1))
+    sizes[dim] *= ranks * blocks
+    padding = draw(st.integers(0, sizes[dim] - 1)) if blocks == 1 else 0
+    shape = tuple(n - padding * (i == dim) for i, n in enumerate(sizes))
+    layout = Layout(shape, ("tp",), (dim,), (), blocks, padding, copies)
+    whole = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    tiles = [cut(whole, layout, rank, ranks * copies) for rank in range(ranks * copies)]
+    assert np.array_equal(join(np.stack(tiles), layout), whole)
+    again, count = np.zeros(shape), np.zeros(shape, int)
+    for rank, tile in enumerate(tiles):
+        assert tile.shape == local_shape(layout, ranks * copies)
+        for box, local in boxes(layout, {"tp": SimpleNamespace(rank=rank, size=ranks * copies)}):
+            place = tuple(slice(*pair) for pair in box)
+            again[place], count[place] = tile[local], count[place] + 1
+    assert np.array_equal(again, whole)
+    assert (count == copies).all()
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
