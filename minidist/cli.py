@@ -106,10 +106,17 @@ def train(
 @takes_config
 def compare(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    deepspeed: DeepSpeed = None, json_output: Json = False,
+    deepspeed: DeepSpeed = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")] = False,
+    sample: Annotated[int | None, typer.Option(help="with --matrix: so many layouts, as different as can be")] = None,
+    processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
+    json_output: Json = False,
 ) -> None:  # fmt: skip
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
     from minidist.train.session import run_comparison
+
+    if matrix:
+        compare_matrix(config, ranks or 8, sample, processes, json_output)
 
     config = with_deepspeed(config, deepspeed)
 
@@ -123,6 +130,31 @@ def compare(
     else:
         say(verdict.sentence())
     raise typer.Exit(0 if verdict.equal else 1)
+
+
+def compare_matrix(config: TrainConfig, ranks: int, sample: int | None, processes: int, json_output: bool) -> None:
+    """Every valid layout against one device; flags that describe the job (and no layout) replace the small job's."""
+    import time
+
+    from minidist.train import matrix
+
+    given = given_flags() & set(TrainConfig.model_fields)
+    fixed = sorted(given & {*matrix.LAYOUT, "dp", "schedule"})
+    if fixed:
+        raise UsageError(f"--{fixed[0].replace('_', '-')} is one of what --matrix goes through; leave it out, or leave out --matrix")
+    job = {name: getattr(config, name) for name in given}
+    began = time.perf_counter()
+    layouts, refused = matrix.enumerate_layouts(ranks, **job)
+    rows = []
+    for row in matrix.run_matrix(layouts if sample is None else matrix.stratified(layouts, sample), ranks, processes, **job):
+        rows.append(row)
+        say(matrix.line(row))
+    seconds = time.perf_counter() - began
+    if json_output:
+        print(json.dumps(matrix.as_dict(rows, refused, ranks, seconds)))
+    else:
+        say(matrix.summary(rows, refused, seconds))
+    raise typer.Exit(0 if all(row.equal for row in rows) else 1)
 
 
 @app.callback(invoke_without_command=True)

@@ -6,6 +6,7 @@ from minidist.base.errors import UsageError
 from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import sequence_positions
+from minidist.parallel.parameter_server import parse_consistency
 from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
 from minidist.train.plans import cut_stages, make_plan
@@ -22,6 +23,7 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _not_there(config)
     yield from _compression(config)
+    yield from _served(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
@@ -34,8 +36,6 @@ def _not_there(config: TrainConfig) -> Iterator[str]:
     split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
     if config.precision in ("fp16", "bf16") and split:
         yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
-    if config.strategy == "ps":
-        yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:
@@ -46,6 +46,35 @@ def _compression(config: TrainConfig) -> Iterator[str]:
         yield f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by another way; take --zero 0"
     if config.precision in ("fp16", "bf16"):
         yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
+
+
+def _served(config: TrainConfig) -> Iterator[str]:
+    """What does not go with `--strategy ps`, or only with it."""
+    if config.strategy != "ps":
+        if config.consistency != "bsp" or config.servers != 1:
+            yield "--servers and --consistency belong to --strategy ps; add it, or leave them out"
+        return
+    try:
+        parse_consistency(config.consistency)
+    except UsageError as error:
+        yield f"--consistency: {error}"
+    axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
+    if axes:
+        yield f"--strategy ps has servers and workers with whole models, so it does not go with {' '.join(axes)}; leave out one or the other"
+    if config.precision not in ("fp32", "fp64"):
+        yield f"--strategy ps pushes and pulls in fp32 or fp64, not {config.precision}; take --precision fp32"
+    for name, why in (
+        ("clip", "no rank has the whole gradient whose norm it would take"),
+        ("save", "its servers write no checkpoint"),
+        ("synchronize_each", "a worker pushes once a step"),
+        ("check_replicas", "workers have different weights on purpose"),
+    ):
+        if getattr(config, name):
+            yield f"--{name.replace('_', '-')} does not go with --strategy ps: {why}; leave it out"
+    if config.compression != "none":
+        yield f"--compression {config.compression} is a hook of data parallelism, and --strategy ps pushes whole gradients; leave it out"
+    if config.offload != "none":
+        yield f"--offload {config.offload} does not go with --strategy ps, whose optimizer lives on the servers; leave it out"
 
 
 def _models(config: TrainConfig) -> Iterator[str]:

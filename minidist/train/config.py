@@ -142,7 +142,16 @@ class Batches(BaseModel):
 
 
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
-    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit."""
+    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
+
+    With --strategy ps the servers are ranks too, and no part of any degree: dp is the number of workers.
+    """
+    if config.strategy == "ps" and ranks is not None:
+        if config.servers >= ranks:
+            raise UsageError(f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1} ranks, or take fewer servers")
+        ranks -= config.servers
+        if config.dp not in (None, ranks):
+            raise UsageError(f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; take --dp {ranks}, or start {config.dp + config.servers} ranks")
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
     return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)

@@ -14,11 +14,13 @@ from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi import launched_size
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
+from minidist.train.compare_served import compare_served, serve_and_keep
 from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
 from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
+from minidist.train.servers import served_bytes
 from minidist.train.trainer import Observer, TrainResult, train
 from minidist.train.volumes import closed_form_bytes
 
@@ -75,11 +77,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
-    """From mpiexec, from --ranks, or the product of the degrees."""
+    """From mpiexec, from --ranks, or the product of the degrees (and the servers)."""
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or (resolve_dims(config).ranks if ranks is None else ranks)
+    servers = config.servers if config.strategy == "ps" else 0
+    result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
     if not 1 <= result <= MOST_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     batches = resolve_batches(config, result)  # what is wrong is known before anything starts
@@ -123,8 +126,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
-    skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-    closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
+    if config.strategy == "ps":
+        closed = served_bytes(ran, batches, first.sizes[0].units[0])
+    else:
+        skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
+        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
@@ -142,6 +148,8 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    if config.strategy == "ps":
+        return _served_comparison(config, size, timeout, eager_bytes, trace, command)
     tier_of(config, resolve_dims(config, size))
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
@@ -157,3 +165,15 @@ def run_comparison(
         header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command}
         write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
     return verdict
+
+
+def _served_comparison(
+    config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
+) -> Comparison | None:
+    """With a parameter server: judged after the run, from what all ranks kept."""
+    outcome = execute(serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
+    if not outcome.is_root:
+        return None
+    if trace is not None:
+        write_traces(trace, outcome.traces, world=outcome.world, command=command)
+    return compare_served(config, outcome.results, outcome.traces)

@@ -73,6 +73,10 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline: write
     the account of memory over time into the trace, of the first steps and ranks.
     """
+    if config.strategy == "ps":
+        from minidist.train.servers import train_served  # it is made of what stands here
+
+        return train_served(comm, config, observers, timeline)
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
