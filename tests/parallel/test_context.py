@@ -3,6 +3,7 @@
 import sys
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -108,6 +109,30 @@ def test_grouped_attention_forward_and_backward(kind, ranks, heads, kv_heads):
         assert np.abs(y - expected.data[:, mine]).max() < 1e-13
         for gradient, x in zip(gradients, whole, strict=True):
             assert np.abs(gradient - x.grad[:, mine]).max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_of_two_byte_values(kind, dtype):
+    """Computed in float32, sent in two bytes: half of what float32 sends, within what rounding does."""
+    make, order = KINDS[kind]
+    qkv, g = random(0, 2, 16, 3 * 8), random(1, 2, 16, 8)
+
+    def main(comm, dtype):
+        mine = sequence_positions(16, comm.rank, comm.size, order)
+        x = Tensor(qkv[:, mine].astype(dtype), requires_grad=True)
+        y = make(comm, 16)(x, 4)
+        y.backward(g[:, mine].astype(dtype))
+        return mine, y.data, x.grad, comm.trace.bytes_by_purpose()
+
+    bound = 0.03 if dtype == ml_dtypes.bfloat16 else 0.004
+    whole = SimWorld(1).run(main, np.float64)[0]
+    four = SimWorld(4).run(main, np.float32)[0][3]
+    for mine, y, dx, sent in SimWorld(4).run(main, dtype):
+        assert y.dtype == dx.dtype == dtype
+        assert np.abs(y.astype(np.float64) - whole[1][:, mine]).max() < bound * np.abs(whole[1]).max()
+        assert np.abs(dx.astype(np.float64) - whole[2][:, mine]).max() < bound * np.abs(whole[2]).max()
+        assert {name: 2 * value for name, value in sent.items()} == four
 
 
 def test_large_scores_do_not_overflow_in_the_online_softmax():
