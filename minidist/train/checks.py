@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from minidist.base.errors import UsageError
 from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
-from minidist.parallel.context import sequence_positions
+from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
@@ -53,11 +53,12 @@ def _compression(config: TrainConfig) -> Iterator[str]:
 def _served(config: TrainConfig) -> Iterator[str]:
     """What does not go with `--strategy ps`, or only with it."""
     if config.strategy != "ps":
-        if config.consistency != "bsp" or config.servers != 1:
-            yield "--servers and --consistency belong to --strategy ps; add it, or leave them out"
+        if config.consistency != "bsp" or config.servers != 1 or config.staleness_aware:
+            yield "--servers, --consistency and --staleness-aware belong to --strategy ps; add it, or leave them out"
         return
     try:
-        parse_consistency(config.consistency)
+        if parse_consistency(config.consistency).aggregate and config.staleness_aware:
+            yield f"--staleness-aware has no meaning with --consistency {config.consistency}, whose updates are a whole clock; take ssp:S or asp"
     except UsageError as error:
         yield f"--consistency: {error}"
     axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
@@ -106,8 +107,6 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         yield f"the inner width {llama_inner(config)} does not divide over --tp {tp}; take --heads a multiple of {tp}"
     if config.sequence_parallel and config.model == "mlp":
         yield "--sequence-parallel is for sequences, which an MLP does not have; leave it out"
-    if config.sequence_parallel and config.experts:
-        yield "--sequence-parallel gives a rank a part of a group's tokens, and experts count their slots by whole groups; leave it out"
 
 
 def _context(config: TrainConfig) -> Iterator[str]:
@@ -117,14 +116,11 @@ def _context(config: TrainConfig) -> Iterator[str]:
             yield f"--cp {cp} splits sequences, which an MLP does not have; take --dp {cp}"
         if cp > config.context:
             yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
-        if config.experts:
-            yield f"--cp {cp} gives a rank a part of a group's tokens, and experts count their slots by whole groups; take --cp 1"
         kv = max(1, (config.kv_heads or config.heads) // tp)
         if config.attention == "ulysses" and kv % cp:
             yield f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take --cp {_divisors(kv)}, or --attention ring"
     if config.sequence_parallel and config.model != "mlp" and cp <= config.context:
-        order = "zigzag" if config.attention == "ring" else "contiguous"
-        rows = {len(sequence_positions(config.context, rank, cp, order)) for rank in range(cp)}
+        rows = {len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)}
         if any(n % tp for n in rows):
             yield f"--context {config.context} does not divide into {cp * tp} parts for --sequence-parallel; take --context {_near(config.context, 2 * cp * tp)}"
 

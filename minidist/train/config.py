@@ -67,6 +67,7 @@ class TrainConfig(BaseModel):
     strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
     consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
+    staleness_aware: bool = Field(False, description="ps with ssp or asp: divide an update's learning rate by its staleness")
     zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")

@@ -21,6 +21,7 @@ from collections import Counter
 from minidist.base.layout import chunk_sizes
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
+from minidist.parallel.context import part_order, sequence_positions
 from minidist.pipeline.plan import Plan
 from minidist.train.config import Batches, TrainConfig
 from minidist.train.job import build
@@ -102,7 +103,7 @@ class Layers:
         sums = self._sums_of_a_block() * len(blocks) + (0.5 if self.split else 1) * first + (0.5 if self.split else 0) * last
         losses = 3 * 2 * self.others * self.rows * self.config.context * last
         result = self.attention(len(blocks))
-        result[FORWARD] += int(reduced * sums) + losses
+        result[FORWARD] += int(reduced * sums) + losses + self._tiles_of_experts() * len(blocks)
         result[DISPATCH] += self._dispatch() * len(blocks)
         return result
 
@@ -114,14 +115,14 @@ class Layers:
         reduced = 2 * self.others * self.activation
         sums = self._sums_of_a_block() * len(blocks) + (0.5 if self.split else 0) * first + (0.5 if self.split else 1) * last
         result = self.attention(len(blocks), backward=True)
-        result[BACKWARD] += int(reduced * sums)
+        result[BACKWARD] += int(reduced * sums) + self._tiles_of_experts() * len(blocks)
         result[DISPATCH] += self._dispatch() * len(blocks)
         # Neighbours with the same key-value heads add up the gradients of their weights.
         result[BACKWARD] += 2 * (self.copies - 1) * 2 * self.keys * self.config.width * self.dims.cp * len(blocks)
         if self.split:
-            result[REGATHER] += self.others * self.activation * (2 * len(blocks) + last)
+            result[REGATHER] += self.others * self.activation * (self._sums_of_a_block() * len(blocks) + last)
             gpt = self.config.model == "gpt"
-            vectors = (6 if gpt else 2) * len(blocks) + (2 if gpt else 1) * last + self.config.context * (gpt and first)
+            vectors = (4 + self._sums_of_a_block() if gpt else 2) * len(blocks) + (2 if gpt else 1) * last + self.config.context * (gpt and first)
             result[BACKWARD] += 2 * self.others * self.config.width * vectors * self.dims.cp
         return result
 
@@ -144,11 +145,23 @@ class Layers:
 
     def _dispatch(self) -> int:
         """The two all-to-alls of a block; a replica has 1 / ep of them."""
-        config, ep = self.config, self.dims.ep
-        if ep == 1:
+        ep = self.dims.ep
+        return 2 * self._slots() * (ep - 1) * self.dims.tp // ep
+
+    def _tiles_of_experts(self) -> int:
+        """The sum of the slots over the tiles, and with the sequence split the tokens, gathered before the router."""
+        if not self.config.experts:
             return 0
-        capacity = expert_capacity(self.rows * config.context, config.experts, config.top_k, config.capacity_factor)
-        return 2 * config.experts * capacity * config.width * (ep - 1) * self.dims.tp // ep
+        return self.others * (2 * self._slots() + (self.activation if self.split else 0))
+
+    def _slots(self) -> int:
+        """Elements in all experts' slots for one micro-batch, of all groups: each context-parallel rank has one."""
+        config, cp = self.config, self.dims.cp
+        if not config.experts:
+            return 0
+        parts = [len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)]
+        capacities = [expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts]
+        return config.experts * sum(capacities) * config.width
 
     def _mlp_forward(self, blocks: range) -> Elements:
         last = self.config.layers

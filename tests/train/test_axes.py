@@ -60,7 +60,7 @@ def test_context_parallel_with_every_other_axis(ranks, values):
 
 @pytest.mark.parametrize(("ranks", "values"), [
     (4, {"ep": 2, "zero": 1, "top_k": 2}), (4, {"ep": 2, "zero": 2, "accumulation": 2}), (4, {"ep": 2, "pp": 2}),
-    (8, {"ep": 2, "dp": 4, "tp": 2, "zero": 1}),
+    (8, {"ep": 2, "dp": 4, "tp": 2, "zero": 1}), (8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "top_k": 2}), (3, {"cp": 3, "context": 10}),
 ])  # fmt: skip
 def test_expert_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, experts=4, **values)
