@@ -31,6 +31,7 @@ class TrainConfig(BaseModel):
     capacity_factor: float = Field(1.25, gt=0, description="slots of an expert: top_k x tokens / experts x this")
     aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
     data: str = Field("", description="pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
+    prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank makes ahead; 0: none")
 
     # optimization
     steps: int = Field(20, ge=1, description="optimizer steps")
