@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint lessons museum bench clean
+.PHONY: demo test lint lessons museum matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -29,6 +29,10 @@ lessons: .venv/test.stamp
 
 museum: .venv/test.stamp
 	$(BIN)/minidist museum
+
+# Every valid layout of 8 ranks against one device, on two cores.
+matrix: .venv/demo.stamp
+	$(BIN)/minidist compare --matrix --processes 2
 
 bench: .venv/demo.stamp
 	$(BIN)/minidist bench collectives

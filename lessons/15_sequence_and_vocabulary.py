@@ -241,7 +241,7 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py --sequence-parallel
-#     mpiexec -n 2 minidist compare --tp 2 --sequence-parallel --steps 3
+#     mpiexec -n 2 minidist compare --tp 2 --sequence-parallel --precision fp64 --steps 3
 #
 # ## 10 What others call it
 #

@@ -64,7 +64,7 @@ def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
 
 world = SimWorld(RANKS)
 world.run(one_layer)
-command = "minidist train --experts 8 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+command = "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
 show(draw("bytes-matrix", world.traces, {"command": command}))
 
 # %% [markdown]
@@ -235,7 +235,7 @@ check("21.dispatch", solution("21.dispatch"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py
-#     mpiexec -n 2 minidist compare --experts 4 --ep 2 --steps 3
+#     mpiexec -n 2 minidist compare --experts 4 --dp 2 --ep 2 --precision fp64 --steps 3
 #
 # ## 10 What others call it
 #

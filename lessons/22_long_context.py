@@ -204,7 +204,7 @@ check("22.ring_attention", solution("22.ring_attention"))
 #
 #     mpiexec -n 2 python mpi_examples/context_parallel_llama.py
 #     mpiexec -n 2 python mpi_examples/context_parallel_llama.py --ulysses
-#     mpiexec -n 2 minidist compare --model llama --cp 2 --attention ring --steps 3
+#     mpiexec -n 2 minidist compare --model llama --cp 2 --attention ring --precision fp64 --steps 3
 #
 # ## 10 What others call it
 #

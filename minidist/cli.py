@@ -106,10 +106,17 @@ def train(
 @takes_config
 def compare(
     config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    deepspeed: DeepSpeed = None, json_output: Json = False,
+    deepspeed: DeepSpeed = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")] = False,
+    sample: Annotated[int | None, typer.Option(help="with --matrix: so many layouts, as different as can be")] = None,
+    processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
+    json_output: Json = False,
 ) -> None:  # fmt: skip
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
     from minidist.train.session import run_comparison
+
+    if matrix:
+        compare_matrix(config, ranks or 8, sample, processes, json_output)
 
     config = with_deepspeed(config, deepspeed)
 
@@ -123,6 +130,31 @@ def compare(
     else:
         say(verdict.sentence())
     raise typer.Exit(0 if verdict.equal else 1)
+
+
+def compare_matrix(config: TrainConfig, ranks: int, sample: int | None, processes: int, json_output: bool) -> None:
+    """Every valid layout against one device; flags that describe the job (and no layout) replace the small job's."""
+    import time
+
+    from minidist.train import matrix
+
+    given = given_flags() & set(TrainConfig.model_fields)
+    fixed = sorted(given & {*matrix.LAYOUT, "dp", "schedule"})
+    if fixed:
+        raise UsageError(f"--{fixed[0].replace('_', '-')} is one of what --matrix goes through; leave it out, or leave out --matrix")
+    job = {name: getattr(config, name) for name in given}
+    began = time.perf_counter()
+    layouts, refused = matrix.enumerate_layouts(ranks, **job)
+    rows = []
+    for row in matrix.run_matrix(layouts if sample is None else matrix.stratified(layouts, sample), ranks, processes, **job):
+        rows.append(row)
+        say(matrix.line(row))
+    seconds = time.perf_counter() - began
+    if json_output:
+        print(json.dumps(matrix.as_dict(rows, refused, ranks, seconds)))
+    else:
+        say(matrix.summary(rows, refused, seconds))
+    raise typer.Exit(0 if all(row.equal for row in rows) else 1)
 
 
 @app.callback(invoke_without_command=True)
@@ -211,6 +243,29 @@ def memory(
             say(stages["not_counted"])
         elif accounting == "deepspeed":
             say("DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use --model")
+
+
+@app.command()
+@takes_config
+def data(
+    config: TrainConfig, ranks: Ranks = None, step: Annotated[int, typer.Option(help="whose samples are listed")] = 0,
+    weights: Annotated[str | None, typer.Option(help="speeds of ranks, such as 2,1,1: rows in proportion")] = None,
+) -> None:  # fmt: skip
+    """Who trains on what: the size of the data, the rule that deals it out, and the samples of a step on each replica."""
+    from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
+    from minidist.train.config import resolve_batches, resolve_dims
+
+    batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
+    sampler = GlobalBatchSampler(load_dataset(config.data), batches.global_batch, config.context, config.seed)
+    print(sharding_rule(sampler, batches.dp, batches.accumulation, batches.micro_batch, step))
+    if weights:
+        try:
+            numbers = [float(word) for word in weights.split(",")]
+        except ValueError:
+            raise UsageError(f"--weights {weights!r}; write a number for each rank, as in 2,1,1") from None
+        print(f"with weights {weights}, {batches.global_batch} rows:")
+        for rank, (first, rows) in enumerate(weighted_shards(batches.global_batch, numbers)):
+            print(f"  rank {rank}: " + (f"rows {first} to {first + rows - 1}" if rows else "no row"))
 
 
 @app.command()
@@ -330,6 +385,32 @@ def museum(
 
 
 @app.command()
+def staleness(
+    consistency: Annotated[list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")] = None,
+    workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
+    slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
+    who: Annotated[str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")] = "last",
+    seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
+    json_output: Json = False,
+) -> None:
+    """A parameter server with slow workers: gradients a second, staleness and loss of each consistency."""
+    from minidist.train.staleness import staleness_runs, table
+
+    runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
+    if json_output:
+        print(json.dumps([run.__dict__ for run in runs]))
+    else:
+        say(table(runs))
+    if output is not None:
+        from minidist.report.frame import save
+        from minidist.report.staleness import staleness as picture
+
+        title = f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g} times as long"
+        say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
+
+
+@app.command()
 def schedule(
     plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
@@ -342,7 +423,7 @@ def schedule(
     recompute: Annotated[bool, typer.Option("--recompute", help="run every stage's forward again before its backward")] = False,
     lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
     option: Annotated[list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg or perfetto")] = "text",
+    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
     json_output: Json = False,
 ) -> None:
@@ -359,7 +440,7 @@ def schedule(
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
-        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "perfetto")))
+        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "versions", "perfetto")))
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:
@@ -500,7 +581,8 @@ def bench_network(
 def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
-    against: Annotated[str | None, typer.Option(help="with --ranks: torch, or none for our sides alone")] = "torch",
+    tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
+    against: Annotated[str | None, typer.Option(help="with --ranks or --tp: torch, or none for our sides alone")] = "torch",
     zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     json_output: Json = False,
@@ -512,8 +594,15 @@ def bench_step(
     if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
         raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
     stages = [int(part) for part in zero.split(",")] if zero else []
+    other = None if against == "none" else against
+    if tp > 1:
+        from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+
+        if cases or stages or ranks > 1:
+            raise UsageError("bench step --tp has a stack of GPT blocks of its own: give no case, --ranks or --zero with it")
+        show_bench(bench_tensor_parallel(tp, rounds, other), json_output)
+        return
     if ranks > 1:
-        other = None if against == "none" else against
         show_bench(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other), json_output)
         return
     if stages:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidist.base.trace import read_traces
+from minidist.collectives.registry import algorithms
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
 
@@ -55,6 +56,18 @@ def test_ring_all_reduce(world, algorithm):
     assert first == "max |sum - expected| = 0"
     numbers = [word for word in second.split() if "," in word]
     assert numbers[:2] == ["10,696", "10,696"]  # 8 (2 * 1003 - 335 - 334)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_collectives(world):
+    code, output = start(world, 3, "collectives")
+    assert code == 0, output
+    lines = output.splitlines()
+    assert len(lines) == 1 + sum(len(names) for operation, names in algorithms().items() if operation not in ("gather", "scatter"))
+    for line in lines[:-1]:
+        sent, formula = re.fullmatch(r".* by .* right; rank 0 sent (.*) B, closed form (.*) B", line).groups()
+        assert sent == formula, line
+    assert lines[-1] == "all_reduce in two levels, nodes [[0, 1], [2]]: right"
 
 
 def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks():
@@ -283,3 +296,13 @@ def test_offload(world):
     nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
     assert nothing["host"] == nothing["crossed"] == "0"
     assert "0" not in (optimizer["host"], activations["crossed"])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_uneven_ranks(world):
+    code, output = start(world, 3, "uneven_ranks")
+    assert code == 0, output
+    found = re.findall(r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones, max \|difference\| (\S+)", output)
+    assert len(found) == 3
+    if world == "simulated":
+        assert all(float(weighted) < 0.7 * float(equal) for equal, weighted, _ in found)

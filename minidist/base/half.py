@@ -50,11 +50,12 @@ def rounded(array: xp.Array, dtype: Any) -> xp.Array:
 
 def add_into(total: xp.Array, contribution: xp.Array) -> None:
     """total += contribution for 1-D arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but faster."""
-    for start in range(0, total.size, _BLOCK):
-        part = total[start : start + _BLOCK]
-        sums = _widen(part)
-        sums += _widen(contribution[start : start + _BLOCK])
-        part[...] = rounded(sums, total.dtype)
+    with xp.quiet_overflow():
+        for start in range(0, total.size, _BLOCK):
+            part = total[start : start + _BLOCK]
+            sums = _widen(part)
+            sums += _widen(contribution[start : start + _BLOCK])
+            part[...] = rounded(sums, total.dtype)
 
 
 def all_finite(array: xp.Array) -> bool:

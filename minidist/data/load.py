@@ -1,9 +1,10 @@
 """From the text after --data to a dataset."""
 
 from collections.abc import Callable
+from functools import cache
 
 from minidist.base.errors import UsageError, nearest
-from minidist.data.datasets import Dataset
+from minidist.data.datasets import Dataset, TokenDataset
 from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
 
@@ -20,10 +21,19 @@ def load_dataset(spec: str) -> Dataset:
     """
     kind, colon, path = spec.partition(":")
     if not colon and spec in GENERATED:
-        return GENERATED[spec]()
+        return _generated(spec)
     if kind in FILES:
         if not path:
             raise UsageError(f"--data {spec} names no file; write {kind}:{'DIR' if kind == 'idx' else 'FILE'}")
         return FILES[kind](path)
     choices = [*GENERATED, *(f"{name}:{'DIR' if name == 'idx' else 'FILE'}" for name in FILES)]
     raise UsageError(f"--data {spec}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of {', '.join(choices)}")
+
+
+@cache
+def _generated(name: str) -> Dataset:
+    """Made once a process: simulated ranks share it, so nobody may write to it."""
+    dataset = GENERATED[name]()
+    for array in (dataset.tokens,) if isinstance(dataset, TokenDataset) else (dataset.inputs, dataset.targets):
+        array.flags.writeable = False
+    return dataset

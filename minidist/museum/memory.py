@@ -9,10 +9,10 @@ from minidist.autograd import Parameter, Tensor
 from minidist.autograd.parameter import ParameterUse
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
-from minidist.optim import clip_grad_norm_
-from minidist.parallel import shards, zero
+from minidist.optim import block_square_sums, clip_grad_norm_
+from minidist.parallel import overflow, shards, zero
 from minidist.parallel.fully_shard import Unit
-from minidist.train import resume, trainer
+from minidist.train import data_axis, resume, strategies, trainer
 
 CHECKS = "tests/museum/test_checks.py"
 
@@ -20,6 +20,7 @@ CHECKS = "tests/museum/test_checks.py"
 def norm_of_the_shard(patch: Patch) -> None:
     """each rank clips by the norm of what it owns"""
     patch.setattr(zero, "clip_shards_", lambda comm, parts, limit, *_: [clip_grad_norm_(p, limit) for p in parts])
+    patch.setattr(data_axis, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
 def norm_counted_once_a_rank(patch: Patch) -> None:
@@ -39,6 +40,12 @@ def new_mask(patch: Patch) -> None:
     patch.setattr(module, "replay_calls", lambda calls: nullcontext())
 
 
+def overflow_of_the_shard(patch: Patch) -> None:
+    """each rank looks for an overflow in what it owns, and asks nobody"""
+    for module in (overflow, strategies):
+        patch.setattr(module, "agree_on_overflow", lambda comm, seen: seen)
+
+
 def rank_0_saves(patch: Patch) -> None:
     """`if rank == 0:` around a save in which everybody has a part"""
     right = trainer.save_job
@@ -52,7 +59,7 @@ def rank_0_saves(patch: Patch) -> None:
 def state_of_rank_0(patch: Patch) -> None:
     """every rank restores the optimizer state of rank 0's elements"""
     right = resume._state
-    patch.setattr(resume, "_state", lambda checkpoint, p, start, stop: right(checkpoint, p, 0, stop - start))
+    patch.setattr(resume, "_state", lambda checkpoint, axes, p, start, stop: right(checkpoint, axes, p, 0, stop - start))
 
 
 def kept_by_the_graph(patch: Patch) -> None:
@@ -120,6 +127,17 @@ EXHIBITS = [
             Catch("tests/nn/test_recompute.py", "test_gradients_have_the_same_bits_with_dropout", ("full",)),
             Catch("tests/train/test_sharded.py", "test_recomputation_is_equal_bit_for_bit", ("full", 3)),
             Catch(CHECKS, "test_a_replayed_mask"),
+        ),
+    ),
+    Exhibit(
+        "15a", "an overflow that one rank saw",
+        "In float16 a step whose gradient overflows is skipped. The optimizer was sharded, so each rank looked at its own shard: one "
+        "found an infinity and skipped, the other stepped and went on to hand out its parameters. From there on their messages "
+        "belong to different steps. Where nothing compares them the job stands still, or trains on other numbers.",
+        overflow_of_the_shard, jobs.train_job(2, dp=2, zero=1, precision="fp16"),
+        (
+            Catch("tests/parallel/test_mixed_precision.py", "test_every_strategy_equals_one_device_bit_for_bit", ("zero1", "float16", 3)),
+            Catch("tests/train/test_precision.py", "test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form", ("zero 2", "fp16")),
         ),
     ),
     Exhibit(

@@ -26,13 +26,16 @@ class Versions:
     """Weights of one unit. law: the version by micro-batch; None: the latest there is (`stash`, whose order makes the delay).
 
     arrays: version -> flat array. latest: number of updates. used: version by micro-batch on its way. most: versions alive at
-    once. optimizer: its state is that of the latest version. history: copies of all versions, when they are kept.
+    once. optimizer: its state is that of the latest version. history: copies of all versions, gradients, states: of the update to
+    each of them (by name), when they are kept.
     """
 
     def __init__(self, flat: FlatParameters, optimizer: Any, law: Law | None, batch: int, keep_history: bool) -> None:
         self.flat, self.optimizer, self.law, self.batch, self.keep_history = flat, optimizer, law, batch, keep_history
         self.arrays: dict[int, Any] = {0: flat.data}
         self.history = [xp.array(flat.data)]
+        self.gradients: list[Any] = []
+        self.states: list[dict[str, dict[str, Any]]] = []
         self.used: dict[int, int] = {}
         self.latest, self.most = 0, 1
 
@@ -62,11 +65,13 @@ class Versions:
         new = track(xp.array(self.arrays[self.latest]), "stash" if self.used else "parameter")
         self.flat.bind(new, self.latest)
         self.optimizer.step()
+        if self.keep_history:
+            self.history.append(xp.array(new))
+            self.gradients.append(xp.array(self.flat.grad))
+            self.states.append({name: {key: xp.array(a) for key, a in row.items()} for name, row in self.optimizer.state.items()})
         self.flat.zero_grad()
         self.latest += 1
         self.arrays[self.latest] = new
-        if self.keep_history:
-            self.history.append(xp.array(new))
         needed = {self.latest} if newest else {self.latest, *self.used.values()}
         if entering is not None and self.law is not None:
             needed.update(range(self.law(entering), self.latest))

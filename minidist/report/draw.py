@@ -7,6 +7,7 @@ from minidist.base.errors import UsageError, nearest
 from minidist.base.trace import Trace
 from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
 from minidist.report.bytes_matrix import bytes_matrix
+from minidist.report.exponents import exponent_histogram
 from minidist.report.lanes import lanes
 from minidist.report.loss_overlay import loss_curve, loss_overlay
 from minidist.report.memory_over_time import memory_over_time
@@ -33,6 +34,11 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
     return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
 
 
+def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
+    counts, scale = header.get("gradient_exponents") or {}, header.get("loss_scale") or 2.0**16
+    return exponent_histogram(counts, scale=scale, **keywords)
+
+
 KINDS: dict[str, Callable[..., "Figure"]] = {
     "space-time": lambda traces, header, **keywords: space_time(traces, **keywords),
     "bytes-matrix": lambda traces, header, **keywords: bytes_matrix(traces, **keywords),
@@ -41,6 +47,7 @@ KINDS: dict[str, Callable[..., "Figure"]] = {
     "gantt": lambda traces, header, **keywords: run_gantt(traces, **keywords),
     "mesh": lambda traces, header, **keywords: mesh_picture(mesh_of(header, traces), **keywords),
     "memory": lambda traces, header, **keywords: memory_over_time(traces, **keywords),
+    "exponents": _exponents,
     "lanes": lambda traces, header, **keywords: lanes(traces, **keywords),
 }
 
@@ -49,7 +56,8 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     """The picture `kind` (one of KINDS) of a run.
 
     header: what stands in the trace file's first line. Read here: `command` (the caption), `title`, `closed_form`
-    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one a step).
+    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one a step), `gradient_exponents`,
+    `loss_scale`.
     keywords: what the picture's own function takes, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:

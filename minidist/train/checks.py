@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from minidist.base.errors import UsageError
 from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
-from minidist.parallel.context import sequence_positions
-from minidist.train.config import Batches, TrainConfig, flag
+from minidist.parallel.context import part_order, sequence_positions
+from minidist.parallel.parameter_server import parse_consistency
+from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
+from minidist.train.local_steps import check_local_steps
+from minidist.train.noise import check_noise
 from minidist.train.plans import cut_stages, make_plan
 
 
@@ -22,20 +25,21 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _not_there(config)
     yield from _compression(config)
+    yield from _served(config)
+    yield from check_noise(config, batches)
+    yield from check_local_steps(config, batches)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
     yield from _experts(config)
     yield from _memory(config, batches)
-    yield from _pipeline(config)
+    yield from _pipeline(config, batches)
 
 
 def _not_there(config: TrainConfig) -> Iterator[str]:
     split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
     if config.precision in ("fp16", "bf16") and split:
         yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
-    if config.strategy == "ps":
-        yield "--strategy ps is not there yet; the library has it (mpi_examples/parameter_server.py)"
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:
@@ -48,6 +52,36 @@ def _compression(config: TrainConfig) -> Iterator[str]:
         yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
 
 
+def _served(config: TrainConfig) -> Iterator[str]:
+    """What does not go with `--strategy ps`, or only with it."""
+    if config.strategy != "ps":
+        if config.consistency != "bsp" or config.servers != 1 or config.staleness_aware:
+            yield "--servers, --consistency and --staleness-aware belong to --strategy ps; add it, or leave them out"
+        return
+    try:
+        if parse_consistency(config.consistency).aggregate and config.staleness_aware:
+            yield f"--staleness-aware has no meaning with --consistency {config.consistency}, whose updates are a whole clock; take ssp:S or asp"
+    except UsageError as error:
+        yield f"--consistency: {error}"
+    axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
+    if axes:
+        yield f"--strategy ps has servers and workers with whole models, so it does not go with {' '.join(axes)}; leave out one or the other"
+    if config.precision not in ("fp32", "fp64"):
+        yield f"--strategy ps pushes and pulls in fp32 or fp64, not {config.precision}; take --precision fp32"
+    for name, why in (
+        ("clip", "no rank has the whole gradient whose norm it would take"),
+        ("save", "its servers write no checkpoint"),
+        ("synchronize_each", "a worker pushes once a step"),
+        ("check_replicas", "workers have different weights on purpose"),
+    ):
+        if getattr(config, name):
+            yield f"--{name.replace('_', '-')} does not go with --strategy ps: {why}; leave it out"
+    if config.compression != "none":
+        yield f"--compression {config.compression} is a hook of data parallelism, and --strategy ps pushes whole gradients; leave it out"
+    if config.offload != "none":
+        yield f"--offload {config.offload} does not go with --strategy ps, whose optimizer lives on the servers; leave it out"
+
+
 def _models(config: TrainConfig) -> Iterator[str]:
     if config.kv_heads is not None and config.model != "llama":
         yield f"--kv-heads belongs to --model llama, not to {config.model}; leave it out"
@@ -55,6 +89,8 @@ def _models(config: TrainConfig) -> Iterator[str]:
         yield f"--heads {config.heads} do not share --kv-heads {config.kv_heads} evenly; take one of {_divisors(config.heads)}"
     if config.dropout and config.model != "gpt":
         yield f"--dropout {config.dropout} belongs to --model gpt; {config.model} has none, leave it out"
+    if config.attention_dropout and config.model == "mlp":
+        yield f"--attention-dropout {config.attention_dropout} is for attention, which an MLP does not have; leave it out"
 
 
 def _tensor(config: TrainConfig) -> Iterator[str]:
@@ -65,7 +101,7 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         return
     parts = {"--width": config.width}
     if config.model != "mlp":
-        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads else {})}
+        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {})}
     for name, number in parts.items():
         if number % tp:
             yield f"{name} {number} does not divide over --tp {tp}; take {name} {_near(number, tp)}, or --tp {_divisors(number)}"
@@ -73,8 +109,6 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         yield f"the inner width {llama_inner(config)} does not divide over --tp {tp}; take --heads a multiple of {tp}"
     if config.sequence_parallel and config.model == "mlp":
         yield "--sequence-parallel is for sequences, which an MLP does not have; leave it out"
-    if config.sequence_parallel and config.experts:
-        yield "--sequence-parallel gives a rank a part of a group's tokens, and experts count their slots by whole groups; leave it out"
 
 
 def _context(config: TrainConfig) -> Iterator[str]:
@@ -84,16 +118,11 @@ def _context(config: TrainConfig) -> Iterator[str]:
             yield f"--cp {cp} splits sequences, which an MLP does not have; take --dp {cp}"
         if cp > config.context:
             yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
-        if config.dropout:
-            yield f"--dropout {config.dropout} draws masks for whole rows, and with --cp {cp} a rank has parts; take --dropout 0"
-        if config.experts:
-            yield f"--cp {cp} gives a rank a part of a group's tokens, and experts count their slots by whole groups; take --cp 1"
-        kv = (config.kv_heads or config.heads) // tp
+        kv = max(1, (config.kv_heads or config.heads) // tp)
         if config.attention == "ulysses" and kv % cp:
             yield f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take --cp {_divisors(kv)}, or --attention ring"
     if config.sequence_parallel and config.model != "mlp" and cp <= config.context:
-        order = "zigzag" if config.attention == "ring" else "contiguous"
-        rows = {len(sequence_positions(config.context, rank, cp, order)) for rank in range(cp)}
+        rows = {len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)}
         if any(n % tp for n in rows):
             yield f"--context {config.context} does not divide into {cp * tp} parts for --sequence-parallel; take --context {_near(config.context, 2 * cp * tp)}"
 
@@ -137,23 +166,52 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
         )
 
 
-def _pipeline(config: TrainConfig) -> Iterator[str]:
+def _pipeline(config: TrainConfig, batches: Batches) -> Iterator[str]:
     pp = config.pp
     if pp == 1:
         if config.chunks:
             yield "--chunks belongs to a pipeline; add --pp 2 or more"
         if config.partition != "uniform":
             yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
+        if config.replicas is not None:
+            yield f"--replicas {config.replicas} copies a pipeline's stages; add --pp 2 or more and --schedule pipedream"
         return
+    yield from _asynchronous(config, batches)
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
-    if config.save:
-        yield f"--save does not combine with --pp {pp} yet; leave it out"
     if config.zero > 1:
         yield (
             f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "
             "up first; take --zero 1"
         )
+
+
+def _asynchronous(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """A stream that never drains has no moment at which all gradients of a step are there."""
+    updates = updates_of(config.schedule)
+    if config.replicas is not None and updates != "stash":
+        yield f"--replicas copies stages of --schedule pipedream, and this is {config.schedule}; take --dp for whole pipelines"
+    if updates == "flush":
+        return
+    if updates in ("stash", "vertical-sync") and batches.accumulation > 1:
+        yield f"--schedule {config.schedule} updates after every micro-batch, and a step has {batches.accumulation}; take --microbatches 1, or pipedream-2bw"
+    alone = {"--dp": batches.dims.dp, "--tp": config.tp, "--cp": config.cp, "--ep": config.ep}
+    for name, degree in alone.items():
+        if degree > 1:
+            instead = "--replicas 2,1,.." if name == "--dp" else "a synchronous schedule"
+            yield f"--schedule {config.schedule} runs on a pipeline alone, without {name} {degree}; take {instead}"
+    if config.clip is not None:
+        yield f"--clip {config.clip} needs the gradients of all stages at one time, which --schedule {config.schedule} never has; leave it out"
+    for name, asked in (("--save", config.save is not None), ("--check-replicas", config.check_replicas)):
+        if asked:
+            yield f"{name} needs a moment at which no micro-batch is under way, and --schedule {config.schedule} never drains; take a synchronous one, such as 1f1b"
+    for name, value, nothing in (("--recompute", config.recompute, "none"), ("--offload", config.offload, "none"), ("--zero", config.zero, 0)):
+        if value != nothing:
+            yield f"{name} {value} does not combine with --schedule {config.schedule}; take a synchronous schedule, such as 1f1b"
+    if config.precision in ("fp16", "bf16"):
+        yield f"--precision {config.precision} scales losses step by step, which --schedule {config.schedule} does not have; take fp32"
+    if config.replicas is not None and config.model == "gpt":
+        yield "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them; take --model llama or mlp"
 
 
 def _near(number: int, unit: int) -> str:

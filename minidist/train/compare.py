@@ -65,16 +65,16 @@ def snapshot(state: StepState) -> Snapshot:
     return {"loss": {"loss": np.array(state.loss)}, **tensors}
 
 
-def _group(kind: str, name: str) -> str:
+def group_of(kind: str, name: str) -> str:
     """Tensors that share a scale: the states of an optimizer each among themselves (a mean and a square differ by far)."""
     return name.rsplit(".", 1)[-1] if kind == "optimizer" else kind
 
 
-def _scales(kind: str, expected: dict[str, Array]) -> dict[str, float]:
+def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
     """The largest entry of each group, by which a difference is measured; of a counter 0: it must be equal."""
     scales: dict[str, float] = {}
     for name, values in expected.items():
-        group = _group(kind, name)
+        group = group_of(kind, name)
         largest = float(np.max(np.abs(values))) if values.size and name != "step_count" else 0.0
         scales[group] = max(scales.get(group, 0.0), largest)
     return scales
@@ -94,35 +94,38 @@ class Judge:
         self.verdict.weight_differences.append(0.0)
         for kind, tensors in snapshot(state).items():
             expected = self.expected[state.step][kind]
-            self._same_names(kind, tensors, expected, state)
-            scales = _scales(kind, expected)
+            self.same_names(kind, tensors, expected, state)
+            scales = scales_of(kind, expected)
             for name, actual in tensors.items():
                 if name in expected:
-                    self._judge(kind, name, actual, expected[name], scales[_group(kind, name)], state)
+                    self.tensor(kind, name, actual, expected[name], scales[group_of(kind, name)], state)
 
-    def _same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
+    def same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
+        """Are there the same tensors on both sides?"""
         if set(tensors) != set(expected):
-            self._differs(f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})")
+            self.differs(f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})")
 
-    def _judge(self, kind: str, name: str, actual: Array, expected: Array, scale: float, state: StepState) -> None:
+    def tensor(self, kind: str, name: str, actual: Array, expected: Array, scale: float, state: StepState) -> None:
+        """Is this one within the tier's bound?"""
         verdict = self.verdict
         verdict.tensors += 1
         if actual.shape != expected.shape or actual.dtype != expected.dtype:
-            self._differs(f"{kind}: {name!r} is {actual.dtype}{list(actual.shape)}, expected {expected.dtype}{list(expected.shape)}")
+            self.differs(f"{kind}: {name!r} is {actual.dtype}{list(actual.shape)}, expected {expected.dtype}{list(expected.shape)}")
             return
         same = np.array_equal(actual, expected, equal_nan=True)
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
         verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
-        if kind == "weights":
+        if kind == "weights" and verdict.weight_differences:
             verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
         if same:
             return
         if kind in ("loss", "weights"):
             scale = max(1.0, float(np.max(np.abs(expected))))
         if not difference <= verdict.bound * scale:
-            self._differs(f"{kind}: {name!r} at step {state.step} on rank {state.rank} differs by {difference:.3g}")
+            self.differs(f"{kind}: {name!r} at step {state.step} on rank {state.rank} differs by {difference:.3g}")
 
-    def _differs(self, what: str) -> None:
+    def differs(self, what: str) -> None:
+        """The verdict is no; the first reason is kept."""
         self.verdict.equal = False
         if self.verdict.first_difference is None:
             self.verdict.first_difference = what
@@ -153,8 +156,12 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     return "float"
 
 
-def expected_snapshots(config: TrainConfig, ranks: int) -> list[Snapshot]:
-    """The reference's states, one a step."""
+def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
+    """The reference's states, one a step. rank: whose, where ranks differ on purpose (local SGD)."""
+    if config.local_steps:
+        from minidist.train.local_steps import replicas
+
+        return replicas(config, resolve_batches(config, ranks))[rank]
     snapshots: list[Snapshot] = []
     reference(config, resolve_batches(config, ranks), [lambda state: snapshots.append(snapshot(state))])
     return snapshots
@@ -165,7 +172,7 @@ def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | Non
 
     Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0 and back.
     """
-    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size), tier_of(config, resolve_dims(config, comm.size)))
+    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size, comm.rank), tier_of(config, resolve_dims(config, comm.size)))
     train(comm, config, [judge])
     return _worst(comm, judge.verdict)
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from minidist.base.errors import UsageError, nearest
 from minidist.parallel.dims import ParallelDims
+from minidist.pipeline.plan import get_schedule
 
 
 class TrainConfig(BaseModel):
@@ -24,11 +25,13 @@ class TrainConfig(BaseModel):
     kv_heads: int | None = Field(None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)")
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(1.25, gt=0, description="slots of an expert: top_k x tokens / experts x this")
     aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
     data: str = Field("", description="pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
+    prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank makes ahead; 0: none")
 
     # optimization
     steps: int = Field(20, ge=1, description="optimizer steps")
@@ -52,6 +55,7 @@ class TrainConfig(BaseModel):
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
     chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp together, such as 2,1")
     partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
@@ -63,9 +67,11 @@ class TrainConfig(BaseModel):
     strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
     consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
+    staleness_aware: bool = Field(False, description="ps with ssp or asp: divide an update's learning rate by its staleness")
     zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
+    local_steps: int = Field(0, ge=0, description="local SGD: replicas train alone for so many steps, then weights are averaged; 0: never alone")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
@@ -85,6 +91,7 @@ class TrainConfig(BaseModel):
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
+    noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
 
     @property
@@ -140,7 +147,16 @@ class Batches(BaseModel):
 
 
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
-    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit."""
+    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
+
+    With --strategy ps the servers are ranks too, and no part of any degree: dp is the number of workers.
+    """
+    if config.strategy == "ps" and ranks is not None:
+        if config.servers >= ranks:
+            raise UsageError(f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1} ranks, or take fewer servers")
+        ranks -= config.servers
+        if config.dp not in (None, ranks):
+            raise UsageError(f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; take --dp {ranks}, or start {config.dp + config.servers} ranks")
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
     return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
@@ -154,7 +170,7 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
-        accumulation = 2 * config.pp
+        accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp
@@ -172,3 +188,11 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
         )
     return Batches(dims=dims, global_batch=total, micro_batch=micro, accumulation=accumulation)
+
+
+def updates_of(schedule: str) -> str:
+    """When a schedule updates the weights (see `Plan`); of a file or an unknown name "flush"."""
+    try:
+        return get_schedule(schedule).updates
+    except UsageError:
+        return "flush"

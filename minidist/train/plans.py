@@ -1,25 +1,62 @@
-"""The plan that a config asks for, and where it cuts the model."""
+"""The plan that a config asks for, where it cuts the model, and how often it sends."""
 
+from itertools import pairwise
 from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Plan, load_plan
+from minidist.pipeline.plan import Plan, load_plan, parts, unpack
 from minidist.pipeline.runtime import cut_model
 from minidist.pipeline.validate import validate
-from minidist.train.config import TrainConfig
+from minidist.train.config import TrainConfig, updates_of
 
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:
-    """The validated plan of one pipeline. UsageError when the schedule cannot be made, judged or used for training."""
-    plan = load_plan(config.schedule, config.pp, microbatches, config.chunks)
-    if plan.updates != "flush":
-        trains = "trains nothing" if plan.updates == "none" else "updates its weights on the way"
+    """The validated plan of one pipeline: of a step, or of the whole stream where updates are asynchronous.
+
+    UsageError when the schedule cannot be made, judged or used for training.
+    """
+    updates, replicas = updates_of(config.schedule), replicas_of(config)
+    if updates in ("stash", "vertical-sync"):  # an update after every mini-batch
+        options: dict[str, Any] = {"replicas": replicas} if replicas else {}
+        plan = load_plan(config.schedule, config.pp, config.steps * microbatches, config.chunks, **options)
+    elif updates == "2bw":
+        plan = load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=config.steps)
+    else:
+        plan = load_plan(config.schedule, config.pp, microbatches, config.chunks)
+    if plan.updates == "none" or (plan.updates != "flush" and updates == "flush"):
+        trains = "trains nothing" if plan.updates == "none" else "updates its weights on the way, which train does for schedules by name only"
         raise UsageError(f"--schedule {config.schedule} {trains}; train with a synchronous one, such as 1f1b or zb-h1")
     validate(plan)
     again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
     return recompute(plan) if again else plan
+
+
+def crossings_of(plan: Plan) -> tuple[int, int, int]:
+    """Activations of a step that go from rank to rank; borders between ranks on all distinct ways of micro-batches through the
+    ranks; and these ways."""
+    home = {}
+    for rank, order in enumerate(plan.orders):
+        for action in (unpack(part) for item in order for part in parts(item)):
+            if action.kind == "F":
+                home[action.stage, action.microbatch] = rank
+    ways = [tuple(home[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
+
+    def borders(way: tuple[int, ...]) -> int:
+        return sum(a != b for a, b in pairwise(way))
+
+    return sum(map(borders, ways)), sum(map(borders, set(ways))), len(set(ways))
+
+
+def replicas_of(config: TrainConfig) -> list[int] | None:
+    """Ranks of each stage, from --replicas; None when each has one."""
+    if config.replicas is None:
+        return None
+    try:
+        return [int(text) for text in config.replicas.split(",")]
+    except ValueError:
+        raise UsageError(f"--replicas {config.replicas!r}; write the ranks of each stage, such as 2,1") from None
 
 
 def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi import launched_size
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
+from minidist.train.compare_served import compare_served, serve_and_keep
 from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
 from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
 from minidist.train.resume import check_saving
+from minidist.train.servers import served_bytes
 from minidist.train.trainer import Observer, TrainResult, train
 from minidist.train.volumes import closed_form_bytes
 
@@ -39,10 +42,11 @@ class Summary:
     digest: str
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
+    noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()))
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()), *(("noise_scale",) if self.noise_scale else ()))
         return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
@@ -65,6 +69,10 @@ class Summary:
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
         if self.loss_scale:
             lines.append("loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(**self.loss_scale))
+        if self.noise_scale:
+            samples = self.noise_scale["samples"]
+            worth = "not known: the gradient is lost in its noise" if samples is None else f"{samples:,.1f} samples"
+            lines.append("gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(worth, **self.noise_scale))
         if self.host:
             lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
@@ -75,11 +83,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
-    """From mpiexec, from --ranks, or the product of the degrees."""
+    """From mpiexec, from --ranks, or the product of the degrees (and the servers)."""
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
-    result = size or (resolve_dims(config).ranks if ranks is None else ranks)
+    servers = config.servers if config.strategy == "ps" else 0
+    result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
     if not 1 <= result <= MOST_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     batches = resolve_batches(config, result)  # what is wrong is known before anything starts
@@ -123,18 +132,30 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
-    skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-    closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
+    if config.strategy == "ps":
+        closed = served_bytes(ran, batches, first.sizes[0].units[0])
+    else:
+        skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
+        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
     dims = batches.dims
     mesh = {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
-    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh)
+    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest, first.host, first.loss_scale,
+        first.digest, first.host, first.loss_scale, first.noise_scale,
     )  # fmt: skip
+
+
+def _gradients(results: list[TrainResult]) -> dict[str, Any]:
+    """For the picture of exponents: sizes of the last step's gradient entries, and the loss scale."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        counts.update(result.gradient_exponents)
+    scale = results[0].loss_scale
+    return {"gradient_exponents": dict(counts), **({"loss_scale": scale["scale"]} if scale else {})}
 
 
 def run_comparison(
@@ -142,11 +163,13 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    if config.strategy == "ps":
+        return _served_comparison(config, size, timeout, eager_bytes, trace, command)
     tier_of(config, resolve_dims(config, size))
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
-    # Simulated ranks share one reference; under mpiexec each process computes its own.
-    expected = None if under_mpiexec() else expected_snapshots(config, size)
+    # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
+    expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(
         compare_rank, config, expected, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
     )
@@ -157,3 +180,15 @@ def run_comparison(
         header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command}
         write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
     return verdict
+
+
+def _served_comparison(
+    config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
+) -> Comparison | None:
+    """With a parameter server: judged after the run, from what all ranks kept."""
+    outcome = execute(serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
+    if not outcome.is_root:
+        return None
+    if trace is not None:
+        write_traces(trace, outcome.traces, world=outcome.world, command=command)
+    return compare_served(config, outcome.results, outcome.traces)

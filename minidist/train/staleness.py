@@ -81,9 +81,9 @@ def _run(consistency: str, workers: int, pace: Callable[[int, int], float], seco
     (record,) = ps.read_records(world.traces, config)
     curve = [(0.0, float(np.log(VOCABULARY)))]
 
-    def observe(server: int, version: int, weights: ps.Weights) -> None:
-        loss = -float((pairs * np.log(softmax(weights["logits"]))).sum())
-        curve.append((record.times[version - 1], loss))
+    def observe(server: int, updates: ps.Updates) -> None:
+        loss = -float((pairs * np.log(softmax(updates.shard.weights["logits"]))).sum())
+        curve.append((record.times[updates.version - 1], loss))
 
     ps.replay([record], config, initial, gradient, observe)
     pushes = [result.pushes for result in results[1:]]

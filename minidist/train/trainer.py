@@ -10,20 +10,26 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from minidist.autograd import Meter
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
+from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory
 from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
+from minidist.data import BatchesAhead, microbatch_numbers
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
+from minidist.train.noise import NoiseMeter
 from minidist.train.recipe import parallelize
+from minidist.train.replicas import check_replicas
 from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
@@ -63,7 +69,9 @@ class TrainResult:
     digest: str
     first_step: int = 0  # after a resume, the number of steps that were done before
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
+    gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
+    noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -73,19 +81,30 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline: write
     the account of memory over time into the trace, of the first steps and ranks.
     """
+    if config.strategy == "ps":
+        from minidist.train.servers import train_served  # it is made of what stands here
+
+        return train_served(comm, config, observers, timeline)
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
-    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow():
+    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow(), ExitStack() as stack:
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
-        skipped_before = job.scaler.skipped if job.scaler else 0
+        if config.prefetch_batches:
+            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
+        noise = NoiseMeter(strategy) if config.noise_scale else None
+        skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         for step in range(done, config.steps):
-            began = comm.time()
+            began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
             strategy.zero_grad()
             losses.append(global_loss(strategy.axes.data, strategy.forward_backward(step)))
+            if noise is not None:
+                noise.measure()
             finish_step(job, strategy, step, losses[-1])
+            if config.check_replicas:
+                check_replicas(strategy, step)
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
@@ -95,12 +114,20 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 observer(StepState(comm.rank, step, losses[-1], job, strategy))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses)
-        scaler = job.scaler
+        scaler, exponents = job.scaler, count_exponents(strategy.gradients(), scale)
         return TrainResult(
             comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
-            None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
+            None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before}, exponents,
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
+            None if noise is None else noise.result(),
         )  # fmt: skip
+
+
+def batches_ahead(job: Job, replica: int, done: int) -> Any:
+    """The job's sampler, served by a thread in the order in which this replica trains from step `done` on."""
+    size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
+    requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
+    return BatchesAhead(job.sampler, requests, job.config.prefetch_batches)
 
 
 def digest(strategy: Strategy) -> str:

@@ -233,6 +233,71 @@ def passes_on_its_own_part(comm, array):
         comm.sendrecv(leaving, right, arriving, left)
 
 
+def starts_with_its_own(comm, array):
+    n, chunks = comm.size, np.array_split(array, comm.size)
+    total, part = chunks[comm.rank].copy(), np.empty_like(chunks[comm.rank])
+    for distance in range(1, n):
+        to, source = (comm.rank + distance) % n, (comm.rank - distance) % n
+        comm.sendrecv(chunks[to], to, part, source)
+        total += part
+    return total
+
+
+def sums_whole_arrays(comm, array):
+    parts = all_gather(comm, array).reshape(comm.size, -1)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return np.array_split(total, comm.size)[comm.rank]
+
+
+def doubling_without_folding(comm, array):
+    incoming, distance = np.empty_like(array), 1
+    while distance < comm.size:
+        comm.sendrecv(array, comm.rank ^ distance, incoming, comm.rank ^ distance)
+        array += incoming
+        distance *= 2
+
+
+def forgets_the_extra_ranks(comm, array):
+    power = 1 << (comm.size.bit_length() - 1)
+    if comm.rank < power:
+        solution("05.halving_doubling")(comm.group(range(power), "power"), array)
+    else:
+        comm._children += 1
+
+
+def folded_whole_arrays(comm, array):
+    all_reduce(comm, array, algorithm="recursive_doubling")
+
+
+def drops_the_odd_one(comm, array):
+    n, rank = comm.size, comm.rank
+    if n & (n - 1):
+        solution("05.halving_doubling")(comm, array)
+        return
+    held, cuts, distance = array, [], n // 2
+    while distance:
+        half = held.size // 2
+        low, high = held[:half], held[half : 2 * half]
+        keep, give = (low, high) if not rank & distance else (high, low)
+        part = np.empty_like(keep)
+        comm.sendrecv(give, rank ^ distance, part, rank ^ distance)
+        keep += part
+        cuts.append((keep, give, distance))
+        held, distance = keep, distance // 2
+    for keep, give, distance in reversed(cuts):
+        comm.sendrecv(keep, rank ^ distance, give, rank ^ distance)
+
+
+def by_bytes_alone(n, size, alpha, beta):
+    return "rabenseifner" if size > 2**14 else "recursive_doubling"
+
+
+def a_tree_for_short_ones(n, size, alpha, beta):
+    return solution("05.choose")(n, size, alpha, beta) if alpha < beta * size else "binomial"
+
+
 def result_thrown_away(comm, array):
     all_reduce(comm, array.copy())
 
@@ -905,6 +970,70 @@ def in_the_order_of_the_files(comm, size, pieces, read):
     whole = np.concatenate([np.zeros(0), *(read(number) for number in range(len(pieces)))])
     edges = offsets(chunk_sizes(size, comm.size))
     return whole[edges[comm.rank] : edges[comm.rank + 1]]
+# 18 and 19: weights that are late, and a backward in two
+
+
+def uses_the_newest_weights(order, weights, gradient):
+    history = []
+    for action in order:
+        if action[0] == "B":
+            weights = weights - 0.25 * gradient(int(action[1:]), weights)
+            history.append(weights)
+    return history
+
+
+def updates_in_place(order, weights, gradient):
+    begun, history = {}, []
+    for action in order:
+        kind, i = action[0], int(action[1:])
+        if kind == "F":
+            begun[i] = weights
+        else:
+            weights -= 0.25 * gradient(i, begun.pop(i))
+            history.append(weights)
+    return history
+
+
+def returns_the_last_only(order, weights, gradient):
+    return solution("18.stashing")(order, weights, gradient)[-1:]
+
+
+def newest_version(order, weights, gradient, m):
+    history, total = [weights], 0
+    for action in order:
+        if action[0] == "B":
+            k = int(action[1:])
+            total = total + gradient(k, history[k // m])
+            if k % m == m - 1:
+                history.append(history[-1] - 0.25 * total)
+                total = 0
+    return history[1:]
+
+
+def averages_the_batch(order, weights, gradient, m):
+    return solution("18.two_versions")(order, weights, lambda i, w: gradient(i, w) / m, m)
+
+
+def one_update_each(order, weights, gradient, m):
+    return solution("18.stashing")(order, weights, gradient) if m > 1 else []
+
+
+def just_1f1b(stages, microbatches):
+    return solution("17.one_f_one_b")(stages, microbatches)
+
+
+def all_weights_last(stages, microbatches):
+    return [[*(a.replace("B", "I") for a in row), *(f"W{i}" for i in range(microbatches))] for row in just_1f1b(stages, microbatches)]
+
+
+def forgets_the_weights(stages, microbatches):
+    return [[a.replace("B", "I") for a in row] for row in just_1f1b(stages, microbatches)]
+
+
+def two_bubbles_ahead(stages, microbatches):
+    from minidist.pipeline.plan import get_schedule, unpack
+
+    return [[f"{unpack(a).kind}{unpack(a).microbatch}" for a in row] for row in get_schedule("zb-h2").plan(stages, microbatches).orders]
 
 
 WRONG = [
@@ -937,6 +1066,21 @@ WRONG = [
     ("04.ring_all_reduce", whole_arrays_travel, "whole arrays travel"),
     ("04.ring_all_reduce", passes_on_its_own_part, "the sum that it has just made"),
     ("04.ring_all_reduce", result_thrown_away, "written into it"),
+    ("04.ordered_reduce_scatter", starts_with_its_own, "its turn is"),
+    ("04.ordered_reduce_scatter", lambda comm, array: reduce_scatter(comm, array, algorithm="ring"), "nothing is added on the way"),
+    ("04.ordered_reduce_scatter", sums_whole_arrays, "whole arrays travel"),
+    ("04.ordered_reduce_scatter", lambda comm, array: np.array_split(array, comm.size)[comm.rank].copy(), "with all parts in it"),
+    ("05.halving_doubling", result_thrown_away, "written into it"),
+    ("05.halving_doubling", doubling_without_folding, "rank xor distance is a rank only when"),
+    ("05.halving_doubling", solution("04.ring_all_reduce"), "a ring's number"),
+    ("05.halving_doubling", folded_whole_arrays, "whole arrays travel in every round"),
+    ("05.halving_doubling", drops_the_odd_one, "one element short when the size is odd"),
+    ("05.halving_doubling", forgets_the_extra_ranks, "Is the part of every rank beyond it in the sum"),
+    ("05.choose", lambda n, size, alpha, beta: "tree", "return the name"),
+    ("05.choose", lambda n, size, alpha, beta: "ring", "count the latencies too"),
+    ("05.choose", lambda n, size, alpha, beta: "recursive_doubling", "here bytes decide"),
+    ("05.choose", by_bytes_alone, "not on the bytes alone"),
+    ("05.choose", a_tree_for_short_ones, "needs half of them"),
     ("06.weighted_average", mean_of_means, "mean of the means"),
     ("06.weighted_average", divided_by_ranks, "not by the number of ranks"),
     ("06.weighted_average", nan_from_nothing, "0 * nan"),
@@ -1001,6 +1145,16 @@ WRONG = [
     ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
     ("17.one_f_one_b", nothing_ahead, "too little in flight"),
     ("17.one_f_one_b", forgets_small_m, "m is less than p"),
+    ("18.stashing", uses_the_newest_weights, "what its F saw"),
+    ("18.stashing", updates_in_place, "in place"),
+    ("18.stashing", returns_the_last_only, "after each update"),
+    ("18.two_versions", newest_version, "delays it by one"),
+    ("18.two_versions", averages_the_batch, "added, not averaged"),
+    ("18.two_versions", one_update_each, "one update a batch"),
+    ("19.zero_bubble", just_1f1b, "nobody waits for W"),
+    ("19.zero_bubble", all_weights_last, "put W off only as long"),
+    ("19.zero_bubble", forgets_the_weights, "needs F, I and W"),
+    ("19.zero_bubble", two_bubbles_ahead, "put W off only as long"),
     ("21.slots_and_balance", rounds_down, "rounded up"),
     ("21.slots_and_balance", last_tokens_first, "in token order"),
     ("21.slots_and_balance", probabilities_twice, "P times P"),

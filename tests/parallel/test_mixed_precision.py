@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.autograd import contribution_recorder
+from minidist.base.arrays import quiet_overflow
 from minidist.base.half import all_finite, named_dtype
 from minidist.base.layout import GradientOrder
 from minidist.base.memory import account_memory
@@ -49,6 +50,7 @@ def units_of(model, strategy):
     return [[p for p in model.parameters() if p not in inside], *blocks]
 
 
+@quiet_overflow()
 def one_device(strategy, dtype, replicas, local, steps, clip, frozen):
     """Contributions in two bytes, added in the declared order; then the same end of a step, written out."""
     model, scaler = small_gpt(frozen=frozen, dtype=named_dtype(dtype)), scaler_of(dtype)
@@ -129,6 +131,7 @@ class Strategy:
         return gather_tensors(self.shards, getattr(self.optimizer, "optimizer", self.optimizer))
 
 
+@quiet_overflow()
 def train(comm, name, dtype, local=2, steps=4, clip=0.3, frozen=(), algorithm="ordered"):
     strategy, scaler = Strategy(comm, name, dtype, frozen, algorithm), scaler_of(dtype)
     for step in range(steps):
@@ -154,7 +157,6 @@ def assert_equal_bits(result, expected):
     assert_same(view(tensors), view(wanted))
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid:RuntimeWarning")
 @pytest.mark.parametrize(("dtype", "ranks"), [*(("float16", n) for n in (1, 2, 3, 4, 5, 8)), ("bfloat16", 3)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_equals_one_device_bit_for_bit(name, dtype, ranks):
@@ -176,7 +178,6 @@ def test_with_frozen_parameters_ragged_shards_and_any_accumulation(name, ranks, 
         assert_equal_bits(result, expected)
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid:RuntimeWarning")
 @pytest.mark.parametrize(("sharded", "whole"), [("zero1", "ddp"), ("zero2", "ddp each"), ("zero3", "ddp each")])
 def test_zero_equals_data_parallel_bit_for_bit(sharded, whole):
     for a, b in zip(SimWorld(3).run(train, sharded, "float16", clip=None), SimWorld(3).run(train, whole, "float16", clip=None), strict=True):
@@ -234,7 +235,6 @@ def test_a_parameter_costs_2_and_2_and_12_bytes_and_sharding_divides_them(ranks)
             assert held.get("optimizer", 0) == 12 * owned
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid:RuntimeWarning")
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["ddp", "zero1", "zero3"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, contribution_recorder
+from minidist.base.arrays import quiet_overflow
 from minidist.base.half import named_dtype, rounded
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
@@ -31,6 +32,7 @@ def on_the_grid(dtype):
     return model
 
 
+@quiet_overflow()
 def train(comm, half, policy, local=1, steps=4, clip=0.3):
     """Weights, gradients and state; half: of the policy, or of the stored parameters when there is none."""
     dtype = named_dtype(half)
@@ -49,7 +51,6 @@ def train(comm, half, policy, local=1, steps=4, clip=0.3):
     return gather_tensors(shards, optimizer), scaler.skipped
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid:RuntimeWarning")
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half):

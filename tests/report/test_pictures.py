@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from minidist.base.errors import DeadlockError, UsageError
 from minidist.base.trace import purpose, read_traces, write_traces
@@ -16,7 +17,7 @@ from minidist.report.intervals import merged, without
 from minidist.report.lanes import exposed
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.pairs import arrived, pairs
-from minidist.report.palette import kind_of
+from minidist.report.palette import PALETTE, kind_of
 
 EASY = LinkModel(alpha=1.0, beta=0.0)  # a message takes 1 s
 
@@ -295,12 +296,26 @@ def test_saving_by_suffix_is_reproducible(tmp_path):
 
 def test_every_kind_draws_an_empty_run_and_an_unknown_one_is_named():
     traces = run(lambda comm: None, 2)
-    for kind in set(KINDS) - {"loss", "memory"}:
+    for kind in set(KINDS) - {"loss", "memory", "exponents"}:
         draw(kind, traces)
+    with pytest.raises(UsageError, match="no gradient entry to count"):
+        draw("exponents", traces)
     with pytest.raises(UsageError, match="recorded no memory"):
         draw("memory", traces)
     with pytest.raises(UsageError, match="did you mean 'space-time'"):
         draw("spacetime", traces)
+
+
+def test_exponents_are_red_where_float16_has_zero():
+    counts = {"-30": 1, "-26": 2, "-25": 3, "-10": 4, "zero": 7}
+    figure = draw("exponents", [], {"gradient_exponents": counts, "loss_scale": 2.0})
+    (axes,) = figure.axes
+    bars = {patch.get_gid(): patch for patch in axes.patches}
+    colours = {name: to_hex(bars[name].get_facecolor()).upper() for name in ("2^-30", "2^-26", "2^-25", "2^-10")}
+    assert colours == {"2^-30": PALETTE["blocked"], "2^-26": PALETTE["B"], "2^-25": PALETTE["B"], "2^-10": PALETTE["B"]}
+    assert bars["2^-25"].get_height() == 0.3
+    assert (bars["normal"].get_x(), bars["normal"].get_width()) == (-15, 30)
+    assert "30.0% at scale 1, 10.0% at scale 2" in axes.get_title(loc="left")
 
 
 def test_intervals():

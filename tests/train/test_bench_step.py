@@ -3,6 +3,7 @@
 import pytest
 
 from minidist.base.errors import MinidistError, UsageError
+from minidist.lesson.mpi_leg import mpiexec
 from minidist.nn import GPTConfig
 from minidist.train.bench_step import StepCase, bench_step, compare_case, make_model, own_step, tape_microseconds
 
@@ -54,3 +55,22 @@ def test_comparison_reports_a_ratio_only_for_equal_losses(monkeypatch):
     monkeypatch.setattr(module, "own_step", lambda case, model: add_one(honest(case, model)))
     with pytest.raises(MinidistError, match="bench step small: the loss of step 0"):
         compare_case(SMALL, rounds=2)
+
+
+def test_a_tensor_parallel_step_is_compared_on_ranks_that_share_the_heads():
+    from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+
+    with pytest.raises(UsageError, match=r"bench step --tp 3: the blocks have 8 heads; take one of 2, 4, 8"):
+        bench_tensor_parallel(3)
+    with pytest.raises(UsageError, match=r"--against 'troch' .did you mean 'torch'"):
+        bench_tensor_parallel(2, against="troch")
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
+def test_a_tensor_parallel_step_runs_under_mpiexec_without_torch():
+    from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+
+    (row,) = bench_tensor_parallel(2, rounds=1, against=None)["rows"]
+    assert row["ratio"] is None  # without the other side
+    assert row["median_s"] > 0
+    assert row["target"] == 0.65

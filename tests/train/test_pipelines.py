@@ -72,7 +72,6 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
     ({"pp": 4, "layers": 2}, "cannot cut 2 layers into 4 stages.*--layers 4"),
     ({"pp": 2, "schedule": "1f1"}, "unknown schedule '1f1'"),
     ({"pp": 2, "layers": 4, "schedule": "interleaved", "microbatches": 3}, "take 2 or 4"),
-    ({"pp": 2, "schedule": "pipedream"}, "updates its weights on the way"),
     ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
     ({"pp": 2, "zero": 2}, "reduces gradients after every micro-batch"),
     ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),

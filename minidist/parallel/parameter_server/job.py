@@ -7,7 +7,7 @@ from minidist.base.errors import RankDeadError, UsageError
 from minidist.base.trace import purpose
 from minidist.comm import Comm, Request
 from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.server import Server
+from minidist.parallel.parameter_server.server import Server, Updates
 from minidist.parallel.parameter_server.shards import Shard, Weights, joined, make_shards
 from minidist.parallel.parameter_server.worker import Gradient, work
 
@@ -30,11 +30,12 @@ def run(
     gradient: Gradient,
     steps: int | Callable[[Comm, int], bool],
     seconds: Callable[[int, int], float] = lambda worker, clock: 0.0,
+    observe: Callable[[Updates], None] | None = None,
 ) -> ServerResult:
     """Train with `config.servers` servers and `comm.size - config.servers` workers; a call of all ranks.
 
     initial: {key: array}, of one dtype; rank 0's count (broadcast, purpose startup). gradient(worker, clock, weights): what
-    a worker computes. steps: pushes of each worker, or a function (comm, clock) -> "is this push the last one?".
+    a worker computes. observe(updates): called on a server after each of its updates. steps: pushes of each worker, or a function (comm, clock) -> "is this push the last one?".
     seconds(worker, clock): virtual time of a gradient.
 
     A push sends to every server a head of 2 + (its sparse keys) numbers of 8 B, its dense keys' gradient, and for each
@@ -54,7 +55,7 @@ def run(
     staleness: list[int] = []
     pushes = 0
     if comm.rank < config.servers:
-        server = Server(comm, config, shards[comm.rank])
+        server = Server(comm, config, shards[comm.rank], observe)
         for error in dead:
             server.bury(error)
         server.serve()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -103,14 +104,14 @@ def _deaths(trace: Trace) -> list[tuple[int, int, float]]:
 
 def replay(
     records: Sequence[ServerRecord], config: ServerConfig, initial: Weights, gradient: Gradient,
-    observe: Callable[[int, int, Weights], None] = lambda server, version, weights: None,
+    observe: Callable[[int, Updates], None] = lambda server, updates: None,
 ) -> Weights:  # fmt: skip
     """The same updates in the recorded order, one after the other on one device. Sends nothing.
 
-    observe(server, version, weights): called after each update, with that server's weights.
+    observe(server, updates): called after each update with what that server has then.
     """
     shards = make_shards(config.servers, initial, config.sparse)
-    states = [Updates(config, shard) for shard in shards]
+    states = [Updates(config, shard, partial(observe, server)) for server, shard in enumerate(shards)]
     history = [[xp.array(shard.flat)] for shard in shards]
     gradients: dict[tuple[int, int], Mapping[str, Any]] = {}
 
@@ -132,7 +133,6 @@ def replay(
                 staleness = state.version - record.versions[parts[0]]
                 state.apply([shard.gradient(gradients[part]) for part in parts], parts[0][1], staleness)
                 past.append(xp.array(shard.flat))
-                observe(shards.index(shard), state.version, shard.weights)
                 moved = True
     for state, record in zip(states, records, strict=True):
         if state.version < len(record.updates):

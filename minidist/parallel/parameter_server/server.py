@@ -7,7 +7,7 @@ The second line is the rule for a worker that dies: what had come of it whole is
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, prod
 from typing import Any
 
@@ -25,8 +25,8 @@ from minidist.parallel.parameter_server.shards import Rows, Shard
 class Updates:
     """The state of one shard: applies contributions, counts versions. The server's and the replay's arithmetic."""
 
-    def __init__(self, config: ServerConfig, shard: Shard) -> None:
-        self.shard, self.config, self.version = shard, config, 0
+    def __init__(self, config: ServerConfig, shard: Shard, observe: Callable[["Updates"], None] | None = None) -> None:
+        self.shard, self.config, self.observe, self.version = shard, config, observe, 0
         self.slices = [ParameterSlice(shard.weights[key].reshape(-1), None, key) for key in shard.keys]
         self.optimizer = config.optimizer(self.slices) if shard.keys else None
 
@@ -42,15 +42,19 @@ class Updates:
             self.optimizer.lr_factor = self.config.rate(clock) * factor
             self.optimizer.step()
         self.version += 1
+        if self.observe is not None:
+            self.observe(self)
 
 
 class Server:
     """One server: receives pushes from whoever comes, applies them, answers those who may go on."""
 
-    def __init__(self, comm: Comm, config: ServerConfig, shard: Shard) -> None:
+    def __init__(
+        self, comm: Comm, config: ServerConfig, shard: Shard, observe: Callable[[Updates], None] | None = None
+    ) -> None:
         self.comm, self.config, self.shard = comm, config, shard
         self.bound, self.aggregate = parse_consistency(config.consistency)
-        self.updates = Updates(config, shard)
+        self.updates = Updates(config, shard, observe)
         workers = range(comm.size - config.servers)
         self.done: dict[int, float] = dict.fromkeys(workers, 0)  # pushes of each worker; infinite after its last
         self.clock = dict.fromkeys(workers, 0)  # of the last push

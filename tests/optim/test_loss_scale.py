@@ -1,0 +1,151 @@
+"""The dynamic loss scale against the rules of Megatron-LM's, and optimizers with masters against float32 ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype, rounded
+from minidist.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    DynamicLossScaler,
+    LossScaleError,
+    ParameterSlice,
+    RMSProp,
+    clip_grad_norm_,
+)
+
+FLOAT16 = np.dtype(np.float16)
+
+
+def scales(overflows, interval, hysteresis, floor, initial):
+    """The rules once more, in other words: runs of good steps, and overflows since the last growth."""
+    scale, good, bad, result = initial, 0, 0, []
+    for overflow in overflows:
+        if overflow:
+            good, bad = 0, bad + 1
+            scale = max(scale / 2, floor) if bad >= hysteresis else scale
+        else:
+            good += 1
+            if good % interval == 0:
+                scale, good, bad = scale * 2, 0, 0
+        result.append(scale)
+    return result
+
+
+@given(
+    overflows=st.lists(st.booleans(), max_size=60), interval=st.integers(1, 5), hysteresis=st.integers(1, 3),
+    floor=st.sampled_from([1.0, 2.0**-3]), initial=st.sampled_from([1.0, 2.0**16]), stop=st.integers(0, 60),
+)  # fmt: skip
+def test_the_scale_follows_the_rules_and_a_checkpoint_changes_nothing(overflows, interval, hysteresis, floor, initial, stop):
+    make = lambda: DynamicLossScaler(initial, growth_interval=interval, hysteresis=hysteresis, floor=floor, floor_limit=10**6)  # noqa: E731
+    scaler, seen = make(), []
+    for i, overflow in enumerate(overflows):
+        if i == stop:
+            state, scaler = scaler.state_dict(), make()
+            scaler.load_state_dict(state)
+        scaler.update(overflow)
+        seen.append(scaler.scale)
+    assert seen == scales(overflows, interval, hysteresis, floor, initial)
+    assert scaler.skipped == sum(overflows)
+
+
+def test_it_says_so_when_the_smallest_scale_is_too_large():
+    scaler = DynamicLossScaler(4.0, hysteresis=1, floor=1.0, floor_limit=3)
+    for _ in range(4):  # 4, 2, 1, and one overflow down there
+        scaler.update(True)
+    scaler.update(False)  # in between one that fits: the count begins anew
+    for _ in range(2):
+        scaler.update(True)
+    with pytest.raises(LossScaleError, match=r"3 steps in a row at the smallest loss scale, 1; .* lower the learning rate"):
+        scaler.update(True)
+
+
+def test_a_state_that_lacks_something_is_one_sentence():
+    state = DynamicLossScaler().state_dict()
+    del state["patience"]
+    with pytest.raises(UsageError, match="lacks 'patience'"):
+        DynamicLossScaler().load_state_dict(state)
+
+
+OPTIMIZERS = [
+    (SGD, {"lr": 0.1, "momentum": 0.9}), (Adagrad, {"lr": 0.1}), (RMSProp, {"lr": 0.01, "momentum": 0.5, "centered": True}),
+    (Adam, {"lr": 0.01, "weight_decay": 0.1}), (AdamW, {"lr": 0.01}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_masters_are_the_float32_optimizer_and_the_parameters_are_masters_rounded(kind, settings, dtype):
+    """More than one block of 64 K elements; a loss scale, and clipping, on the way."""
+    half, scale, limit = named_dtype(dtype), 2.0**10, 0.5
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=70_000).astype(half)
+    small, whole = ParameterSlice(values.copy(), None, "w"), ParameterSlice(values.astype(np.float32), None, "w")
+    ours, theirs = kind([small], **settings), kind([whole], **settings)
+    for _ in range(3):
+        small.grad = (draw.normal(size=values.size) * scale / 300).astype(half)
+        stored = small.grad.copy()
+        whole.grad = small.grad.astype(np.float32)
+        ours.grad_scale = 1 / scale
+        norm = clip_grad_norm_(small, limit, ours)
+        coefficient = limit / (norm + 1e-6)
+        assert norm == pytest.approx(np.linalg.norm(whole.grad.astype(np.float64)) / scale)
+        assert coefficient < 1
+        whole.grad *= np.float32(coefficient / scale)
+        ours.step()
+        theirs.step()
+        assert np.array_equal(small.grad.view(np.uint16), stored.view(np.uint16))  # scaled while read, never where it lies
+        assert ours.grad_scale == 1.0
+        assert np.array_equal(ours.state["w"]["master"], whole.data)
+        assert np.array_equal(small.data.view(np.uint16), rounded(whole.data, half).view(np.uint16))
+        for name, array in theirs.state["w"].items():
+            assert np.array_equal(ours.state["w"][name], array)
+
+
+def test_steps_below_the_last_digit_add_up_in_the_master():
+    """1 + 1,000 x 1e-4 is 1.1; float16 has nothing between 1 and 1.001."""
+    weight = ParameterSlice(np.ones(4, FLOAT16), np.full(4, -1.0, FLOAT16), "w")
+    optimizer = SGD([weight], lr=1e-4)
+    for _ in range(1000):
+        optimizer.step()
+    assert np.allclose(weight.data.astype(float), 1.1, atol=1e-3)
+    alone = np.ones(4, FLOAT16)
+    for _ in range(1000):
+        alone += np.float16(1e-4)
+    assert alone[0] == 1
+
+
+def test_a_state_dict_with_masters_goes_on_with_the_same_bits():
+    draw = np.random.default_rng(1)
+    gradients = [draw.normal(size=100).astype(FLOAT16) for _ in range(4)]
+
+    def run(steps, weight, optimizer):
+        for gradient in gradients[steps]:
+            weight.grad = gradient
+            optimizer.step()
+
+    weight = ParameterSlice(np.ones(100, FLOAT16), None, "w")
+    optimizer = AdamW([weight], lr=0.01)
+    run(slice(0, 2), weight, optimizer)
+    other = ParameterSlice(weight.data.copy(), None, "w")
+    resumed = AdamW([other], lr=0.01)
+    resumed.load_state_dict(optimizer.state_dict())
+    run(slice(2, 4), weight, optimizer)
+    run(slice(2, 4), other, resumed)
+    assert np.array_equal(optimizer.state["w"]["master"], resumed.state["w"]["master"])
+    assert np.array_equal(weight.data, other.data)
+    state = optimizer.state_dict()
+    del state["state"]["w"]["master"]
+    with pytest.raises(UsageError, match=r"needs.*master"):
+        AdamW([other], lr=0.01).load_state_dict(state)
+
+
+def test_gradients_of_a_wrong_dtype_are_refused():
+    weight = ParameterSlice(np.ones(4, np.float32), np.ones(4, FLOAT16), "w")
+    with pytest.raises(UsageError, match=r"float32 and gradient .* float16"):
+        SGD([weight]).step()

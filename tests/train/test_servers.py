@@ -1,0 +1,185 @@
+"""`--strategy ps`: one device's bits with bsp, a replay's with the others, and the bytes in closed form."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import read_traces
+from minidist.comm import SimWorld
+from minidist.comm.choosers import replay, seeded
+from minidist.lesson.mpi_leg import mpiexec
+from minidist.parallel import parameter_server as ps
+from minidist.train.checks import check_axes
+from minidist.train.compare_served import compare_served, serve_and_keep
+from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
+from minidist.train.servers import served_bytes
+from minidist.train.session import number_of_ranks, run_comparison, run_training
+from minidist.train.trainer import NonFiniteError, train
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}
+
+
+def config(**values):
+    return TrainConfig.make(**{**SMALL, **values})
+
+
+def compared(made, ranks, **options):
+    world = SimWorld(ranks, **options)
+    served = world.run(serve_and_keep, made)
+    return compare_served(made, served, world.traces), served, world
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (2, 2), (3, 5), (2, 8)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_bsp_is_one_device_bit_for_bit(servers, workers, optimizer):
+    made = config(servers=servers, optimizer=optimizer, accumulation=2, dropout=0.1, weight_decay=0.1, warmup=2)
+    for options in ({}, {"eager_bytes": 1 << 30, "chooser": seeded(4)}):
+        verdict, served, _ = compared(made, servers + workers, **options)
+        assert verdict.equal, verdict.first_difference
+        assert (verdict.tier, verdict.bound, verdict.steps) == ("ordered", 0.0, 3)
+        assert [len(s.updates) for s in served] == [3] * servers + [0] * workers
+
+
+@pytest.mark.parametrize("consistency", ["delay:1", "ssp:0", "ssp:1", "asp"])
+def test_the_others_are_a_replay_of_their_own_order(consistency):
+    made, digests = config(servers=2, consistency=consistency, optimizer="adam"), set()
+    for seed in range(3):
+        verdict, served, _ = compared(made, 5, chooser=seeded(seed))
+        assert verdict.equal, verdict.first_difference
+        assert verdict.tier == "replay"
+        digests.add(served[0].result.digest)
+    assert len(digests) == 3  # an order a seed, and other bits with each
+
+
+def test_staleness_aware_rates():
+    digests = set()
+    for aware in (False, True):
+        verdict, served, _ = compared(config(consistency="asp", staleness_aware=aware), 4)
+        assert verdict.equal, verdict.first_difference
+        digests.add(served[0].result.digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
+def test_a_run_under_mpi_is_replayed_in_the_simulated_world(tmp_path):
+    """The order in which the servers' wildcards matched under MPI, chosen again: the same bits, the same messages."""
+    consistency = "asp"
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "servers": 2, "consistency": consistency}.items()]
+    trace = tmp_path / "mpi.jsonl"
+    command = [mpiexec(), "-n", "5", sys.executable, "-m", "minidist", "train", *flags, "--trace", str(trace), "--json"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=True)
+    summary, (traces, _) = json.loads(answer.stdout), read_traces(trace)
+    assert all(volume["measured"] == volume["closed_form"] for volume in summary["bytes_by_purpose"].values())
+    world = SimWorld(5, chooser=replay(traces))
+    results = world.run(train, config(servers=2, consistency=consistency))
+    assert results[0].digest == summary["digest"]
+    assert results[0].losses == summary["losses"]
+    assert [t.sequences() for t in world.traces] == [t.sequences() for t in traces]
+
+
+def test_what_differs_is_named():
+    made = config(servers=2, consistency="asp")
+    world = SimWorld(4)
+    served = world.run(serve_and_keep, made)
+    served[1].updates[2]["optimizer"]["transformer.ln_f.weight.exp_avg_sq"][3] += 1e-9
+    verdict = compare_served(made, served, world.traces)
+    assert not verdict.equal
+    assert "'transformer.ln_f.weight.exp_avg_sq' at step 2 on rank 1 differs" in verdict.first_difference
+    served = world.run(serve_and_keep, made)
+    del served[0].updates[-1]
+    assert "server 0 made 5 updates, one device 6" in compare_served(made, served, world.traces).first_difference
+    served = world.run(serve_and_keep, made)
+    served[3].weights["transformer.ln_f.bias"] = np.ones(16, np.float32)
+    assert "on rank 3" in compare_served(made, served, world.traces).first_difference
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
+@pytest.mark.parametrize(("servers", "workers"), [(1, 2), (3, 2)])
+def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
+    made = config(servers=servers, dp=workers, consistency=consistency, accumulation=2)
+    summary = run_training(made, None, 60.0, tmp_path / "t.jsonl", metrics=tmp_path / "m.jsonl")
+    assert summary.ranks == servers + workers
+    assert summary.volumes_hold()
+    assert set(summary.bytes_by_purpose) == {"startup", "parameter_push", "parameter_pull", "metrics"}
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == summary.losses
+
+
+def test_bytes_by_hand():
+    """1 server, 2 workers, 3 steps, 10 elements of 4 B: 40 B of weights, a head of 16 B."""
+    made = config(servers=1, dp=2)
+    assert served_bytes(made, resolve_batches(made, 3), 10) == {
+        "startup": 2 * 40, "parameter_push": 6 * 56, "parameter_pull": 2 * 2 * 40 + 2 * 40, "metrics": 2 * 2 * 3 * 8,
+    }  # fmt: skip
+
+
+def test_steps_are_spans_of_the_workers():
+    world = SimWorld(3)
+    world.run(train, config(servers=1))
+    spans = [[s.name for s in trace.spans if s.category == "step"] for trace in world.traces]
+    assert spans == [[], ["step 0", "step 1", "step 2"], ["step 0", "step 1", "step 2"]]
+    assert {s.name for s in world.traces[1].spans} >= {"forward", "backward"}
+
+
+def test_more_servers_than_parameters_hold_nothing():
+    made = config(model="mlp", layers=1, servers=6, global_batch=4, micro_batch=2)
+    verdict, served, _ = compared(made, 8)
+    assert verdict.equal, verdict.first_difference
+    assert [len(s.updates[0]["weights"]) for s in served[:6]] == [1, 1, 1, 1, 0, 0]
+
+
+def test_the_number_of_ranks():
+    assert number_of_ranks(config(servers=2, dp=3), None) == 5
+    assert number_of_ranks(config(servers=2), 5) == 5
+    assert resolve_dims(config(servers=2), 5).dp == 3
+    assert run_comparison(config(servers=1, dp=2), None, 60.0).ranks == 3
+
+
+def test_a_worker_whose_loss_is_not_finite_is_named():
+    with pytest.raises(NonFiniteError, match=r"worker \d, step \d: the loss is (nan|inf); lower --lr"):
+        SimWorld(3).run(train, config(optimizer="sgd", lr=1e30, steps=8))
+
+
+BAD = {
+    "servers": ({"servers": 3}, 3, "--servers 3 of 3 ranks leave no worker"),
+    "ranks": ({"servers": 2, "dp": 3}, 4, "--dp 3 workers and --servers 2 are not 4 ranks; take --dp 2, or start 5 ranks"),
+    "bound": ({"consistency": "ssp:-2"}, 3, "bound -2; it must be at least 0"),
+    "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
+    "zero": ({"zero": 2}, 3, "does not go with --zero 2"),
+    "clip": ({"clip": 1.0}, 3, "--clip does not go with --strategy ps"),
+    "save": ({"save": "x"}, 3, "--save does not go with"),
+    "each": ({"synchronize_each": True}, 3, "--synchronize-each does not go with"),
+    "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
+    "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),
+    "rates": ({"staleness_aware": True}, 3, "--staleness-aware has no meaning with --consistency bsp"),
+    "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_flags(what):
+    values, ranks, sentence = BAD[what]
+    made = config(**values)
+    with pytest.raises(UsageError, match=sentence):
+        check_axes(made, resolve_batches(made, ranks))
+
+
+def test_the_reference_shares_no_order_with_the_servers():
+    """Planted: servers that add gradients from the last worker to the first are caught."""
+    made = config(servers=1)
+
+    original = ps.Updates.apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ps.Updates, "apply", lambda self, gradients, clock, staleness: original(self, gradients[::-1], clock, staleness))
+        verdict, _, _ = compared(made, 4)
+    assert not verdict.equal
+    assert "gradients" in verdict.first_difference
