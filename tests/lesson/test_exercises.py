@@ -886,6 +886,72 @@ def by_message(comm, old_ranks, read, length):
     return solution("23.load_residual")(comm, old_ranks, read, length)
 
 
+# 18 and 19: weights that are late, and a backward in two
+
+
+def uses_the_newest_weights(order, weights, gradient):
+    history = []
+    for action in order:
+        if action[0] == "B":
+            weights = weights - 0.25 * gradient(int(action[1:]), weights)
+            history.append(weights)
+    return history
+
+
+def updates_in_place(order, weights, gradient):
+    begun, history = {}, []
+    for action in order:
+        kind, i = action[0], int(action[1:])
+        if kind == "F":
+            begun[i] = weights
+        else:
+            weights -= 0.25 * gradient(i, begun.pop(i))
+            history.append(weights)
+    return history
+
+
+def returns_the_last_only(order, weights, gradient):
+    return solution("18.stashing")(order, weights, gradient)[-1:]
+
+
+def newest_version(order, weights, gradient, m):
+    history, total = [weights], 0
+    for action in order:
+        if action[0] == "B":
+            k = int(action[1:])
+            total = total + gradient(k, history[k // m])
+            if k % m == m - 1:
+                history.append(history[-1] - 0.25 * total)
+                total = 0
+    return history[1:]
+
+
+def averages_the_batch(order, weights, gradient, m):
+    return solution("18.two_versions")(order, weights, lambda i, w: gradient(i, w) / m, m)
+
+
+def one_update_each(order, weights, gradient, m):
+    return solution("18.stashing")(order, weights, gradient) if m > 1 else []
+
+
+def just_1f1b(stages, microbatches):
+    return solution("17.one_f_one_b")(stages, microbatches)
+
+
+def all_weights_last(stages, microbatches):
+    return [[*(a.replace("B", "I") for a in row), *(f"W{i}" for i in range(microbatches))] for row in just_1f1b(stages, microbatches)]
+
+
+def forgets_the_weights(stages, microbatches):
+    return [[a.replace("B", "I") for a in row] for row in just_1f1b(stages, microbatches)]
+
+
+def two_bubbles_ahead(stages, microbatches):
+    from minidist.pipeline.plan import get_schedule, unpack
+
+    return [[f"{unpack(a).kind}{unpack(a).microbatch}" for a in row] for row in get_schedule("zb-h2").plan(stages, microbatches).orders]
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -990,6 +1056,16 @@ WRONG = [
     ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
     ("17.one_f_one_b", nothing_ahead, "too little in flight"),
     ("17.one_f_one_b", forgets_small_m, "m is less than p"),
+    ("18.stashing", uses_the_newest_weights, "what its F saw"),
+    ("18.stashing", updates_in_place, "in place"),
+    ("18.stashing", returns_the_last_only, "after each update"),
+    ("18.two_versions", newest_version, "delays it by one"),
+    ("18.two_versions", averages_the_batch, "added, not averaged"),
+    ("18.two_versions", one_update_each, "one update a batch"),
+    ("19.zero_bubble", just_1f1b, "nobody waits for W"),
+    ("19.zero_bubble", all_weights_last, "put W off only as long"),
+    ("19.zero_bubble", forgets_the_weights, "needs F, I and W"),
+    ("19.zero_bubble", two_bubbles_ahead, "put W off only as long"),
     ("21.slots_and_balance", rounds_down, "rounded up"),
     ("21.slots_and_balance", last_tokens_first, "in token order"),
     ("21.slots_and_balance", probabilities_twice, "P times P"),
