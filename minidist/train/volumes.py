@@ -96,6 +96,8 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
         total["startup"] += everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
         whole = (everybody_else * (1 if config.zero else 2) + 2 * others) * sum(axis.buckets) * itemsize
         total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
+        if config.local_steps:
+            total["parameter_gather"] += -(-steps // config.local_steps) * 2 * everybody_else * units * itemsize
         if config.zero in (1, 2):
             total["parameter_gather"] += (steps - skipped) * everybody_else * units * itemsize
         elif config.zero == 3:
@@ -168,7 +170,9 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
         ranks = len({rank for _, rank, _, _ in sites})
         tied = len({stage for stage, _, _, _ in sites}) > 1
         size = sites[0][3] if config.zero < 2 else -(-sites[0][3] // (shards * NORM_BLOCK)) * NORM_BLOCK
-        if tied or config.zero < 2:
+        if plan.updates != "flush" and not tied:  # replicas of a stage: an all-reduce a round of mini-batches
+            total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * size * itemsize
+        elif tied or config.zero < 2:
             total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
     if config.zero >= 2:
         total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
