@@ -362,6 +362,32 @@ def museum(
 
 
 @app.command()
+def staleness(
+    consistency: Annotated[list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")] = None,
+    workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
+    slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
+    who: Annotated[str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")] = "last",
+    seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
+    json_output: Json = False,
+) -> None:
+    """A parameter server with slow workers: gradients a second, staleness and loss of each consistency."""
+    from minidist.train.staleness import staleness_runs, table
+
+    runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
+    if json_output:
+        print(json.dumps([run.__dict__ for run in runs]))
+    else:
+        say(table(runs))
+    if output is not None:
+        from minidist.report.frame import save
+        from minidist.report.staleness import staleness as picture
+
+        title = f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g} times as long"
+        say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
+
+
+@app.command()
 def schedule(
     plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidist.base.trace import read_traces
+from minidist.collectives.registry import algorithms
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
 
@@ -55,6 +56,18 @@ def test_ring_all_reduce(world, algorithm):
     assert first == "max |sum - expected| = 0"
     numbers = [word for word in second.split() if "," in word]
     assert numbers[:2] == ["10,696", "10,696"]  # 8 (2 * 1003 - 335 - 334)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_collectives(world):
+    code, output = start(world, 3, "collectives")
+    assert code == 0, output
+    lines = output.splitlines()
+    assert len(lines) == 1 + sum(len(names) for operation, names in algorithms().items() if operation not in ("gather", "scatter"))
+    for line in lines[:-1]:
+        sent, formula = re.fullmatch(r".* by .* right; rank 0 sent (.*) B, closed form (.*) B", line).groups()
+        assert sent == formula, line
+    assert lines[-1] == "all_reduce in two levels, nodes [[0, 1], [2]]: right"
 
 
 def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks():

@@ -21,7 +21,7 @@ import numpy as np
 from minidist.base.errors import BufferReuseError, RankDeadError, UsageError
 from minidist.base.trace import MessageEvent, Trace, purpose
 from minidist.comm.buffers import may_overlap
-from minidist.comm.site import Site, user_site
+from minidist.comm.site import NOWHERE, Site, user_site
 
 if TYPE_CHECKING:
     from minidist.comm.world import World
@@ -99,7 +99,7 @@ class Comm:
         self.context = name
         self.nodes: list[list[int]] | None = None  # its ranks node by node, when somebody has said so; see TwoLevel
         self.call: int | None = None  # a channel's tag
-        self.site: Site | None = None  # where a channel's collective was called
+        self.site: Site | None = None  # where a channel's collective was called; nobody looks in a lean world
         self._calls = 0
         self._children = 0
         world.register(self)
@@ -258,7 +258,7 @@ class Comm:
         channel.__dict__.update(self.__dict__)
         channel.operation, channel.context = operation, self.name + "/collectives"
         channel.signature = f"{operation} {alike}" if alike else operation
-        channel.call, channel.site = self._calls % CALLS, user_site(2)
+        channel.call, channel.site = self._calls % CALLS, None if self.world.lean else user_site(2)
         self._calls += 1
         return channel
 
@@ -274,8 +274,7 @@ class Comm:
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int, guarded: bool) -> Request:
         if self.call is not None:
-            tag, site = self.call, self.site
-            assert site is not None
+            tag, site = self.call, self.site or NOWHERE
         else:
             site = user_site(3)
             if tag.__class__ is not int:

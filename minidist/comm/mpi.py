@@ -30,7 +30,7 @@ from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
 from minidist.comm.site import Site
 from minidist.comm.staging import fetch, is_device_array, pinned_like, put
-from minidist.comm.watchdog import Entering, Exchanging, Returned, Watchdog
+from minidist.comm.watchdog import Entering, Returned, Watchdog
 
 HEADER_TAG = CALLS  # added to a message's tag, which is below it
 
@@ -90,7 +90,7 @@ class MPIWorld:
         self.active: list[Lane] = []
         self.running: Lane | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: MPIRequest | Work | Entering | Exchanging | Returned | None = None  # of the main program; the watchdog looks at it
+        self.waiting: MPIRequest | Work | Entering | tuple[Any, ...] | Returned | None = None  # of the main program; the watchdog looks at it
         self.handling: BaseException | None = None  # it waits inside an `except` or `finally`: what brought it there
         self.state = "computing"
         self.open = OpenReceives()
@@ -242,22 +242,21 @@ class MPIWorld:
     def exchange(
         self, comm: Comm, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
     ) -> bool:
-        """A whole sendrecv in two calls of MPI, when there is nothing to check, to record or to do beside it; else False.
+        """A whole sendrecv straight to MPI, when there is nothing to check, to record or to do beside it; else False.
 
         A message costs a microsecond in MPI and four in what is kept about it: on short ones that is all there is.
         """
         if self.active or self.running is not None or outgoing.__class__ is not np.ndarray:
             return False
         handle, tag = self.handles[comm.context], tag if comm.call is None else comm.call
-        self.waiting = Exchanging(comm, dest, source, tag, outgoing.nbytes)
-        requests = [
-            handle.Irecv([incoming, self.MPI.BYTE], source, tag), handle.Isend([outgoing, self.MPI.BYTE], dest, tag),
-        ]  # fmt: skip
+        self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # what Exchanging is made of, when somebody looks
+        BYTE = self.MPI.BYTE
         if self.crowded:
+            requests = [handle.Irecv([incoming, BYTE], source, tag), handle.Isend([outgoing, BYTE], dest, tag)]
             while not self.MPI.Request.Testall(requests):
                 os.sched_yield()
         else:
-            self.MPI.Request.Waitall(requests)
+            handle.Sendrecv([outgoing, BYTE], dest, tag, [incoming, BYTE], source, tag)
         self.waiting = None
         self.sent[comm.members[dest]] += 1
         self.received[comm.members[source]] += 1

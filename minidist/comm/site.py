@@ -33,6 +33,9 @@ class Site(NamedTuple):
             return f"{path}:{self.line}"
 
 
+NOWHERE = Site("unknown", 0)
+
+
 def _cell(filename: str) -> str:
     """A notebook's cell is compiled under a name in a temporary directory; readers know it as In[3]."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -66,7 +69,7 @@ def site_of(frame: FrameType | None) -> Site:
         frame = frame.f_back
     if fallback is not None:
         return Site(fallback.f_code.co_filename, fallback.f_lineno)
-    return Site("unknown", 0)
+    return NOWHERE
 
 
 def user_site(depth: int = 1) -> Site:

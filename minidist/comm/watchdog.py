@@ -53,8 +53,7 @@ class Exchanging:
 
     def describe(self) -> str:
         dest, source = self.comm.members[self.dest], self.comm.members[self.source]
-        where = f", at {self.comm.site}" if self.comm.site else ""
-        return f"{self.comm.operation}: sendrecv to rank {dest} and from rank {source}, tag {self.tag}, {self.nbytes} B{where}"
+        return f"{self.comm.operation}: sendrecv to rank {dest} and from rank {source}, tag {self.tag}, {self.nbytes} B"
 
 
 class Returned:
@@ -106,7 +105,8 @@ class Watchdog:
 
     def write(self) -> None:
         """This rank's state and its trace so far, into its files."""
-        world, waiting = self.world, self.world.waiting
+        world, now = self.world, self.world.waiting
+        waiting = Exchanging(*now) if isinstance(now, tuple) else now
         state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
         if waiting is not None and world.state != "returned":
             assert isinstance(waiting, Request | Work | Entering | Exchanging)

@@ -59,7 +59,7 @@ def rank_0_saves(patch: Patch) -> None:
 def state_of_rank_0(patch: Patch) -> None:
     """every rank restores the optimizer state of rank 0's elements"""
     right = resume._state
-    patch.setattr(resume, "_state", lambda checkpoint, p, start, stop: right(checkpoint, p, 0, stop - start))
+    patch.setattr(resume, "_state", lambda checkpoint, axes, p, start, stop: right(checkpoint, axes, p, 0, stop - start))
 
 
 def kept_by_the_graph(patch: Patch) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from minidist.base.errors import UsageError
 from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
-from minidist.parallel.context import sequence_positions
+from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
+from minidist.train.noise import check_noise
 from minidist.train.plans import cut_stages, make_plan
 
 
@@ -24,6 +25,7 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _not_there(config)
     yield from _compression(config)
     yield from _served(config)
+    yield from check_noise(config, batches)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
@@ -51,11 +53,12 @@ def _compression(config: TrainConfig) -> Iterator[str]:
 def _served(config: TrainConfig) -> Iterator[str]:
     """What does not go with `--strategy ps`, or only with it."""
     if config.strategy != "ps":
-        if config.consistency != "bsp" or config.servers != 1:
-            yield "--servers and --consistency belong to --strategy ps; add it, or leave them out"
+        if config.consistency != "bsp" or config.servers != 1 or config.staleness_aware:
+            yield "--servers, --consistency and --staleness-aware belong to --strategy ps; add it, or leave them out"
         return
     try:
-        parse_consistency(config.consistency)
+        if parse_consistency(config.consistency).aggregate and config.staleness_aware:
+            yield f"--staleness-aware has no meaning with --consistency {config.consistency}, whose updates are a whole clock; take ssp:S or asp"
     except UsageError as error:
         yield f"--consistency: {error}"
     axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
@@ -84,6 +87,8 @@ def _models(config: TrainConfig) -> Iterator[str]:
         yield f"--heads {config.heads} do not share --kv-heads {config.kv_heads} evenly; take one of {_divisors(config.heads)}"
     if config.dropout and config.model != "gpt":
         yield f"--dropout {config.dropout} belongs to --model gpt; {config.model} has none, leave it out"
+    if config.attention_dropout and config.model == "mlp":
+        yield f"--attention-dropout {config.attention_dropout} is for attention, which an MLP does not have; leave it out"
 
 
 def _tensor(config: TrainConfig) -> Iterator[str]:
@@ -94,7 +99,7 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         return
     parts = {"--width": config.width}
     if config.model != "mlp":
-        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads else {})}
+        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {})}
     for name, number in parts.items():
         if number % tp:
             yield f"{name} {number} does not divide over --tp {tp}; take {name} {_near(number, tp)}, or --tp {_divisors(number)}"
@@ -102,8 +107,6 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         yield f"the inner width {llama_inner(config)} does not divide over --tp {tp}; take --heads a multiple of {tp}"
     if config.sequence_parallel and config.model == "mlp":
         yield "--sequence-parallel is for sequences, which an MLP does not have; leave it out"
-    if config.sequence_parallel and config.experts:
-        yield "--sequence-parallel gives a rank a part of a group's tokens, and experts count their slots by whole groups; leave it out"
 
 
 def _context(config: TrainConfig) -> Iterator[str]:
@@ -113,16 +116,11 @@ def _context(config: TrainConfig) -> Iterator[str]:
             yield f"--cp {cp} splits sequences, which an MLP does not have; take --dp {cp}"
         if cp > config.context:
             yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
-        if config.dropout:
-            yield f"--dropout {config.dropout} draws masks for whole rows, and with --cp {cp} a rank has parts; take --dropout 0"
-        if config.experts:
-            yield f"--cp {cp} gives a rank a part of a group's tokens, and experts count their slots by whole groups; take --cp 1"
-        kv = (config.kv_heads or config.heads) // tp
+        kv = max(1, (config.kv_heads or config.heads) // tp)
         if config.attention == "ulysses" and kv % cp:
             yield f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take --cp {_divisors(kv)}, or --attention ring"
     if config.sequence_parallel and config.model != "mlp" and cp <= config.context:
-        order = "zigzag" if config.attention == "ring" else "contiguous"
-        rows = {len(sequence_positions(config.context, rank, cp, order)) for rank in range(cp)}
+        rows = {len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)}
         if any(n % tp for n in rows):
             yield f"--context {config.context} does not divide into {cp * tp} parts for --sequence-parallel; take --context {_near(config.context, 2 * cp * tp)}"
 
@@ -179,8 +177,6 @@ def _pipeline(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _asynchronous(config, batches)
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
-    if config.save:
-        yield f"--save does not combine with --pp {pp} yet; leave it out"
     if config.zero > 1:
         yield (
             f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "
@@ -204,6 +200,9 @@ def _asynchronous(config: TrainConfig, batches: Batches) -> Iterator[str]:
             yield f"--schedule {config.schedule} runs on a pipeline alone, without {name} {degree}; take {instead}"
     if config.clip is not None:
         yield f"--clip {config.clip} needs the gradients of all stages at one time, which --schedule {config.schedule} never has; leave it out"
+    for name, asked in (("--save", config.save is not None), ("--check-replicas", config.check_replicas)):
+        if asked:
+            yield f"{name} needs a moment at which no micro-batch is under way, and --schedule {config.schedule} never drains; take a synchronous one, such as 1f1b"
     for name, value, nothing in (("--recompute", config.recompute, "none"), ("--offload", config.offload, "none"), ("--zero", config.zero, 0)):
         if value != nothing:
             yield f"{name} {value} does not combine with --schedule {config.schedule}; take a synchronous schedule, such as 1f1b"

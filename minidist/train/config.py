@@ -25,6 +25,7 @@ class TrainConfig(BaseModel):
     kv_heads: int | None = Field(None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)")
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(1.25, gt=0, description="slots of an expert: top_k x tokens / experts x this")
@@ -65,6 +66,7 @@ class TrainConfig(BaseModel):
     strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
     consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
+    staleness_aware: bool = Field(False, description="ps with ssp or asp: divide an update's learning rate by its staleness")
     zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
@@ -87,6 +89,7 @@ class TrainConfig(BaseModel):
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
+    noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
 
     @property

@@ -140,7 +140,7 @@ class DataAxis:
         """What its volumes follow from."""
         buckets = [bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets]
         trainable = {p.name: p.size for p in self.parameters if p.requires_grad}
-        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable)
+        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable, len(self.weights()))
 
 
 class Replicated(DataAxis):

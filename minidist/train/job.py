@@ -5,6 +5,7 @@ the step. That is why one device and many can be compared at all.
 """
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
+from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
@@ -37,6 +39,11 @@ class Job:
     pool: HostPool | None = None  # host memory, when something is offloaded
     positions: Any = None  # of this rank's tokens in their sequence, when sequences are split
     scaler: DynamicLossScaler | None = None  # of float16
+
+    def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
+        """The context in which micro-batch `number` of a step is computed: where it lies, for dropout."""
+        first = number * self.batches.micro_batch
+        return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
         """Inputs and targets of micro-batch `number` of a step: of language models this rank's part of the tokens."""
@@ -135,12 +142,14 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
         gpt = GPTConfig(
             dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout, n_experts=config.experts,
             expert_top_k=config.top_k, capacity_factor=config.capacity_factor, aux_loss_weight=config.aux_loss_weight,
+            attention_dropout=config.attention_dropout,
         )  # fmt: skip
         return GPT(gpt, dtype=dtype, seed=config.seed)
     if config.model == "llama":
         llama = LlamaConfig(
-            dataset.vocab_size, config.width, llama_inner(config), config.layers, config.heads, config.kv_heads, config.context
-        )
+            dataset.vocab_size, config.width, llama_inner(config), config.layers, config.heads, config.kv_heads, config.context,
+            attention_dropout=config.attention_dropout,
+        )  # fmt: skip
         return Llama(llama, dtype=dtype, seed=config.seed)
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
 

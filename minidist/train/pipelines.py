@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from minidist.autograd import Parameter
 from minidist.base.arrays import Array
-from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage
-from minidist.train.data_axis import Tensors, data_axes
+from minidist.train.data_axis import DataAxis, Tensors, data_axes
 from minidist.train.job import Job, as_input
 from minidist.train.plans import cut_stages, make_plan
 from minidist.train.strategies import Strategy
@@ -39,7 +39,7 @@ class PipelineParallel(Strategy):
         self.now = 0
         self.pipe = Pipeline(
             axes.pp, plan, stages, self._loss, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
-            coordinates=lambda i: batch_coordinates(self.now, self._number(i) * job.batches.micro_batch, job.config.seed),
+            coordinates=lambda i: job.coordinates(self.now, self._number(i)),
         )  # fmt: skip
 
     def _number(self, i: int) -> int:
@@ -59,10 +59,10 @@ class PipelineParallel(Strategy):
 
     def square_sums(self) -> Array:
         """Stage after stage; a parameter on several places counts on the first. Two all-reduces (purpose clip_norm)."""
-        copies, rank = self.pipe.shared.copies, self.axes.pp.rank
+        rank = self.axes.pp.rank
         mine: dict[int, list[Array]] = {}
         for axis in self.data_axes:
-            skip = [p for p in axis.parameters if (axis.stage, rank, p.name) in copies]
+            skip = [p for p in axis.parameters if not self.counts(axis, p)]
             mine.setdefault(axis.stage, []).append(self.squares_of(axis, skip))
         places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
         with purpose("clip_norm"):
@@ -76,6 +76,9 @@ class PipelineParallel(Strategy):
                     blocks[end - part.size : end] = part
             all_reduce(self.axes.pp, blocks, algorithm="ordered")
         return blocks
+
+    def counts(self, axis: DataAxis, parameter: Parameter) -> bool:
+        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
 
     def tensors(self) -> Tensors:
         """Everything of all stages, on every rank of the pipeline (purpose checkpoint)."""

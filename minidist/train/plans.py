@@ -1,11 +1,12 @@
-"""The plan that a config asks for, and where it cuts the model."""
+"""The plan that a config asks for, where it cuts the model, and how often it sends."""
 
+from itertools import pairwise
 from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Plan, load_plan
+from minidist.pipeline.plan import Plan, load_plan, parts, unpack
 from minidist.pipeline.runtime import cut_model
 from minidist.pipeline.validate import validate
 from minidist.train.config import TrainConfig, updates_of
@@ -30,6 +31,22 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     validate(plan)
     again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
     return recompute(plan) if again else plan
+
+
+def crossings_of(plan: Plan) -> tuple[int, int, int]:
+    """Activations of a step that go from rank to rank; borders between ranks on all distinct ways of micro-batches through the
+    ranks; and these ways."""
+    home = {}
+    for rank, order in enumerate(plan.orders):
+        for action in (unpack(part) for item in order for part in parts(item)):
+            if action.kind == "F":
+                home[action.stage, action.microbatch] = rank
+    ways = [tuple(home[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
+
+    def borders(way: tuple[int, ...]) -> int:
+        return sum(a != b for a, b in pairwise(way))
+
+    return sum(map(borders, ways)), sum(map(borders, set(ways))), len(set(ways))
 
 
 def replicas_of(config: TrainConfig) -> list[int] | None:

@@ -1,8 +1,8 @@
 """The recipe: every kind of parallelism, applied to one model in a fixed order, on one page.
 
-    1  layers        tensor (and sequence) parallel: each rank keeps its tiles of every matrix
-    2  sequences     context parallel: each rank has a part of every sequence; attention crosses the parts
-    3  experts       dealt out: each rank has some of them
+    1  experts       dealt out: each rank has some of them
+    2  layers        tensor (and sequence) parallel: each rank keeps its tiles of every matrix, also of its experts'
+    3  sequences     context parallel: each rank has a part of every sequence; attention crosses the parts
     4  activations   recomputed in backward instead of kept
     5  stages        the model cut into a pipeline
     6  data          each stage's parameters spread over the ranks that see other rows: DDP, ZeRO, FSDP
@@ -10,7 +10,7 @@
 Every rank builds the whole model from the seed and keeps its part, so all parts together are the model of one device; that
 is why a plan of tiles can speak of the whole model's names although it is cut into stages later. The order is not free: tiles
 must be cut before parameters become flat arrays (6), and a replay (4) must replay the messages of 1 to 3. Gradients are
-finished inside out: tiles and norms while backward runs (1, 2), then copies of a tied weight on two stages (5), then the data
+finished inside out: tiles and norms while backward runs (2, 3), then copies of a tied weight on two stages (5), then the data
 axis (6), then clip, then step.
 """
 
@@ -21,9 +21,9 @@ from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
-from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
+from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
 from minidist.parallel.dims import Axes
-from minidist.parallel.expert import ExpertParallel
+from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
 from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
 from minidist.train.asynchronous import AsynchronousPipeline
 from minidist.train.config import updates_of
@@ -39,9 +39,9 @@ def parallelize(job: Job, comm: Comm) -> Strategy:
     Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` says at its start.
     """
     axes = job.batches.dims.axes(comm)
+    deal_out_experts(job, axes)
     split_layers(job, axes)
     split_sequences(job, axes)
-    deal_out_experts(job, axes)
     recompute_blocks(job)
     if axes.pp.size > 1 and updates_of(job.config.schedule) != "flush":
         return AsynchronousPipeline(job, axes)
@@ -50,8 +50,14 @@ def parallelize(job: Job, comm: Comm) -> Strategy:
     return Strategy(job, axes, data_axes(job, job.model, axes))
 
 
+def deal_out_experts(job: Job, axes: Axes) -> None:
+    """1: an all-to-all brings each token to the rank of its expert, and back."""
+    if axes.ep.size > 1:
+        job.model = parallelize_module(job.model, axes.ep, {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+
+
 def split_layers(job: Job, axes: Axes) -> None:
-    """1: each rank keeps its tiles; with --sequence-parallel norms and dropout work on 1/tp of the sequence."""
+    """2: each rank keeps its tiles; with --sequence-parallel norms and dropout work on 1/tp of the sequence."""
     if axes.tp.size > 1:
         job.model = parallelize_module(job.model, axes.tp, layer_plan(job))
 
@@ -63,14 +69,12 @@ def layer_plan(job: Job) -> dict[str, Any]:
         last = config.layers
         columns = {f"layers.{i}": ColwiseParallel(gather_output=i < last - 1) for i in range(last)}
         return {**columns, f"layers.{last}": RowwiseParallel()}
-    plan = gpt_plan if config.model == "gpt" else llama_plan
-    styles = plan(job.model.config.vocab_size, config.sequence_parallel)
-    # Experts are whole on every tensor-parallel rank: they are split over ep instead.
-    return {name: style for name, style in styles.items() if not (config.experts and ".mlp" in name)}
+    plan = llama_plan if config.model == "llama" else expert_gpt_plan if config.experts else gpt_plan
+    return plan(job.model.config.vocab_size, config.sequence_parallel)
 
 
 def split_sequences(job: Job, axes: Axes) -> None:
-    """2: this rank's tokens, their positions in the text, and an attention that sees the other ranks' tokens."""
+    """3: this rank's tokens, their positions in the text, and an attention that sees the other ranks' tokens."""
     cp, config = axes.cp, job.config
     if cp.size > 1:
         ring = config.attention == "ring"
@@ -78,7 +82,7 @@ def split_sequences(job: Job, axes: Axes) -> None:
         for module in job.model.modules():
             if hasattr(module, "attention_fn"):
                 module.attention_fn = attention
-        job.positions = sequence_positions(config.context, cp.rank, cp.size, "zigzag" if ring else "contiguous")
+        job.positions = sequence_positions(config.context, cp.rank, cp.size, part_order(config.attention))
     if config.model == "gpt" and cp.size > 1:
         inner = job.model.transformer
         inner.embed = partial(_at, inner.embed, job.positions)
@@ -90,12 +94,6 @@ def split_sequences(job: Job, axes: Axes) -> None:
 def _at(function: Any, positions: Any, what: Any, given: Any = None) -> Any:
     """function(what, positions), whatever positions the caller gives."""
     return function(what, positions)
-
-
-def deal_out_experts(job: Job, axes: Axes) -> None:
-    """3: an all-to-all brings each token to the rank of its expert, and back."""
-    if axes.ep.size > 1:
-        job.model = parallelize_module(job.model, axes.ep, {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
 
 
 def recompute_blocks(job: Job) -> None:

@@ -6,12 +6,14 @@ shares with the strategies the engine and the optimizer, and none of their code 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
-from minidist.autograd import Parameter, contribution_recorder
+from minidist.autograd import Parameter, Tensor, concatenate, contribution_recorder
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import GradientOrder
-from minidist.base.random import batch_coordinates
+from minidist.parallel.context import part_order, sequence_positions
 from minidist.train.config import Batches, TrainConfig, updates_of
 from minidist.train.job import Job, build
 from minidist.train.pipelines import PipelineOrder
@@ -43,6 +45,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
 
         return replay(config, batches, observers)
     job, order = build(config, batches), declared_order(config, batches)
+    route_in_groups(job)
     device = OneDevice(job)
     losses = []
     with xp.quiet_overflow():
@@ -60,11 +63,29 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
     return losses
 
 
+def route_in_groups(job: Job) -> None:
+    """With context parallelism the tokens of a rank are a group of their own, with its own capacity and balancing loss."""
+    config, cp = job.config, job.batches.dims.cp
+    if cp > 1 and config.experts:
+        groups = [sequence_positions(config.context, rank, cp, part_order(config.attention)) for rank in range(cp)]
+        for block in job.model.transformer.h:
+            block.mlp.forward = partial(_routed, block.mlp, block.mlp.forward, groups)
+
+
+def _routed(mixture: Any, forward: Any, groups: list[Array], x: Tensor) -> Tensor:
+    outputs, auxiliary = [], []
+    for group in groups:
+        outputs.append(forward(x[:, group]))
+        auxiliary.append(mixture.auxiliary_loss * (len(group) / x.shape[1]))
+    mixture.auxiliary_loss = sum(auxiliary[1:], start=auxiliary[0])
+    return concatenate(outputs, axis=1)[:, xp.concatenate(groups).argsort()]
+
+
 def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
     caught: Contributions = {}
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
-        with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
+        with job.coordinates(step, number):
             loss = job.loss(step, number)
             job.scaled(loss).backward()
     finally:

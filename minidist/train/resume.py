@@ -1,7 +1,7 @@
 """A training job in a checkpoint and back: weights, optimizer, position in the data, seed, losses.
 
-Everything is stored by its global name, so a job that was saved by 4 ranks with ZeRO 3 goes on on 1 rank, or on 8 with
-ZeRO 1. On the same layout the next step has the same bits as if nothing had happened.
+Everything is stored by its global name and place, so a job that was saved by 4 ranks with ZeRO 3 goes on on 1 rank, or on 8 as
+tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the same bits as if nothing had happened.
 
 The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
 masks depend on seed, step and sample. So there is no random state to be saved, and none of another rank to be restored.
@@ -12,18 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint, Piece, save
 from minidist.comm import Comm
 from minidist.parallel import OffloadedOptimizer
+from minidist.parallel.dims import Axes
+from minidist.parallel.tensor.shards import tile_in
 from minidist.train.config import TrainConfig, flag
 from minidist.train.job import Job
+from minidist.train.pieces import pieces_of
 from minidist.train.residuals import load_residuals, residual_pieces
 from minidist.train.strategies import Strategy
 
 # What the bits of the next step depend on; a resumed job must not differ in it.
 FIXED = (
-    "model", "layers", "width", "heads", "context", "dropout", "data", "optimizer", "momentum", "weight_decay", "precision", "seed",
+    "model", "layers", "width", "heads", "kv_heads", "context", "dropout", "attention_dropout", "experts", "top_k", "capacity_factor",
+    "aux_loss_weight", "data", "optimizer", "momentum", "weight_decay", "precision", "seed",
 )  # fmt: skip
 
 
@@ -38,14 +43,18 @@ def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, st
 
 
 def _pieces(strategy: Strategy) -> list[Piece]:
-    pieces = []
+    """What this rank holds of weights and optimizer state, with the number of ranks that hold the same."""
+    pieces: list[Piece] = []
     for axis in strategy.data_axes:
         state = axis.optimizer.state
-        pieces += [Piece(f"weights/{p.name}", p.shape, array, start, stop, copies=axis.copies) for p, array, start, stop in axis.weights()]
-        for parameter, start, stop in axis.state_ranges():
-            for key, array in state.get(parameter.name, {}).items():
-                if stop > start:
-                    pieces.append(Piece(f"optimizer/{parameter.name}/{key}", parameter.shape, array, start, stop, copies=axis.state_copies))
+        tensors = [(axis.copies, p, f"weights/{p.name}", array, start, stop) for p, array, start, stop in axis.weights()]
+        for p, start, stop in axis.state_ranges():
+            for key, array in state.get(p.name, {}).items():
+                tensors.append((axis.state_copies, p, f"optimizer/{p.name}/{key}", array, start, stop))
+        for (holder, holders), p, name, array, start, stop in tensors:
+            number, alike = strategy.copy_of(axis, p)
+            if start < stop and strategy.counts(axis, p):
+                pieces += pieces_of(name, p, strategy.axes, array, start, stop, (holder * alike + number, holders * alike))
     return pieces
 
 
@@ -57,8 +66,9 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
     """
     checkpoint = Checkpoint(directory)
     _same_job(checkpoint, job)
-    writes = [(array, _read(checkpoint, p, start, stop)) for axis in strategy.data_axes for p, array, start, stop in axis.weights()]
-    states = [{p.name: _state(checkpoint, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
+    axes = strategy.axes
+    writes = [(array, _read(checkpoint, axes, p, start, stop)) for axis in strategy.data_axes for p, array, start, stop in axis.weights()]
+    states = [{p.name: _state(checkpoint, axes, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
     for array, values in writes:
         array[...] = values
     strategy.load_scalars(checkpoint.state.get("scalars", {}))
@@ -72,22 +82,30 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
     return checkpoint.step, list(checkpoint.state["losses"])
 
 
-def _state(checkpoint: Checkpoint, parameter: Any, start: int, stop: int) -> dict[str, Any]:
+def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> dict[str, Any]:
     prefix = f"optimizer/{parameter.name}/"
-    return {
-        name[len(prefix) :]: checkpoint.read(name, start, stop) for name in checkpoint.tensors if name.startswith(prefix)
-    }
+    names = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
 
 
-def _read(checkpoint: Checkpoint, parameter: Any, start: int, stop: int) -> np.ndarray:
+def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> np.ndarray:
     name = f"weights/{parameter.name}"
     entry = checkpoint.tensors.get(name)
-    if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (parameter.shape, str(parameter.dtype)):
+    shape = parameter.shape if parameter.layout is None else parameter.layout.global_shape
+    if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (shape, str(parameter.dtype)):
         raise UsageError(
             f"checkpoint {str(checkpoint.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
-            f"{parameter.dtype}{list(parameter.shape)}"
+            f"{parameter.dtype}{list(shape)}"
         )
-    return checkpoint.read(name, start, stop)
+    return _elements(checkpoint, axes, parameter, name, start, stop)
+
+
+def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> np.ndarray:
+    """Elements [start, stop) of this rank's tile of a tensor in the checkpoint."""
+    layout = parameter.layout
+    if layout is None or not layout.axes:
+        return checkpoint.read(name, start, stop)
+    return tile_in(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
 
 
 def _same_job(checkpoint: Checkpoint, job: Job) -> None:

@@ -103,7 +103,11 @@ class Worker:
 def server_config(job: Job) -> ps.ServerConfig:
     """The servers that the job's flags describe."""
     kind, settings = optimizer_class(job)
-    return ps.ServerConfig(job.config.servers, job.config.consistency, lambda slices: kind(slices, **settings), rate=job.schedule)
+    config = job.config
+    return ps.ServerConfig(
+        config.servers, config.consistency, lambda slices: kind(slices, **settings), staleness_aware=config.staleness_aware,
+        rate=job.schedule,
+    )  # fmt: skip
 
 
 def train_served(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:

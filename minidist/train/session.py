@@ -42,10 +42,11 @@ class Summary:
     digest: str
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
+    noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()))
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()), *(("noise_scale",) if self.noise_scale else ()))
         return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
@@ -68,6 +69,10 @@ class Summary:
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
         if self.loss_scale:
             lines.append("loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(**self.loss_scale))
+        if self.noise_scale:
+            samples = self.noise_scale["samples"]
+            worth = "not known: the gradient is lost in its noise" if samples is None else f"{samples:,.1f} samples"
+            lines.append("gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(worth, **self.noise_scale))
         if self.host:
             lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
@@ -140,7 +145,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest, first.host, first.loss_scale,
+        first.digest, first.host, first.loss_scale, first.noise_scale,
     )  # fmt: skip
 
 

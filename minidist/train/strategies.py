@@ -16,7 +16,6 @@ import numpy as np
 from minidist.autograd import Parameter, meter
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
-from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.optim import block_square_sums, norm_from_blocks
@@ -68,7 +67,7 @@ class Strategy:
         for i in range(k):
             number = self.axes.dp.rank * k + i
             together = i == k - 1 or job.config.synchronize_each
-            with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed), nullcontext() if together else self.no_sync():
+            with job.coordinates(step, number), nullcontext() if together else self.no_sync():
                 loss = job.loss(step, number, self.model)
                 comm.compute(counted.take() if counted else (), name="forward")
                 job.scaled(loss).backward()
@@ -117,15 +116,23 @@ class Strategy:
         return np.concatenate([self.squares_of(axis) for axis in self.data_axes])
 
     def squares_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
-        """One data axis's part: tiles are added up over the ranks that have them, replicas count on the first of these."""
-        cut_over = [("tp", self.axes.tp), *([("ep", self.axes.ep)] if axis.experts else [])]
-        repeated = [p for p in axis.parameters if any(comm.rank and not is_cut(p, name) for name, comm in cut_over)]
+        """One data axis's part: tiles are added up over the ranks that have them; of copies the first one counts."""
+        repeated = [p for p in axis.parameters if self.copy_of(axis, p)[0]]
         blocks = axis.square_sums({*skip, *repeated})
-        for _, comm in cut_over:
+        for comm in (self.axes.tp, *([self.axes.ep] if axis.experts else [])):
             if comm.size > 1:
                 with purpose("clip_norm"):
                     all_reduce(comm, blocks, algorithm="ordered")
         return blocks
+
+    def copy_of(self, axis: DataAxis, parameter: Parameter) -> tuple[int, int]:
+        """(number of this rank, how many) among the ranks off the data axis that hold the same tile."""
+        number, copies = 0, 1
+        for name in ("tp", "ep") if axis.experts else ("tp",):
+            comm, layout = self.axes[name], parameter.layout
+            alike = layout.copies if layout is not None and name in layout.axes else comm.size
+            number, copies = number * alike + comm.rank % alike, copies * alike
+        return number, copies
 
     def step(self, lr_factor: float) -> None:
         """The optimizers' step, with so much of the learning rate."""
@@ -146,6 +153,10 @@ class Strategy:
                     whole = full_tensor(array, by_name[name].layout, self.axes)
                     result[kind].setdefault(key, whole.reshape(-1) if kind == "optimizer" else whole)
         return result
+
+    def counts(self, axis: DataAxis, parameter: Parameter) -> bool:
+        """Is this the parameter itself, and not a copy that a pipeline has in another place?"""
+        return True
 
     def scalars(self) -> dict[str, float]:
         """Numbers for a checkpoint, equal on all ranks: the loss scale and its counters."""
@@ -193,8 +204,3 @@ class OneDevice(Strategy):
 
     def tensors(self) -> Tensors:
         return self.data_axes[0].tensors()
-
-
-def is_cut(parameter: Parameter, axis: str) -> bool:
-    """Is it in tiles over this axis?"""
-    return parameter.layout is not None and axis in parameter.layout.axes

@@ -24,7 +24,9 @@ from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
+from minidist.train.noise import NoiseMeter
 from minidist.train.recipe import parallelize
+from minidist.train.replicas import check_replicas
 from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
@@ -66,6 +68,7 @@ class TrainResult:
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
+    noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -86,12 +89,17 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        noise = NoiseMeter(strategy) if config.noise_scale else None
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         for step in range(done, config.steps):
             began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
             strategy.zero_grad()
             losses.append(global_loss(strategy.axes.data, strategy.forward_backward(step)))
+            if noise is not None:
+                noise.measure()
             finish_step(job, strategy, step, losses[-1])
+            if config.check_replicas:
+                check_replicas(strategy, step)
             comm.compute(meter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
@@ -106,6 +114,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
             None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before}, exponents,
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
+            None if noise is None else noise.result(),
         )  # fmt: skip
 
 

@@ -13,23 +13,24 @@ among these. Parameters below the persistence threshold are gathered once a step
 place of n, and sums shards over the copies: 2 (c-1)/c of 1/n-th of Psi for each rank.
 
 All ranks of a group together send, of an array of S elements: all-reduce 2 (n-1) S, reduce-scatter, all-gather and
-broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis.
+broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis. What goes on
+inside layers is in layer_volumes.py.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from minidist.collectives.closed_form import recursive_doubling_all_reduce
 from minidist.optim import NORM_BLOCK
-from minidist.pipeline.plan import Plan, parts, unpack
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 from minidist.train.config import Batches, TrainConfig
-from minidist.train.plans import make_plan
+from minidist.train.layer_volumes import layer_elements
+from minidist.train.plans import crossings_of, make_plan
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
+ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
 DIGEST = 16  # of the names and shapes of a unit, and of a plan
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
@@ -44,6 +45,7 @@ class AxisSizes:
     units: list[int]
     buckets: list[int]
     parameters: dict[str, int]
+    held: int = 0  # parts of parameters that this rank holds
     compressed: int | None = None
     resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
@@ -60,6 +62,10 @@ def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
         _data_axes(config, batches, pipeline, skipped), _norms(config, batches, pipeline, skipped), _losses(config, batches), _overflow(config, batches),
     ):  # fmt: skip
         total.update(volumes)
+    total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
+    if config.check_replicas:
+        parts = sum(axis.held for axes in sizes for axis in axes)
+        total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
     if dims.pp > 1:
         total.update(_between_stages(config, batches, pipeline))
     return {name: total[name] for name in sorted(total) if total[name]}
@@ -119,7 +125,8 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     n = dims.dp * dims.cp
     to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
     to_rows = dims.pp * dims.tp * n * (n - 1) * k
-    return Counter(metrics=config.steps * (to_stages + to_rows) * NUMBER)
+    noise = 2 * (n - 1) if config.noise_scale else 0  # an all-reduce of one number
+    return Counter(metrics=config.steps * (to_stages + to_rows + noise) * NUMBER)
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
@@ -136,7 +143,7 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     """Activations and their gradients, what stages share, and what is said at the start."""
     dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
-    crossings, paths = crossings_of(plan)
+    crossings, paths, _ = crossings_of(plan)
     border = dims.dp * batches.micro_batch * config.width  # of all ranks of one stage
     if config.model != "mlp":
         border *= config.context
@@ -158,18 +165,3 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
         total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
     return total
-
-
-def crossings_of(plan: Plan) -> tuple[int, int]:
-    """Activations of a step that go from rank to rank, and borders between ranks on all distinct ways through the ranks."""
-    home = {}
-    for rank, order in enumerate(plan.orders):
-        for action in (unpack(part) for item in order for part in parts(item)):
-            if action.kind == "F":
-                home[action.stage, action.microbatch] = rank
-    ways = [tuple(home[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
-
-    def borders(way: tuple[int, ...]) -> int:
-        return sum(a != b for a, b in pairwise(way))
-
-    return sum(map(borders, ways)), sum(map(borders, set(ways)))

@@ -67,7 +67,20 @@ def test_replicas_are_written_once_and_by_turns(tmp_path):
     SimWorld(3).run(main)
     assert_holds(tmp_path, 1)
     checkpoint = Checkpoint(tmp_path)
-    assert [entry["pieces"][0]["file"] for entry in checkpoint.tensors.values()] == [f"rank-000{r}.safetensors" for r in range(3)]
+    assert all(len(entry["pieces"]) == 1 for entry in checkpoint.tensors.values())
+
+
+def test_who_writes_a_replica_does_not_depend_on_what_else_a_rank_has(tmp_path):
+    def main(comm):
+        names = [f"shared {i}" for i in range(30)]
+        pieces = [Piece(name, (2,), np.ones(2), copies=(comm.rank, comm.size)) for name in names]
+        own = [Piece(f"own {comm.rank}.{i}", (1,), np.ones(1)) for i in range(comm.rank)]
+        save(comm, tmp_path, 1, [*own, *pieces], {"version": 1})
+
+    SimWorld(3).run(main)
+    tensors = Checkpoint(tmp_path).tensors
+    writers = [tensors[f"shared {i}"]["pieces"][0]["file"] for i in range(30)]
+    assert set(writers) == {f"rank-000{r}.safetensors" for r in range(3)}
 
 
 class Killed(Exception):

@@ -8,7 +8,7 @@ import numpy as np
 from minidist.base.trace import purpose
 from minidist.collectives import TwoLevel, all_gather, all_reduce, barrier
 from minidist.comm import ANY, init_device_mesh
-from tests.collectives.cases import ALL, DTYPES, Case
+from tests.collectives.cases import ALL, DTYPES, OPS, Case
 
 
 def digest(values):
@@ -26,7 +26,7 @@ def every_collective(comm):
     for i, (operation, algorithm) in enumerate(ALL):
         for size, async_op in ((2 * n + 1, False), (n - 1, True), (0, False)):
             dtype = dtypes[(i + size) % len(dtypes)]
-            op = ("sum", "max", "prod")[i % 3]
+            op = OPS[(i + size) % 5] if dtype.kind != "i" else OPS[2 * (i % 3)]  # an average of integers is none
             root = i % n
             counts = None if operation == "all_to_all" or not async_op else tuple([size] + [0] * (n - 1))
             case = Case(operation, algorithm, n, size, dtype, op, root, counts, async_op)

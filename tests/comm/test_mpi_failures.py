@@ -166,7 +166,7 @@ def main(comm):
         TIMEOUT,
     )
     assert code != 0
-    assert re.search(r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, at program.py", output), output
+    assert re.search(r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, waited for at program.py", output), output
     assert f"program.py:{run.line('all_reduce(comm')}" in output
 
 

@@ -232,6 +232,71 @@ def passes_on_its_own_part(comm, array):
         comm.sendrecv(leaving, right, arriving, left)
 
 
+def starts_with_its_own(comm, array):
+    n, chunks = comm.size, np.array_split(array, comm.size)
+    total, part = chunks[comm.rank].copy(), np.empty_like(chunks[comm.rank])
+    for distance in range(1, n):
+        to, source = (comm.rank + distance) % n, (comm.rank - distance) % n
+        comm.sendrecv(chunks[to], to, part, source)
+        total += part
+    return total
+
+
+def sums_whole_arrays(comm, array):
+    parts = all_gather(comm, array).reshape(comm.size, -1)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return np.array_split(total, comm.size)[comm.rank]
+
+
+def doubling_without_folding(comm, array):
+    incoming, distance = np.empty_like(array), 1
+    while distance < comm.size:
+        comm.sendrecv(array, comm.rank ^ distance, incoming, comm.rank ^ distance)
+        array += incoming
+        distance *= 2
+
+
+def forgets_the_extra_ranks(comm, array):
+    power = 1 << (comm.size.bit_length() - 1)
+    if comm.rank < power:
+        solution("05.halving_doubling")(comm.group(range(power), "power"), array)
+    else:
+        comm._children += 1
+
+
+def folded_whole_arrays(comm, array):
+    all_reduce(comm, array, algorithm="recursive_doubling")
+
+
+def drops_the_odd_one(comm, array):
+    n, rank = comm.size, comm.rank
+    if n & (n - 1):
+        solution("05.halving_doubling")(comm, array)
+        return
+    held, cuts, distance = array, [], n // 2
+    while distance:
+        half = held.size // 2
+        low, high = held[:half], held[half : 2 * half]
+        keep, give = (low, high) if not rank & distance else (high, low)
+        part = np.empty_like(keep)
+        comm.sendrecv(give, rank ^ distance, part, rank ^ distance)
+        keep += part
+        cuts.append((keep, give, distance))
+        held, distance = keep, distance // 2
+    for keep, give, distance in reversed(cuts):
+        comm.sendrecv(keep, rank ^ distance, give, rank ^ distance)
+
+
+def by_bytes_alone(n, size, alpha, beta):
+    return "rabenseifner" if size > 2**14 else "recursive_doubling"
+
+
+def a_tree_for_short_ones(n, size, alpha, beta):
+    return solution("05.choose")(n, size, alpha, beta) if alpha < beta * size else "binomial"
+
+
 def result_thrown_away(comm, array):
     all_reduce(comm, array.copy())
 
@@ -892,6 +957,21 @@ WRONG = [
     ("04.ring_all_reduce", whole_arrays_travel, "whole arrays travel"),
     ("04.ring_all_reduce", passes_on_its_own_part, "the sum that it has just made"),
     ("04.ring_all_reduce", result_thrown_away, "written into it"),
+    ("04.ordered_reduce_scatter", starts_with_its_own, "its turn is"),
+    ("04.ordered_reduce_scatter", lambda comm, array: reduce_scatter(comm, array, algorithm="ring"), "nothing is added on the way"),
+    ("04.ordered_reduce_scatter", sums_whole_arrays, "whole arrays travel"),
+    ("04.ordered_reduce_scatter", lambda comm, array: np.array_split(array, comm.size)[comm.rank].copy(), "with all parts in it"),
+    ("05.halving_doubling", result_thrown_away, "written into it"),
+    ("05.halving_doubling", doubling_without_folding, "rank xor distance is a rank only when"),
+    ("05.halving_doubling", solution("04.ring_all_reduce"), "a ring's number"),
+    ("05.halving_doubling", folded_whole_arrays, "whole arrays travel in every round"),
+    ("05.halving_doubling", drops_the_odd_one, "one element short when the size is odd"),
+    ("05.halving_doubling", forgets_the_extra_ranks, "Is the part of every rank beyond it in the sum"),
+    ("05.choose", lambda n, size, alpha, beta: "tree", "return the name"),
+    ("05.choose", lambda n, size, alpha, beta: "ring", "count the latencies too"),
+    ("05.choose", lambda n, size, alpha, beta: "recursive_doubling", "here bytes decide"),
+    ("05.choose", by_bytes_alone, "not on the bytes alone"),
+    ("05.choose", a_tree_for_short_ones, "needs half of them"),
     ("06.weighted_average", mean_of_means, "mean of the means"),
     ("06.weighted_average", divided_by_ranks, "not by the number of ranks"),
     ("06.weighted_average", nan_from_nothing, "0 * nan"),

@@ -22,7 +22,7 @@ def holds(ranks, tier, **values):
     (6, {"pp": 3, "layers": 3, "zero": 1, "microbatches": 3, "dropout": 0.1}),
     (4, {"pp": 2, "schedule": "zb-h1", "zero": 1, "offload": "optimizer"}),
     (4, {"pp": 2, "schedule": "dualpipe", "layers": 4, "zero": 1, "microbatches": 4}),
-    (2, {"pp": 2, "recompute": "selective"}),
+    (2, {"pp": 2, "recompute": "selective", "zero": 1}),
     (2, {"pp": 2, "schedule": "zb-h1", "recompute": "full", "offload": "activations"}),
     (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
     (2, {"model": "llama", "zero": 3}),
@@ -41,6 +41,7 @@ def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):
     (6, {"tp": 3, "heads": 6, "pp": 2}),
     (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 1, "dropout": 0.1}),
     (4, {"tp": 2, "pp": 2, "model": "llama", "sequence_parallel": True, "kv_heads": 2}),
+    (4, {"tp": 4, "model": "llama", "kv_heads": 2, "attention_dropout": 0.1, "zero": 1}),
     (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 3}),
 ])  # fmt: skip
 def test_tensor_parallel_with_every_other_axis(ranks, values):
@@ -48,9 +49,9 @@ def test_tensor_parallel_with_every_other_axis(ranks, values):
 
 
 @pytest.mark.parametrize(("ranks", "values"), [
-    (3, {"cp": 3, "accumulation": 2}),
+    (3, {"cp": 3, "accumulation": 2, "dropout": 0.1, "attention_dropout": 0.1}),
     (4, {"cp": 2, "attention": "ulysses", "zero": 1, "recompute": "selective"}),
-    (4, {"cp": 2, "pp": 2, "schedule": "zb-h1", "recompute": "full"}),
+    (4, {"cp": 2, "pp": 2, "schedule": "zb-h1", "recompute": "full", "dropout": 0.1}),
     (8, {"cp": 2, "tp": 2, "zero": 3, "model": "llama", "sequence_parallel": True}),
 ])  # fmt: skip
 def test_context_parallel_with_every_other_axis(ranks, values):
@@ -59,7 +60,7 @@ def test_context_parallel_with_every_other_axis(ranks, values):
 
 @pytest.mark.parametrize(("ranks", "values"), [
     (4, {"ep": 2, "zero": 1, "top_k": 2}), (4, {"ep": 2, "zero": 2, "accumulation": 2}), (4, {"ep": 2, "pp": 2}),
-    (8, {"ep": 2, "dp": 4, "tp": 2, "zero": 1}),
+    (8, {"ep": 2, "dp": 4, "tp": 2, "zero": 1}), (8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "top_k": 2}), (3, {"cp": 3, "context": 10}),
 ])  # fmt: skip
 def test_expert_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, experts=4, **values)

@@ -1,13 +1,19 @@
 """`--strategy ps`: one device's bits with bsp, a replay's with the others, and the bytes in closed form."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.base.trace import read_traces
 from minidist.comm import SimWorld
-from minidist.comm.choosers import seeded
+from minidist.comm.choosers import replay, seeded
+from minidist.lesson.mpi_leg import mpiexec
 from minidist.parallel import parameter_server as ps
 from minidist.train.checks import check_axes
 from minidist.train.compare_served import compare_served, serve_and_keep
@@ -16,6 +22,7 @@ from minidist.train.servers import served_bytes
 from minidist.train.session import number_of_ranks, run_comparison, run_training
 from minidist.train.trainer import NonFiniteError, train
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}
 
 
@@ -49,6 +56,34 @@ def test_the_others_are_a_replay_of_their_own_order(consistency):
         assert verdict.tier == "replay"
         digests.add(served[0].result.digest)
     assert len(digests) == 3  # an order a seed, and other bits with each
+
+
+def test_staleness_aware_rates():
+    digests = set()
+    for aware in (False, True):
+        verdict, served, _ = compared(config(consistency="asp", staleness_aware=aware), 4)
+        assert verdict.equal, verdict.first_difference
+        digests.add(served[0].result.digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
+def test_a_run_under_mpi_is_replayed_in_the_simulated_world(tmp_path):
+    """The order in which the servers' wildcards matched under MPI, chosen again: the same bits, the same messages."""
+    consistency = "asp"
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "servers": 2, "consistency": consistency}.items()]
+    trace = tmp_path / "mpi.jsonl"
+    command = [mpiexec(), "-n", "5", sys.executable, "-m", "minidist", "train", *flags, "--trace", str(trace), "--json"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=True)
+    summary, (traces, _) = json.loads(answer.stdout), read_traces(trace)
+    assert all(volume["measured"] == volume["closed_form"] for volume in summary["bytes_by_purpose"].values())
+    world = SimWorld(5, chooser=replay(traces))
+    results = world.run(train, config(servers=2, consistency=consistency))
+    assert results[0].digest == summary["digest"]
+    assert results[0].losses == summary["losses"]
+    assert [t.sequences() for t in world.traces] == [t.sequences() for t in traces]
 
 
 def test_what_differs_is_named():
@@ -125,6 +160,7 @@ BAD = {
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not go with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
     "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),
+    "rates": ({"staleness_aware": True}, 3, "--staleness-aware has no meaning with --consistency bsp"),
     "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place."""
+"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place; and a reduce-scatter in rank order."""
 
 import numpy as np
 
@@ -22,6 +22,41 @@ def ring_all_reduce(comm: Comm, array: np.ndarray) -> None:
     for step in range(n - 1):  # now chunk r is complete on rank r
         leaving, arriving = chunks[(rank - step) % n], chunks[(rank - 1 - step) % n]
         comm.sendrecv(leaving, right, arriving, left)
+
+
+def ordered_reduce_scatter(comm: Comm, array: np.ndarray) -> np.ndarray:
+    """Chunk j goes straight to rank j, which keeps all parts apart until it can add them in rank order."""
+    n, rank = comm.size, comm.rank
+    chunks = np.array_split(array, n)
+    parts = [np.empty_like(chunks[rank]) for _ in range(n)]
+    parts[rank] = chunks[rank]
+    for distance in range(1, n):
+        to, source = (rank + distance) % n, (rank - distance) % n
+        comm.sendrecv(chunks[to], to, parts[source], source)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def fractions(case: Case, rank: int) -> np.ndarray:
+    """Numbers of very different size, so that the order of the additions shows."""
+    return case.generator(rank).normal(size=case.size) * 10.0 ** case.generator(rank, 1).integers(-8, 8, case.size)
+
+
+def in_rank_order(case: Case) -> list[np.ndarray]:
+    whole = fractions(case, 0).copy()
+    for rank in range(1, case.ranks):
+        whole += fractions(case, rank)
+    return np.array_split(whole, case.ranks)
+
+
+def nearly(failure: Failure) -> bool:
+    """Right up to rounding."""
+    if failure.kind != "wrong" or any(answer is None for answer in failure.answers):
+        return False
+    both = zip(failure.answers, failure.expected, strict=True)
+    return all(np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6) for a, b in both)
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -72,5 +107,29 @@ EXERCISES = [
                 "part?",
             ),
         ),
-    )
+    ),
+    Exercise(
+        name="04.ordered_reduce_scatter",
+        solution=ordered_reduce_scatter,
+        arguments=lambda case, comm: (fractions(case, comm.rank),),
+        expected=in_rank_order,
+        par=Case(4, 16),
+        limits=("bytes",),
+        tolerance=0.0,
+        hints=(
+            Hint(
+                nearly,
+                "right up to rounding, and wrong in the last bits: the additions are in another order. Rank 0's part comes first on "
+                "every rank, then rank 1's, ...; a rank's own part comes when its turn is, and nothing is added on the way",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "the bits are right, but whole arrays travel: a rank needs only its own chunk of each of the others",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong",
+                "is it the rank's own chunk that is returned, as np.array_split cuts it, with all parts in it?",
+            ),
+        ),
+    ),
 ]

@@ -6,7 +6,7 @@ the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
 """
 
 from minidist.comm import Comm, Mesh
-from minidist.parallel.context.positions import sequence_positions
+from minidist.parallel.context.positions import part_order, sequence_positions
 from minidist.parallel.context.ring_attention import RingAttention
 from minidist.parallel.context.ulysses import UlyssesAttention
 
@@ -16,4 +16,4 @@ def gradient_axes(mesh: Mesh) -> Comm:
     return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 
-__all__ = ["RingAttention", "UlyssesAttention", "gradient_axes", "sequence_positions"]
+__all__ = ["RingAttention", "UlyssesAttention", "gradient_axes", "part_order", "sequence_positions"]

@@ -41,3 +41,8 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
         starts = offsets(chunk_sizes(length, ranks))
         return xp.arange(starts[rank], starts[rank + 1])
     raise UsageError(f"unknown order {order!r} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
+
+
+def part_order(attention: str) -> str:
+    """The order of the parts that an attention ("ring" or "ulysses") needs."""
+    return "zigzag" if attention == "ring" else "contiguous"

@@ -259,7 +259,7 @@ class Pipeline:
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
-        with no_grad(), batch_coordinates():
+        with no_grad(), batch_coordinates(), self.coordinates(0):
             outputs = by_target(self.stages[stage].module(*leaves), stage)
         counted = current_meter.get()
         if counted is not None:

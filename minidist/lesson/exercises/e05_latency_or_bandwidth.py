@@ -1,0 +1,186 @@
+"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest."""
+
+from collections.abc import Sequence
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import MismatchError, UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.collectives.closed_form import TIMES
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
+
+
+def halving_doubling(comm: Comm, array: np.ndarray) -> None:
+    """Ranks beyond a power of two hand their part to a neighbour; the others halve, then double."""
+    n, rank = comm.size, comm.rank
+    power = 1 << (n.bit_length() - 1)
+    extra = n - power
+    if rank >= power:  # one of the extra ranks: its part goes to rank - power, the sum comes back
+        comm.send(array, rank - power)
+        comm.recv(array, rank - power)
+        return
+    incoming = np.empty_like(array)
+    if rank < extra:
+        comm.recv(incoming, rank + power)
+        array += incoming
+    start = offsets(chunk_sizes(array.size, power))
+    distance = power // 2
+    while distance:  # keep the half that holds the own chunk, give the other half away
+        first = rank // distance * distance
+        keep, give = (array[start[b] : start[b + distance]] for b in (first, first ^ distance))
+        part = incoming[: keep.size]
+        comm.sendrecv(give, rank ^ distance, part, rank ^ distance)
+        keep += part
+        distance //= 2
+    distance = 1
+    while distance < power:  # what is known doubles
+        first = rank // distance * distance
+        known, unknown = (array[start[b] : start[b + distance]] for b in (first, first ^ distance))
+        comm.sendrecv(known, rank ^ distance, unknown, rank ^ distance)
+        distance *= 2
+    if rank < extra:
+        comm.send(array, rank + power)
+
+
+def choose(n: int, size: float, alpha: float, beta: float) -> str:
+    """The cheapest of NAMES for n ranks, a power of two, and an array of `size` bytes."""
+    rounds, share = log2(n), (n - 1) / n
+    costs = {
+        "binomial": 2 * rounds * (alpha + beta * size),
+        "recursive_doubling": rounds * (alpha + beta * size),
+        "rabenseifner": 2 * rounds * alpha + 2 * share * beta * size,
+        "ring": 2 * (n - 1) * alpha + 2 * share * beta * size,
+    }
+    return min(costs, key=costs.__getitem__)
+
+
+def data(case: Case, rank: int) -> np.ndarray:
+    """Whole numbers, so that the order of the additions does not matter."""
+    return case.generator(rank).integers(1, 1000, case.size).astype(np.float64)
+
+
+def total(case: Case) -> list[np.ndarray]:
+    return [np.sum([data(case, rank) for rank in range(case.ranks)], axis=0)] * case.ranks
+
+
+def unchanged(failure: Failure) -> bool:
+    return failure.answers_are([data(failure.case, rank) for rank in range(failure.case.ranks)])
+
+
+def is_power(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def setting(case: Case) -> tuple[int, float, float, float]:
+    """n, bytes, alpha and beta of a case; latencies from 0.1 µs to 1 ms, links from 10 MB/s to 100 GB/s."""
+    draw = case.generator()
+    return 2**case.size, 2 ** draw.uniform(3, 27), 10 ** draw.uniform(-7, -3), 10 ** draw.uniform(-11, -7)
+
+
+def costs_of(case: Case) -> dict[str, float]:
+    n, size, alpha, beta = setting(case)
+    return {name: TIMES["all_reduce", name](size, n, alpha, beta) for name in NAMES}
+
+
+def judge(case: Case, answers: Sequence[Any]) -> str:
+    name, costs = answers[0], costs_of(case)
+    if name not in costs:
+        return f"{name!r} is none of {', '.join(NAMES)}"
+    best = min(costs, key=costs.__getitem__)
+    if costs[name] > costs[best] * (1 + 1e-6):
+        return f"{name} takes {1e6 * costs[name]:.4g} µs, {best} only {1e6 * costs[best]:.4g} µs"
+    return ""
+
+
+def answered(failure: Failure, *names: str) -> bool:
+    return failure.kind == "wrong" and failure.answers[0] in names
+
+
+def describe(case: Case) -> str:
+    n, size, alpha, beta = setting(case)
+    return f"n = {n}, S = {size:,.0f} B, alpha = {1e6 * alpha:.3g} µs, 1/beta = {1e-9 / beta:.3g} GB/s"
+
+
+EXERCISES = [
+    Exercise(
+        name="05.halving_doubling",
+        solution=halving_doubling,
+        arguments=lambda case, comm: (data(case, comm.rank),),
+        expected=total,
+        answer=lambda arguments, returned: arguments[0],
+        par=Case(6, 16),
+        limits=("messages", "bytes"),
+        hints=(
+            Hint(
+                lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
+                "the array is as it was: the sum must be written into it, and size // 2 is one element short when the size is odd",
+            ),
+            Hint(
+                lambda f: f.raised(UsageError) and "names rank" in f.message,
+                "rank xor distance is a rank only when n is a power of two: let the ranks beyond the largest power of two "
+                "hand their part to another rank first, and wait for the sum",
+            ),
+            Hint(
+                lambda f: f.raised(MismatchError) or (f.kind == "wrong" and is_power(f.case.ranks)),
+                "where does the array end up cut? size // 2 twice is one element short when the size is odd, and what one rank "
+                "keeps must be what its partner gives: cut once, into as many chunks as ranks take part, and exchange runs of "
+                "chunks",
+            ),
+            Hint(
+                lambda f: f.kind == "limit" and f.metric == "messages",
+                "the sums are right in more messages than 2 log2 n (and two for a rank that works for another): that is a ring's "
+                "number, or a boss's",
+            ),
+            Hint(
+                lambda f: f.kind == "limit" and f.metric == "bytes",
+                "the sums are right, but whole arrays travel in every round: that is recursive doubling. Give away half, then a "
+                "quarter, then an eighth",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and not is_power(f.case.ranks),
+                "right when n is a power of two. Is the part of every rank beyond it in the sum, and does each of them get the "
+                "sum back?",
+            ),
+        ),
+    ),
+    Exercise(
+        name="05.choose",
+        solution=choose,
+        arguments=lambda case, comm: setting(case),
+        expected=lambda case: [choose(*setting(case))],
+        judge=judge,
+        cases=lambda: [Case(1, k, seed) for k in range(1, 11) for seed in range(12)],
+        par=Case(1, 4),
+        label=describe,
+        communicates=False,
+        hints=(
+            Hint(
+                lambda f: f.kind == "wrong" and f.answers[0] not in NAMES,
+                "return the name of an algorithm: binomial, recursive_doubling, rabenseifner or ring",
+            ),
+            Hint(
+                lambda f: answered(f, "ring"),
+                "a ring sends as few bytes as rabenseifner, in 2 (n-1) messages instead of 2 log2 n: count the latencies too",
+            ),
+            Hint(
+                lambda f: answered(f, "binomial"),
+                "a tree up and a tree down take 2 log2 n rounds with the whole array; recursive doubling needs half of them",
+            ),
+            Hint(
+                lambda f: answered(f, "recursive_doubling"),
+                "here bytes decide: recursive doubling sends the whole array in each of its log2 n rounds, rabenseifner "
+                "2 (n-1)/n of it in all. Compare alpha with beta times what is saved",
+            ),
+            Hint(
+                lambda f: answered(f, "rabenseifner"),
+                "here latency decides: rabenseifner has twice as many rounds as recursive doubling. The border depends on n, alpha "
+                "and beta, not on the bytes alone",
+            ),
+        ),
+    ),
+]

@@ -1,0 +1,46 @@
+"""`--noise-scale`: how large a batch would be worth its samples, measured beside training (parallel/noise_scale.py).
+
+A rank's own gradient is looked at before it is summed, everybody's after it; one number of 8 B is all-reduced a step. The
+weights do not notice.
+"""
+
+from collections.abc import Iterator
+from math import isfinite
+
+from minidist.parallel.noise_scale import LocalGradient, NoiseScale, step_estimate
+from minidist.train.config import Batches, TrainConfig
+from minidist.train.data_axis import Replicated
+from minidist.train.strategies import Strategy
+
+
+class NoiseMeter:
+    """Measures every step of a data-parallel strategy."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        (axis,) = strategy.data_axes
+        assert isinstance(axis, Replicated)
+        self.comm, self.flat, self.batch = axis.parallel.comm, axis.flats[0], strategy.job.batches.global_batch
+        self.local, self.scale = LocalGradient(axis.parallel.reducer), NoiseScale()
+
+    def measure(self) -> None:
+        """Between backward and the step: the gradients are whole and nobody has clipped them."""
+        self.scale.add(step_estimate(self.comm, self.local.take(), self.flat.grad, self.batch))
+
+    def result(self) -> dict[str, float | None]:
+        """Averages over the last steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in the noise)."""
+        simple = self.scale.simple
+        return {"samples": simple if isfinite(simple) else None, "gradient_square": self.scale.gradient, "noise": self.scale.noise}
+
+
+def check_noise(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """What `--noise-scale` does not go with."""
+    if not config.noise_scale:
+        return
+    dims = batches.dims
+    if config.strategy == "ps" or config.zero or dims.dp == 1 or dims.dp != dims.ranks or config.experts:
+        yield "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero and no --strategy ps"
+    if config.synchronize_each or config.compression != "none" or config.precision in ("fp16", "bf16"):
+        yield (
+            "--noise-scale compares a rank's whole gradient with everybody's, as they are; leave out --synchronize-each, --compression "
+            "and --precision fp16 or bf16"
+        )

@@ -1,0 +1,68 @@
+"""`--noise-scale`: the number that one device computes from the same micro-batches, for 8 bytes a step, and no other weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.base.random import batch_coordinates
+from minidist.comm import SimWorld
+from minidist.nn import FlatParameters
+from minidist.parallel.noise_scale import NoiseScale, estimate
+from minidist.train.checks import check_axes
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import build
+from minidist.train.session import Summary, run_training
+from minidist.train.trainer import train
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 1, "micro_batch": 2, "accumulation": 2, "noise_scale": True, "precision": "fp64"}
+
+
+def config(**values):
+    return TrainConfig.make(**{**SMALL, **values})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("reduction", ["ring", "ordered"])
+def test_it_is_what_one_device_computes(ranks, reduction):
+    made = config(reduction=reduction, bucket_cap_mb=0.004, clip=1e-3)
+    job = build(made, resolve_batches(made, ranks))
+    flat, shares = FlatParameters(job.model.parameters()), []
+    for rank in range(ranks):
+        flat.zero_grad()
+        for number in (2 * rank, 2 * rank + 1):
+            with batch_coordinates(0, 2 * number, made.seed):
+                job.loss(0, number).backward()
+        shares.append(ranks * flat.grad)  # the mean gradient of the rank's 4 samples
+    whole = np.mean(shares, axis=0)
+    expected = estimate(4, np.mean([share @ share for share in shares]), 4 * ranks, whole @ whole)
+    for result in SimWorld(ranks).run(train, made):
+        assert result.noise_scale["gradient_square"] == pytest.approx(expected.gradient, rel=1e-9)
+        assert result.noise_scale["noise"] == pytest.approx(expected.noise, rel=1e-9)
+
+
+def test_it_costs_one_number_and_changes_nothing(tmp_path):
+    with_it, without = (run_training(config(dp=3, steps=4, noise_scale=on), None, 60.0, tmp_path / "t.jsonl") for on in (True, False))
+    assert with_it.digest == without.digest
+    assert with_it.volumes_hold()
+    more = with_it.bytes_by_purpose["metrics"]["measured"] - without.bytes_by_purpose["metrics"]["measured"]
+    assert more == 4 * 2 * 2 * 8  # steps x 2 (n-1) x 8 B
+    assert json.loads(json.dumps(with_it.as_dict()))["noise_scale"].keys() == {"samples", "gradient_square", "noise"}
+    assert "gradient noise scale" in with_it.table()
+    assert "noise_scale" not in without.as_dict()
+
+
+def test_a_gradient_that_is_lost_in_its_noise():
+    summary = Summary("simulated", [1.0], 2, {}, [0], "t", 0.0, "d", noise_scale={"samples": None, "gradient_square": -1.0, "noise": 4.0})
+    assert "lost in its noise" in summary.table()
+    assert NoiseScale().simple == float("inf")
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"zero": 1, "dp": 2}, {"tp": 2}, {"dp": 2, "compression": "sign"}, {"dp": 2, "synchronize_each": True}, {"strategy": "ps"}]
+)
+def test_what_it_does_not_go_with(values):
+    made = config(**values)
+    with pytest.raises(UsageError, match="--noise-scale compares"):
+        check_axes(made, resolve_batches(made, 1 if not values else 2))

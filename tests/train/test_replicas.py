@@ -1,0 +1,49 @@
+"""`--check-replicas`: every layout keeps its copies equal bit for bit, and a copy that drifts is named."""
+
+import pytest
+
+from minidist.base.errors import MismatchError
+from minidist.comm import SimWorld
+from minidist.pipeline.runtime.shared import SharedGradients
+from minidist.train.config import TrainConfig
+from minidist.train.trainer import train
+from tests.train.test_volumes import SMALL, table
+
+LAYOUTS = [
+    (4, {"tp": 2, "zero": 3}), (8, {"tp": 2, "pp": 2, "sequence_parallel": True}), (6, {"pp": 2, "microbatches": 3}),
+    (4, {"tp": 4, "model": "llama", "kv_heads": 2}), (4, {"experts": 4, "ep": 2, "dp": 4}), (4, {"cp": 2, "zero": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "values"), LAYOUTS)
+def test_copies_stay_equal_after_every_step_also_in_the_order_of_a_ring(ranks, values, tmp_path):
+    with_check = table(tmp_path, ranks, **values, check_replicas=True)
+    without = table(tmp_path, ranks, **values)
+    assert with_check["metrics"] > without.get("metrics", 0)
+
+
+def drifts(ranks, name, **values):
+    config = TrainConfig.make(**{**SMALL, **values, "check_replicas": True})
+    with pytest.raises(MismatchError, match=rf"after step 0 parameter '{name}.*not the same on rank \d as on rank \d"):
+        SimWorld(ranks).run(train, config)
+
+
+def test_a_tied_weight_whose_gradients_do_not_meet(monkeypatch):
+    monkeypatch.setattr(SharedGradients, "add", lambda self: None)
+    monkeypatch.setattr(SharedGradients, "mark_added", lambda self: None)
+    drifts(2, r"transformer\.wte\.weight", pp=2)
+
+
+def test_a_norm_whose_gradient_is_not_summed_over_the_tiles(monkeypatch):
+    monkeypatch.setattr("minidist.parallel.tensor.sequence.copy_to_tensor_parallel_region", lambda x, comm: x)
+    drifts(2, r"transformer\.(wpe|ln_f|h\.0)", tp=2, sequence_parallel=True)
+
+
+def test_a_data_axis_that_sums_nothing(monkeypatch):
+    monkeypatch.setattr("minidist.parallel.gradients.all_reduce", lambda comm, array, *a, **k: _Done())
+    drifts(2, "transformer", dp=2)
+
+
+class _Done:
+    def wait(self):
+        return None

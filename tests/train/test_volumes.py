@@ -1,0 +1,48 @@
+"""Every byte of every composition is in the closed form, purpose by purpose."""
+
+import pytest
+
+from minidist.comm.launch import execute
+from minidist.train.config import TrainConfig
+from minidist.train.session import number_of_ranks, summarize
+from minidist.train.trainer import train
+
+SMALL = {"layers": 2, "width": 24, "heads": 4, "context": 8, "data": "markov", "steps": 2, "micro_batch": 1, "clip": 0.1}
+
+
+def table(tmp_path, ranks, **values):
+    config = TrainConfig.make(**{**SMALL, **values})
+    assert number_of_ranks(config, ranks) == ranks
+    summary = summarize(config, execute(train, config, ranks=ranks), tmp_path / "run.jsonl", 1.0)
+    assert summary.volumes_hold(), summary.table()
+    return {name: volume["measured"] for name, volume in summary.bytes_by_purpose.items()}
+
+
+@pytest.mark.parametrize(("ranks", "values"), [
+    (6, {"pp": 3, "layers": 3, "zero": 1, "microbatches": 2}),
+    (2, {"tp": 2, "recompute": "full"}),
+    (4, {"tp": 2, "sequence_parallel": True, "zero": 2, "accumulation": 2}),
+    (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full", "microbatches": 3}),
+    (4, {"tp": 2, "pp": 2, "schedule": "zb-v", "layers": 4, "model": "llama", "kv_heads": 2, "microbatches": 4}),
+    (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 4, "microbatches": 2}),
+    (8, {"cp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "recompute": "full"}),
+    (3, {"cp": 3, "context": 10, "recompute": "full"}),
+    (4, {"cp": 2, "pp": 2, "recompute": "selective", "model": "llama", "kv_heads": 2, "microbatches": 2}),
+    (8, {"cp": 2, "tp": 2, "attention": "ulysses", "sequence_parallel": True, "zero": 3}),
+    (8, {"experts": 4, "ep": 2, "dp": 4, "tp": 2, "zero": 1, "top_k": 2}),
+    (8, {"experts": 4, "ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "context": 12, "attention": "ulysses"}),
+    (4, {"experts": 4, "ep": 2, "pp": 2, "recompute": "full", "microbatches": 2}),
+])  # fmt: skip
+def test_every_byte_is_in_the_closed_form(ranks, values, tmp_path):
+    table(tmp_path, ranks, **values)
+
+
+def test_the_papers_numbers(tmp_path):
+    """8 b s h (t-1)/t elements a rank and layer; with the sequence split a quarter more, gathered again (and a head's)."""
+    b, s, h, t, layers = 1, 8, 24, 2, 4
+    plain = table(tmp_path, 2, tp=t, layers=layers, steps=1, clip=None)
+    one_layer = 8 * b * s * h * (t - 1) * 4  # of all ranks
+    around = 3 * 2 * b * s * 4 + 2 * 2 * (t - 1) * b * s * h * 4  # the loss; embedding forward, head backward
+    assert plain["tensor_forward"] + plain["tensor_backward"] == layers * one_layer + around
+    split = table(tmp_path, 2, tp=t, layers=layers, steps=1, clip=None, sequence_parallel=True)
+    assert split["regather"] == layers * one_layer // 4 + (t - 1) * b * s * h * 4
