@@ -306,3 +306,13 @@ def test_offload(world):
     nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
     assert nothing["host"] == nothing["crossed"] == "0"
     assert "0" not in (optimizer["host"], activations["crossed"])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_uneven_ranks(world):
+    code, output = start(world, 3, "uneven_ranks")
+    assert code == 0, output
+    found = re.findall(r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones, max \|difference\| (\S+)", output)
+    assert len(found) == 3
+    if world == "simulated":
+        assert all(float(weighted) < 0.7 * float(equal) for equal, weighted, _ in found)

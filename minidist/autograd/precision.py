@@ -27,7 +27,7 @@ from minidist.base.half import is_half, rounded
 RULES: dict[str, tuple[str, ...]] = {
     "products": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
     "inside": ("softmax", "layer_norm", "rms_norm", "gelu", "swiglu", "tanh", "sigmoid", "rotary", "sqrt", "dropout"),
-    "float32": ("cross_entropy", "sum", "log_softmax", "exp", "log", "pow"),
+    "float32": ("cross_entropy", "vocab_parallel_cross_entropy", "sum", "log_softmax", "exp", "log", "pow"),
     "widest": ("add", "sub", "mul", "div", "maximum", "where", "concatenate", "stack"),
 }
 _RULE = {name: rule for rule, names in RULES.items() for name in names}

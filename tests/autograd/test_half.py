@@ -106,7 +106,8 @@ def test_an_operation_follows_the_rules_and_is_as_exact_as_two_bytes_allow(name,
 
 
 def test_every_rule_is_tried():
-    assert {name for names in RULES.values() for name in names} - set(OPERATIONS) == {"stack"}
+    elsewhere = {"stack", "vocab_parallel_cross_entropy"}  # the latter needs ranks: tests/parallel/test_tensor.py
+    assert {name for names in RULES.values() for name in names} - set(OPERATIONS) == elsewhere
 
 
 @HALVES

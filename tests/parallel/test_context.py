@@ -1,7 +1,9 @@
 """Context parallelism equals one device over the whole sequence, and sends what the papers say."""
 
+import sys
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,8 +13,9 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.nn import GPT, Llama
+from minidist.nn import GPT, GPTConfig, Llama
 from minidist.nn.llama import grouped_query_attention
+from minidist.nn.recompute import recompute
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
 from minidist.parallel.tensor import gpt_plan, llama_plan, parallelize_module
@@ -106,6 +109,30 @@ def test_grouped_attention_forward_and_backward(kind, ranks, heads, kv_heads):
         assert np.abs(y - expected.data[:, mine]).max() < 1e-13
         for gradient, x in zip(gradients, whole, strict=True):
             assert np.abs(gradient - x.grad[:, mine]).max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_of_two_byte_values(kind, dtype):
+    """Computed in float32, sent in two bytes: half of what float32 sends, within what rounding does."""
+    make, order = KINDS[kind]
+    qkv, g = random(0, 2, 16, 3 * 8), random(1, 2, 16, 8)
+
+    def main(comm, dtype):
+        mine = sequence_positions(16, comm.rank, comm.size, order)
+        x = Tensor(qkv[:, mine].astype(dtype), requires_grad=True)
+        y = make(comm, 16)(x, 4)
+        y.backward(g[:, mine].astype(dtype))
+        return mine, y.data, x.grad, comm.trace.bytes_by_purpose()
+
+    bound = 0.03 if dtype == ml_dtypes.bfloat16 else 0.004
+    whole = SimWorld(1).run(main, np.float64)[0]
+    four = SimWorld(4).run(main, np.float32)[0][3]
+    for mine, y, dx, sent in SimWorld(4).run(main, dtype):
+        assert y.dtype == dx.dtype == dtype
+        assert np.abs(y.astype(np.float64) - whole[1][:, mine]).max() < bound * np.abs(whole[1]).max()
+        assert np.abs(dx.astype(np.float64) - whole[2][:, mine]).max() < bound * np.abs(whole[2]).max()
+        assert {name: 2 * value for name, value in sent.items()} == four
 
 
 def test_large_scores_do_not_overflow_in_the_online_softmax():
@@ -202,8 +229,8 @@ def test_data_and_context_parallel_together(name):
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_context_and_tensor_parallel_together(name, sequence_parallel):
+@pytest.mark.parametrize(("sequence_parallel", "kind"), [(False, "ring"), (True, "ring"), (True, "ulysses")])
+def test_context_and_tensor_parallel_together(name, sequence_parallel, kind):
     """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""
     length, dropout = 12, 0.25
 
@@ -212,11 +239,11 @@ def test_context_and_tensor_parallel_together(name, sequence_parallel):
 
     def main(comm):
         mesh = init_device_mesh(comm, (2, 2), ("cp", "tp"))
-        model = context_model(mesh["cp"], name, "ring", length, dropout=dropout)
+        model = context_model(mesh["cp"], name, kind, length, dropout=dropout)
         plan = (gpt_plan if name == "gpt" else llama_plan)(WORDS, sequence_parallel)
         model = parallelize_module(model, mesh["tp"], plan)
         parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
-        mine = sequence_positions(length, mesh["cp"].rank, 2)
+        mine = sequence_positions(length, mesh["cp"].rank, 2, KINDS[kind][1])
 
         def part_of(_, step):
             tokens, targets = text(step, BATCH, length, WORDS)
@@ -233,6 +260,42 @@ def test_context_and_tensor_parallel_together(name, sequence_parallel):
     expected = train(gpt(4, WORDS, dropout) if name == "gpt" else llama(4, dropout=dropout), loss_of, "adam")
     for history in SimWorld(4).run(main):
         assert_equal(history, expected)
+
+
+@pytest.mark.parametrize("ranks", [5, 8])
+def test_more_ranks_than_are_usual(ranks):
+    """11 tokens in 10 or 16 chunks: some are empty."""
+    config = GPTConfig(WORDS, LENGTH, 16, 1, 4, 0.25, attention_dropout=0.25)
+
+    def main(comm):
+        model = GPT(config, np.float64, 3, attention_fn=RingAttention(comm, LENGTH))
+        mine = sequence_positions(LENGTH, comm.rank, comm.size)
+        parallel = DistributedDataParallel(model, comm, reduction="sum")
+
+        def loss_of(_, step):
+            tokens, targets = text(step, BATCH, LENGTH, WORDS)
+            return parallel(tokens[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
+
+        def total(_, loss):
+            value = np.array([loss.item()])
+            with purpose("metrics"):
+                all_reduce(comm, value)
+            return value[0]
+
+        return train(model, loss_of, "sgd", steps=2, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH)
+
+    whole = GPT(config, np.float64, 3)
+    expected = train(whole, lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), "sgd", steps=2)
+    for history in SimWorld(ranks).run(main):
+        assert_equal(history, expected)
+
+
+@pytest.mark.parametrize("what", ["full", "selective"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputation_replays_messages_and_masks(what, kind, monkeypatch):
+    original = context_model
+    monkeypatch.setattr(sys.modules[__name__], "context_model", lambda *args, **options: recompute(original(*args, **options), what))
+    assert_model(2, "gpt", kind, "sgd", dropout=0.25)
 
 
 def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():

@@ -1,5 +1,6 @@
 """Experts: routing by an independent count, gradients of the dense computation, and dealt out over ranks the same training."""
 
+import sys
 from dataclasses import replace
 from functools import cache
 
@@ -217,6 +218,14 @@ def assert_experts(shape, top_k, factor, optimizer):
 @pytest.mark.parametrize("factor", [1.0, 12.0])
 def test_dealt_out_experts_equal_one_device_in_every_tensor_of_every_step(shape, top_k, factor):
     assert_experts(shape, top_k, factor, "adam" if top_k == 1 else "sgd")
+
+
+@pytest.mark.parametrize("ranks", [5, 8])
+def test_more_ranks_than_are_usual(ranks, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "EXPERTS", ranks)
+    expected, _ = one_device.__wrapped__(ranks, 1, 1.0, "sgd")
+    for history in SimWorld(ranks).run(expert_train, 1, 1.0, "sgd", (1, ranks)):
+        assert_equal(history, expected)
 
 
 # --- with other axes ---

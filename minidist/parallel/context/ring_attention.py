@@ -29,6 +29,7 @@ from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
+from minidist.base.half import rounded, wide
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.parallel.context.positions import chunks_of, sequence_positions
@@ -71,13 +72,13 @@ class RingAttention:
                 f"{rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
             )
         kv_heads = k.shape[2]
-        grouped = _grouped(q.data, kv_heads)
+        grouped = _grouped(wide(q.data), kv_heads)  # of two bytes: keys and values travel so, and are widened block by block
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
         o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-            q, k, v, do = (_grouped(array, kv_heads) for array in (kept_q.data, kept_k.data, kept_v.data, g))
+            q, k, v, do = (_grouped(array, kv_heads) for array in (wide(kept_q.data), kept_k.data, kept_v.data, wide(g)))
             dq, dk, dv = self._backward(q, k, v, do, o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
@@ -85,7 +86,8 @@ class RingAttention:
         result = _ungrouped(o)
         # What was computed was counted block by block, between the messages.
         costs = lambda: [(0, 0)] * 3  # noqa: E731
-        return record("ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=(o, log_sum, *(drop or ())[:1]))
+        saved = (o, log_sum, *(drop or ())[:1])
+        return record("ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=saved, storage=q.dtype)
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
         """The mask's rows of this rank's queries, (batch, kv heads, heads of each, queries, all keys), and the scale."""
@@ -100,7 +102,8 @@ class RingAttention:
         o = xp.zeros(q.shape, q.dtype, q)
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
         z = xp.zeros(q.shape[:-1], q.dtype, q)
-        for owner, (keys_here, values_here) in self._round(xp.stack([k, v]), "tensor_forward"):
+        for owner, here in self._round(xp.stack([k, v]), "tensor_forward"):
+            keys_here, values_here = wide(here)
             for rows, keys, diagonal in self._visible(owner):
                 scores = _scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal)
                 new = xp.maximum(m[..., rows], scores.max(axis=-1))
@@ -122,8 +125,9 @@ class RingAttention:
         delta = (g * o).sum(axis=-1, keepdims=True)
         dq = xp.zeros(q.shape, q.dtype, q)
         travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
-        for owner, (keys_here, values_here) in self._round(xp.stack([k, v]), "tensor_backward"):
-            block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), k.dtype, k)
+        for owner, here in self._round(xp.stack([k, v]), "tensor_backward"):
+            keys_here, values_here = wide(here)
+            block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q)
             arriving = None if travelling is None else self._pass_on(travelling, block.shape)
             for rows, keys, diagonal in self._visible(owner):
                 scaled = q[..., rows, :] * scale
@@ -138,7 +142,7 @@ class RingAttention:
                 dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
                 block[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
                 _count("input_gradient", 5, p, q.shape[-1], diagonal)
-            travelling = block if arriving is None else self._arrived(arriving) + block
+            travelling = rounded(block if arriving is None else wide(self._arrived(arriving)) + block, k.dtype)
         assert travelling is not None
         if self.comm.size > 1:  # home
             travelling = self._arrived(self._pass_on(travelling, (2, *k.shape)))

@@ -16,6 +16,7 @@ from minidist.autograd import Parameter, ShapeError, Tensor, linear
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import is_half, wide
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
@@ -99,12 +100,12 @@ def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Te
     shape, kind = weight.shape, weight.dtype
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        out = xp.empty(shape, kind, g) if out is None else out
+        out = xp.empty(shape, g.dtype, g) if out is None else out
         out.fill(0)
         xp.scatter_add_rows(out, local, g[own])
         return out
 
-    return record("vocab_parallel_embedding", data, (), ((weight, grad),), flops=0, saved=(local, own))
+    return record("vocab_parallel_embedding", data, (), ((weight, grad),), flops=0, saved=(local, own), storage=kind)
 
 
 class VocabParallelHead(Module):
@@ -162,32 +163,49 @@ def vocab_parallel_cross_entropy(
     if divisor is None:
         divisor = float(counted.sum()) or float("nan")
     divisor = float(divisor)
-    scores = logits.data.reshape(flat.size, logits.shape[-1])
+    scores = wide(logits.data).reshape(flat.size, logits.shape[-1])
     charge(comm, "tensor_forward")
     with purpose("tensor_forward"):
         largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
         all_reduce(comm, largest, "max")
-        gradient = scores - largest[:, None]
-        gradient[:, last - first :] = -xp.inf  # the padding
+        exponentials = scores - largest[:, None]
+        exponentials[:, last - first :] = -xp.inf  # the padding
         own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
         column = flat[own] - first
         picked = xp.zeros(flat.size, scores.dtype, scores)
-        picked[own] = gradient[own, column]
+        picked[own] = exponentials[own, column]
         all_reduce(comm, picked)
-        xp.exp(gradient, out=gradient)
-        totals = gradient @ xp.ones(gradient.shape[1], gradient.dtype, gradient)
+        xp.exp(exponentials, out=exponentials)
+        totals = exponentials @ xp.ones(exponentials.shape[1], exponentials.dtype, exponentials)
         all_reduce(comm, totals)
-    losses = (xp.log(totals) - picked) * counted
-    gradient *= (xp.reciprocal(totals) * (1 / divisor))[:, None]
-    gradient[own, column] -= 1 / divisor
-    gradient *= counted[:, None]
+    loss = ((xp.log(totals) - picked) * counted).sum() / divisor
     shape = logits.shape
 
+    def gradient_from(exponentials: xp.Array) -> xp.Array:
+        """softmax / divisor, less 1 / divisor at the target; in place."""
+        exponentials *= (xp.reciprocal(totals) * (1 / divisor))[:, None]
+        exponentials[own, column] -= 1 / divisor
+        exponentials *= counted[:, None]
+        return exponentials.reshape(shape)
+
+    flops = 5 * scores.size
+    if is_half(logits.dtype):  # as in `cross_entropy`: two bytes hold the logits, not their gradient before the loss scale
+        kept = logits.saved()
+
+        def grad_again(g: xp.Array) -> xp.Array:
+            again = wide(kept.data).reshape(scores_shape)
+            again -= largest[:, None]
+            again[:, last - first :] = -xp.inf
+            return gradient_from(xp.exp(again, out=again)) * g
+
+        scores_shape = scores.shape
+        edges, saved = ((logits, grad_again),), (largest, totals)
+        return record("vocab_parallel_cross_entropy", loss, edges, flops=flops, saved=saved, storage=logits.dtype)
+    gradient = gradient_from(exponentials)
+
     def grad(g: xp.Array) -> xp.Array:
-        result = gradient.reshape(shape)
+        result = gradient
         result *= g  # in place: this node runs once
         return result
 
-    return record(
-        "vocab_parallel_cross_entropy", losses.sum() / divisor, ((logits, grad),), flops=5 * scores.size, saved=(gradient,)
-    )
+    return record("vocab_parallel_cross_entropy", loss, ((logits, grad),), flops=flops, saved=(gradient,))
