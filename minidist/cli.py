@@ -247,6 +247,29 @@ def memory(
 
 @app.command()
 @takes_config
+def data(
+    config: TrainConfig, ranks: Ranks = None, step: Annotated[int, typer.Option(help="whose samples are listed")] = 0,
+    weights: Annotated[str | None, typer.Option(help="speeds of ranks, such as 2,1,1: rows in proportion")] = None,
+) -> None:  # fmt: skip
+    """Who trains on what: the size of the data, the rule that deals it out, and the samples of a step on each replica."""
+    from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
+    from minidist.train.config import resolve_batches, resolve_dims
+
+    batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
+    sampler = GlobalBatchSampler(load_dataset(config.data), batches.global_batch, config.context, config.seed)
+    print(sharding_rule(sampler, batches.dp, batches.accumulation, batches.micro_batch, step))
+    if weights:
+        try:
+            numbers = [float(word) for word in weights.split(",")]
+        except ValueError:
+            raise UsageError(f"--weights {weights!r}; write a number for each rank, as in 2,1,1") from None
+        print(f"with weights {weights}, {batches.global_batch} rows:")
+        for rank, (first, rows) in enumerate(weighted_shards(batches.global_batch, numbers)):
+            print(f"  rank {rank}: " + (f"rows {first} to {first + rows - 1}" if rows else "no row"))
+
+
+@app.command()
+@takes_config
 def explain(
     config: TrainConfig, file: Annotated[Path, typer.Argument(help="a DeepSpeed configuration file")], ranks: Ranks = None,
     params: Annotated[str | None, typer.Option(help="also the model states of so many parameters, such as 7.5e9")] = None,
@@ -400,7 +423,7 @@ def schedule(
     recompute: Annotated[bool, typer.Option("--recompute", help="run every stage's forward again before its backward")] = False,
     lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
     option: Annotated[list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg or perfetto")] = "text",
+    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
     json_output: Json = False,
 ) -> None:
@@ -417,7 +440,7 @@ def schedule(
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
-        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "perfetto")))
+        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "versions", "perfetto")))
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:

@@ -1,18 +1,28 @@
 """Data and who sees which sample: the same for one device and for any number of ranks."""
 
+from minidist.data.ahead import BatchesAhead
+from minidist.data.cache import cached
 from minidist.data.datasets import Dataset, SampleDataset, TokenDataset
 from minidist.data.entropy import bigram_entropy, unigram_entropy
 from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
 from minidist.data.load import load_dataset
-from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows
+from minidist.data.sampler import (
+    GlobalBatchSampler,
+    microbatch_numbers,
+    microbatch_rows,
+    sharding_rule,
+    weighted_shards,
+)
 
 __all__ = [
+    "BatchesAhead",
     "Dataset",
     "GlobalBatchSampler",
     "SampleDataset",
     "TokenDataset",
     "bigram_entropy",
+    "cached",
     "glyphs",
     "idx_folder",
     "load_dataset",
@@ -21,7 +31,9 @@ __all__ = [
     "microbatch_rows",
     "npz_file",
     "pydoc_text",
+    "sharding_rule",
     "text_file",
     "token_file",
     "unigram_entropy",
+    "weighted_shards",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.base.errors import UsageError, nearest
+from minidist.data.cache import cached
 from minidist.data.datasets import SampleDataset, TokenDataset
 
 TOKEN_DTYPES = {".u8": "<u1", ".u16": "<u2", ".u32": "<u4", ".i32": "<i4", ".i64": "<i8", ".bin": "<u2"}
@@ -31,8 +32,18 @@ def _existing(kind: str, path: str) -> Path:
 
 
 def text_file(path: str) -> TokenDataset:
-    """The bytes of any file: vocabulary 256."""
-    return TokenDataset(f"text:{path}", np.memmap(_existing("text", path), np.uint8, mode="r"), 256)
+    """The bytes of any file: vocabulary 256. A .gz file is unpacked once, into the cache (see cache.py)."""
+    file = _existing("text", path)
+    if file.suffix == ".gz":
+        return TokenDataset(f"text:{path}", cached(file, "text", lambda: np.frombuffer(_unpacked(file), np.uint8)), 256)
+    return TokenDataset(f"text:{path}", np.memmap(file, np.uint8, mode="r"), 256)
+
+
+def _unpacked(file: Path) -> bytes:
+    try:
+        return gzip.decompress(file.read_bytes())
+    except (OSError, EOFError) as error:
+        raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
 
 
 def token_file(path: str) -> TokenDataset:
@@ -85,10 +96,15 @@ def idx_folder(path: str) -> SampleDataset:
 
 
 def _read_idx(file: Path) -> np.ndarray:
+    if file.suffix == ".gz":
+        return cached(file, "idx", lambda: _parse_idx(file, _unpacked(file)))
     try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError) as error:
+        return _parse_idx(file, file.read_bytes())
+    except OSError as error:
         raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+
+
+def _parse_idx(file: Path, content: bytes) -> np.ndarray:
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_DTYPES:
         raise UsageError(f"--data file {file} does not begin like an idx file; fetch it again")
     dims, dtype = content[3], np.dtype(_IDX_DTYPES[content[2]])

@@ -8,11 +8,15 @@ another number of ranks, and sees the same samples. A rank asks for its rows of 
     replica, k = 2  |   0   |   1   |   2   |     replica r holds numbers r k to r k + k - 1
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
+
+SHOWN = 16  # replicas, and samples of one, that are listed
 
 
 class GlobalBatchSampler:
@@ -62,3 +66,39 @@ def microbatch_rows(number: int, micro_batch: int, global_batch: int) -> tuple[i
     """(first row, rows) of a micro-batch in the global batch; the last one may be shorter, and later ones are empty."""
     first = min(number * micro_batch, global_batch)
     return first, min(micro_batch, global_batch - first)
+
+
+def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]]:
+    """(first row, rows) of each rank, in proportion to `weights`: a rank that is twice as fast gets twice the rows.
+
+    Whole rows, by the largest remainders, the lower rank first among equals; together exactly `rows`. With a loss that is
+    divided by the global count and gradients that are summed, the step is that of one device whatever the weights.
+    """
+    if not weights or min(weights) < 0 or not sum(weights) > 0:
+        raise UsageError(f"weights {list(weights)}: one for each rank, none below 0 and not all 0")
+    exact = [rows * weight / sum(weights) for weight in weights]
+    sizes = [int(share) for share in exact]
+    order = sorted(range(len(sizes)), key=lambda rank: (sizes[rank] - exact[rank], rank))
+    for rank in order[: rows - sum(sizes)]:
+        sizes[rank] += 1
+    firsts = np.concatenate([[0], np.cumsum(sizes)])[:-1].tolist()
+    return list(zip(firsts, sizes, strict=True))
+
+
+def sharding_rule(sampler: GlobalBatchSampler, replicas: int, accumulation: int, micro_batch: int, step: int = 0) -> str:
+    """Who trains on what, as text: the rule, and the samples of one step."""
+    total, batch = sampler.samples, sampler.global_batch
+    lines = [
+        f"data {sampler.dataset.name}: {total:,} samples; a step takes {batch}, so an epoch is {total / batch:,.1f} steps, and each epoch has another order",
+        f"step s takes places {batch} s to {batch} s + {batch - 1} of all epochs laid end to end (seed {sampler.seed}), on any number of ranks",
+        f"replica r of {replicas} takes micro-batches r x {accumulation} to r x {accumulation} + {accumulation - 1} of {micro_batch} rows each; in step {step}:",
+    ]
+    indices = sampler.sample_indices(step)
+    for replica in range(min(replicas, SHOWN)):
+        numbers = microbatch_numbers(replica, accumulation)
+        rows = slice(numbers.start * micro_batch, numbers.stop * micro_batch)
+        listed = " ".join(map(str, indices[rows][:SHOWN])) + (" ..." if rows.stop - rows.start > SHOWN else "")
+        lines.append(f"  replica {replica}: micro-batches {numbers.start} to {numbers.stop - 1}, rows {rows.start} to {rows.stop - 1}: samples {listed}")
+    if replicas > SHOWN:
+        lines.append(f"  and {replicas - SHOWN} more")
+    return "\n".join(lines)

@@ -9,6 +9,7 @@ from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
+from minidist.train.local_steps import check_local_steps
 from minidist.train.noise import check_noise
 from minidist.train.plans import cut_stages, make_plan
 
@@ -26,6 +27,7 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _compression(config)
     yield from _served(config)
     yield from check_noise(config, batches)
+    yield from check_local_steps(config, batches)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)

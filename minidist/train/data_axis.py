@@ -37,8 +37,10 @@ from minidist.parallel import (
     shards_of,
 )
 from minidist.parallel.compression import Compressor, compress, make_compressor
+from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.dims import Axes
 from minidist.parallel.fully_shard import units_of
+from minidist.parallel.local_sgd import PeriodicAverage
 from minidist.parallel.shards import shard_square_sums
 from minidist.train.job import Job, make_optimizer, optimizer_class
 from minidist.train.volumes import AxisSizes
@@ -177,6 +179,23 @@ class Replicated(DataAxis):
         )
 
 
+class LocalSteps(DataAxis):
+    """Local SGD: everything on every rank, with a gradient of its own rows; weights are averaged every H steps and at the end."""
+
+    def __init__(self, job: Job, parameters: Iterable[Parameter], comm: Comm, reduction: str) -> None:
+        super().__init__(job, parameters)
+        self.comm, self.last = comm, job.config.steps
+        check_same_model(self.flats[0], comm)
+        self.average = PeriodicAverage(self.flats[0], comm, job.config.local_steps, algorithm=reduction)
+
+    def step(self) -> None:
+        (flat,) = self.flats
+        flat.grad[...] *= flat.dtype.type(self.comm.size)  # the loss was divided by everybody's rows
+        self.optimizer.step()
+        if not self.average.step() and self.average.steps == self.last:
+            self.average.average()
+
+
 class ShardedOptimizer(DataAxis):
     """ZeRO 1 and 2."""
 
@@ -270,6 +289,8 @@ def spread(job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm
     """The data axis that `--zero` asks for, of some parameters of a module. reduction: another algorithm than the job's."""
     reduction = reduction or job.config.reduction
     match job.config.zero:
+        case 0 if job.config.local_steps:
+            return LocalSteps(job, parameters, comm, reduction)
         case 0:
             return Replicated(job, module, parameters, comm, reduction)
         case 1 | 2:

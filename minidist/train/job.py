@@ -35,7 +35,7 @@ class Job:
     model: Any
     dtype: Any
     schedule: Any  # step -> factor of the learning rate
-    sampler: GlobalBatchSampler
+    sampler: Any  # a GlobalBatchSampler, or what serves its batches ahead
     pool: HostPool | None = None  # host memory, when something is offloaded
     positions: Any = None  # of this rank's tokens in their sequence, when sequences are split
     scaler: DynamicLossScaler | None = None  # of float16

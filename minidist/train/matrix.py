@@ -28,7 +28,7 @@ from minidist.train.job import check
 
 JOB: dict[str, Any] = {
     "model": "gpt", "layers": 4, "width": 16, "heads": 8, "context": 16, "data": "markov", "steps": 2, "lr": 1e-3, "clip": 1.0,
-    "micro_batch": 1, "global_batch": 8, "reduction": "ordered", "reduce_bucket_size": 3000, "bucket_cap_mb": 0.01,
+    "global_batch": 8, "reduction": "ordered", "reduce_bucket_size": 3000, "bucket_cap_mb": 0.01,
 }  # fmt: skip
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 RECOMPUTE = ("none", "selective", "full")
@@ -81,8 +81,11 @@ def combinations(ranks: int) -> Iterator[Layout]:
 
 
 def config_of(layout: Layout, **job: Any) -> TrainConfig:
-    """The job of a layout; job: settings in the place of JOB's. Long pipelines get a block for each of their ranks."""
-    return TrainConfig.make(**{**JOB, "layers": max(JOB["layers"], layout["pp"]), **job, **layout})
+    """The job of a layout; job: settings in the place of JOB's. Long pipelines get a block for each of their ranks, and
+    micro-batches that fill them (others accumulate over two)."""
+    batch = {**JOB, **job}["global_batch"]
+    fitted = {"layers": max(JOB["layers"], layout["pp"]), "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"]))}
+    return TrainConfig.make(**{**JOB, **fitted, **job, **layout})
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:

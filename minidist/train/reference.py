@@ -52,7 +52,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
         for step in range(config.steps):
             loss, contributions = 0.0, []
             for number in range(batches.microbatches):
-                value, caught = _one_micro_batch(job, step, number)
+                value, caught = one_micro_batch(job, step, number)
                 loss += value
                 contributions.append(caught)
             _add(device, contributions, order if config.pp == 1 else None)
@@ -81,7 +81,8 @@ def _routed(mixture: Any, forward: Any, groups: list[Array], x: Tensor) -> Tenso
     return concatenate(outputs, axis=1)[:, xp.concatenate(groups).argsort()]
 
 
-def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+    """Its loss, and what every use of a parameter contributes to that parameter's gradient, each computed whole."""
     caught: Contributions = {}
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:

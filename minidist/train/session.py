@@ -168,8 +168,8 @@ def run_comparison(
     tier_of(config, resolve_dims(config, size))
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
-    # Simulated ranks share one reference; under mpiexec each process computes its own.
-    expected = None if under_mpiexec() else expected_snapshots(config, size)
+    # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
+    expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(
         compare_rank, config, expected, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
     )

@@ -10,7 +10,9 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from minidist.base.memory import account_memory
 from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
+from minidist.data import BatchesAhead, microbatch_numbers
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
 from minidist.train.noise import NoiseMeter
@@ -85,10 +88,12 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
-    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow():
+    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow(), ExitStack() as stack:
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        if config.prefetch_batches:
+            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
         noise = NoiseMeter(strategy) if config.noise_scale else None
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         for step in range(done, config.steps):
@@ -116,6 +121,13 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
             None if noise is None else noise.result(),
         )  # fmt: skip
+
+
+def batches_ahead(job: Job, replica: int, done: int) -> Any:
+    """The job's sampler, served by a thread in the order in which this replica trains from step `done` on."""
+    size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
+    requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
+    return BatchesAhead(job.sampler, requests, job.config.prefetch_batches)
 
 
 def digest(strategy: Strategy) -> str:

@@ -91,6 +91,8 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
         total["startup"] += everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
         whole = (everybody_else * (1 if config.zero else 2) + 2 * others) * sum(axis.buckets) * itemsize
         total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
+        if config.local_steps:
+            total["parameter_gather"] += -(-steps // config.local_steps) * 2 * everybody_else * units * itemsize
         if config.zero in (1, 2):
             total["parameter_gather"] += (steps - skipped) * everybody_else * units * itemsize
         elif config.zero == 3:

@@ -1,6 +1,7 @@
 """Generation: the same text from the same seed, whoever trained the model; what temperature and top-k mean."""
 
 import json
+from math import prod
 
 import numpy as np
 import pytest
@@ -34,12 +35,15 @@ def alone(tmp_path_factory):
     return folder
 
 
-LAYOUTS = [{"dp": 4, "zero": 0}, {"dp": 2, "zero": 1}, {"dp": 3, "zero": 2, "global_batch": 9}, {"dp": 4, "zero": 3}]
+LAYOUTS = [
+    {"dp": 4, "zero": 0}, {"dp": 3, "zero": 2, "global_batch": 9}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "microbatches": 4},
+    {"dp": 2, "pp": 2, "tp": 2, "zero": 1, "microbatches": 4},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_model_is_the_one_that_was_trained_whoever_held_which_part(tmp_path, layout):
-    weights = trained(tmp_path, layout["dp"], **layout)
+    weights = trained(tmp_path, prod(layout.get(axis, 1) for axis in ("dp", "pp", "tp")), **layout)
     model, _ = load_model(tmp_path)
     assert {p.name for p in model.parameters()} == set(weights)
     for parameter in model.parameters():

@@ -1,0 +1,85 @@
+"""The next batches are made while the present one trains: a thread, a queue, and an order that is known beforehand.
+
+    training thread    | step 0 | step 1 | step 2 |
+    this thread      0 | 1  | 2 |  3  ... at most `depth` batches wait
+
+Which rows a rank will ask for is known for the whole job, so the thread needs no messages: it makes the batches in that order. NumPy
+gives the interpreter away while it copies, and a memory-mapped file is read while nobody waits for it. The numbers are the same;
+a request out of the expected order is answered at once, without the thread.
+"""
+
+import threading
+from collections.abc import Iterable
+from queue import Empty, Full, Queue
+from types import TracebackType
+from typing import Any, Self
+
+Request = tuple[int, int, int]  # step, first row of the global batch, rows
+
+
+class BatchesAhead:
+    """A sampler whose `batch` is served from a thread. A context manager: at its end the thread is gone.
+
+    sampler: has `batch(step, first, count)`. requests: in the order in which they will be asked for. depth: most batches that wait.
+    An error in the thread is raised by the `batch` that would have had its result.
+    """
+
+    def __init__(self, sampler: Any, requests: Iterable[Request], depth: int = 2) -> None:
+        self.sampler, self.requests, self.depth = sampler, requests, depth
+        self.served = 0  # by the thread
+        self._queue: Queue[tuple[Request, Any, BaseException | None]] = Queue(max(1, depth))
+        self._stop, self._one_at_a_time = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="minidist batches ahead", daemon=True)
+        self._waiting: tuple[Request, Any, BaseException | None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def batch(self, step: int, first: int, count: int) -> Any:
+        """As the sampler's, from the thread when it is the next one in its order."""
+        request = (step, first, count)
+        ready = self._waiting or self._next()
+        if ready is None or ready[0] != request:
+            self._waiting = ready
+            with self._one_at_a_time:
+                return self.sampler.batch(*request)
+        self._waiting = None
+        if ready[2] is not None:
+            raise ready[2]
+        self.served += 1
+        return ready[1]
+
+    def _next(self) -> tuple[Request, Any, BaseException | None] | None:
+        """The oldest result, None when there will be none any more."""
+        while True:
+            try:
+                return self._queue.get(timeout=0.05)
+            except Empty:
+                if not self._thread.is_alive() and self._queue.empty():
+                    return None
+
+    def _work(self) -> None:
+        for request in self.requests:
+            result: Any = None
+            error: Exception | None = None
+            try:
+                with self._one_at_a_time:
+                    result = self.sampler.batch(*request)
+            except Exception as caught:
+                error = caught
+            while not self._stop.is_set():
+                try:
+                    self._queue.put((request, result, error), timeout=0.05)
+                    break
+                except Full:
+                    continue
+            if error is not None or self._stop.is_set():
+                return

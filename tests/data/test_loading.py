@@ -1,0 +1,211 @@
+"""Batches made ahead, unpacked data that is kept, rows for uneven ranks, the rule in words."""
+
+import gzip
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.data import (
+    BatchesAhead,
+    GlobalBatchSampler,
+    cached,
+    load_dataset,
+    sharding_rule,
+    text_file,
+    weighted_shards,
+)
+from minidist.data.cache import content_hash
+from minidist.train.config import TrainConfig
+from minidist.train.trainer import train
+from mpi_examples import uneven_ranks
+
+
+class Counting:
+    """A sampler that says who asked it."""
+
+    def __init__(self, seconds=0.0):
+        self.asked, self.seconds = [], seconds
+
+    def batch(self, step, first, count):
+        time.sleep(self.seconds)
+        self.asked.append((step, first, count, threading.current_thread().name))
+        if step == 7:
+            raise ValueError("no step 7")
+        return step * 100 + first
+
+
+REQUESTS = [(step, first, 2) for step in range(4) for first in (0, 2)]
+
+
+def test_batches_are_made_in_order_by_another_thread():
+    sampler = Counting()
+    with BatchesAhead(sampler, REQUESTS) as ahead:
+        assert [ahead.batch(*request) for request in REQUESTS] == [step * 100 + first for step, first, _ in REQUESTS]
+        assert ahead.served == len(REQUESTS)
+    assert {name for *_, name in sampler.asked} == {"minidist batches ahead"}
+    assert not ahead._thread.is_alive()
+
+
+def test_at_most_depth_batches_wait_and_leaving_early_ends_the_thread():
+    sampler = Counting()
+    with BatchesAhead(sampler, ((i, 0, 1) for i in range(10**9)), depth=2) as ahead:
+        ahead.batch(0, 0, 1)
+        time.sleep(0.2)
+        assert len(sampler.asked) <= 1 + 2 + 1  # taken, waiting, and one in its hands
+    assert not ahead._thread.is_alive()
+
+
+def test_a_request_out_of_order_is_answered_without_the_thread_and_the_order_goes_on():
+    sampler = Counting()
+    with BatchesAhead(sampler, REQUESTS) as ahead:
+        assert ahead.batch(0, 0, 2) == 0
+        assert ahead.batch(3, 1, 5) == 301
+        assert [ahead.batch(*request) for request in REQUESTS[1:]] == [step * 100 + first for step, first, _ in REQUESTS[1:]]
+        assert ahead.served == len(REQUESTS)
+        assert ahead.batch(9, 0, 1) == 900  # after the last one
+
+
+def test_an_error_comes_where_its_batch_would_have():
+    with BatchesAhead(Counting(), [(0, 0, 1), (7, 0, 1)]) as ahead:
+        assert ahead.batch(0, 0, 1) == 0
+        with pytest.raises(ValueError, match="no step 7"):
+            ahead.batch(7, 0, 1)
+
+
+def test_waiting_for_data_is_hidden_behind_computing():
+    """10 ms to make a batch, 12 ms to train on it: together, and not one after the other."""
+
+    def seconds(sampler):
+        began = time.perf_counter()
+        for i in range(6):
+            sampler.batch(i, 0, 1)
+            time.sleep(0.012)
+        return time.perf_counter() - began
+
+    def ahead():
+        with BatchesAhead(Counting(0.01), ((i, 0, 1) for i in range(6))) as sampler:
+            return seconds(sampler)
+
+    assert min(ahead() for _ in range(3)) < 0.9 * min(seconds(Counting(0.01)) for _ in range(3))
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2, "accumulation": 2}, {"dp": 2, "zero": 3}, {"pp": 2, "microbatches": 4}], ids=str)
+def test_training_has_the_same_bits(layout):
+    job = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3}
+    results = [SimWorld(2).run(train, TrainConfig.make(**job, **layout, prefetch_batches=depth)) for depth in (0, 2)]
+    for one, other in zip(*results, strict=True):
+        assert (one.losses, one.digest) == (other.losses, other.digest)
+
+
+# --- the cache ---
+
+
+def test_a_file_is_unpacked_once_and_mapped_from_then_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "words.txt.gz"
+    file.write_bytes(gzip.compress(b"to be or not to be"))
+    first = text_file(str(file))
+    assert isinstance(first.tokens, np.memmap)
+    assert first.tokens.tobytes() == b"to be or not to be"
+    assert not first.tokens.flags.writeable
+    (tmp_path / "copy.gz").write_bytes(file.read_bytes())
+    monkeypatch.setattr("minidist.data.files._unpacked", lambda path: pytest.fail("unpacked again"))
+    assert np.array_equal(text_file(str(tmp_path / "copy.gz")).tokens, first.tokens)  # another name, the same content
+    assert load_dataset(f"text:{file}").samples(4) == 4
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_other_content_is_another_entry_and_half_a_file_is_made_again(tmp_path):
+    source, place = tmp_path / "a", tmp_path / "cache"
+    source.write_bytes(b"one")
+    made = []
+
+    def make():
+        made.append(source.read_bytes())
+        return np.frombuffer(made[-1], np.uint8)
+
+    for _ in range(2):
+        assert cached(source, "bytes", make, place).tobytes() == b"one"
+    source.write_bytes(b"two")
+    assert cached(source, "bytes", make, place).tobytes() == b"two"
+    assert cached(source, "letters", make, place).tobytes() == b"two"  # something else is done to it
+    assert made == [b"one", b"two", b"two"]
+    entry = place / f"bytes-{content_hash(source)}.npy"
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert cached(source, "bytes", make, place).tobytes() == b"two"
+    assert len(made) == 4
+
+
+def test_without_a_place_for_the_cache_it_is_only_slower(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    assert cached(tmp_path / "file", "bytes", lambda: np.zeros(3), tmp_path / "file" / "below").tolist() == [0, 0, 0]
+
+
+def test_a_broken_gz_is_one_sentence(tmp_path):
+    (tmp_path / "x.gz").write_bytes(b"\x1f\x8b broken")
+    with pytest.raises(UsageError, match="cannot be read"):
+        text_file(str(tmp_path / "x.gz"))
+
+
+def test_generated_data_is_shared_and_read_only():
+    assert load_dataset("markov") is load_dataset("markov")
+    for array in (load_dataset("markov").tokens, load_dataset("glyphs").inputs, load_dataset("pydoc").tokens):
+        assert not array.flags.writeable
+
+
+# --- uneven ranks, and the rule ---
+
+
+@given(st.integers(0, 200), st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any))
+def test_weighted_shards_cover_all_rows_in_proportion(rows, weights):
+    shards = weighted_shards(rows, weights)
+    assert [first for first, _ in shards] == np.cumsum([0, *(size for _, size in shards)])[:-1].tolist()
+    assert sum(size for _, size in shards) == rows
+    for (_, size), weight in zip(shards, weights, strict=True):
+        assert abs(size - rows * weight / sum(weights)) < 1
+        assert weight or not size
+    assert weighted_shards(12, [1, 1, 1]) == [(0, 4), (4, 4), (8, 4)]
+
+
+@pytest.mark.parametrize("weights", [[], [-1, 2], [0, 0]])
+def test_weights_that_mean_nothing(weights):
+    with pytest.raises(UsageError, match="one for each rank"):
+        weighted_shards(4, weights)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+def test_a_step_on_uneven_ranks_is_that_of_one_device_and_takes_as_long_as_all_together(ranks):
+    results = SimWorld(ranks).run(uneven_ranks.train)
+    alone, _ = SimWorld(1).run(uneven_ranks.train)[0]
+    for weights, _ in results:
+        assert np.abs(weights - alone).max() < 1e-12
+    equal = SimWorld(ranks).run(uneven_ranks.train, [1.0] * ranks)
+    if ranks > 1:
+        ideal = 3 * uneven_ranks.ROWS * uneven_ranks.SECONDS_A_ROW / (ranks + 2)  # rows over the sum of the speeds
+        assert max(time for _, time in results) < 1.15 * ideal
+        assert max(time for _, time in equal) > 1.2 * ideal
+
+
+def test_the_rule_in_words(capsys):
+    sampler = GlobalBatchSampler(load_dataset("glyphs"), 12, 1, 5)
+    text = sharding_rule(sampler, 3, 2, 2, step=1)
+    indices = sampler.sample_indices(1)
+    assert f"replica 2: micro-batches 4 to 5, rows 8 to 11: samples {' '.join(map(str, indices[8:12]))}" in text
+    assert "2,000 samples; a step takes 12, so an epoch is 166.7 steps" in text
+    with pytest.raises(SystemExit) as end:
+        main(["data", "--dp", "2", "--global-batch", "8", "--weights", "3,1,0"])
+    assert not end.value.code
+    shown = capsys.readouterr().out
+    assert "replica 1: micro-batches 1 to 1, rows 4 to 7" in shown
+    assert "rank 0: rows 0 to 5" in shown
+    assert "rank 2: no row" in shown
+    with pytest.raises(SystemExit) as end:
+        main(["data", "--weights", "fast"])
+    assert end.value.code == 2
