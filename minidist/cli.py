@@ -423,7 +423,7 @@ def schedule(
     recompute: Annotated[bool, typer.Option("--recompute", help="run every stage's forward again before its backward")] = False,
     lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
     option: Annotated[list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg or perfetto")] = "text",
+    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
     json_output: Json = False,
 ) -> None:
@@ -440,7 +440,7 @@ def schedule(
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
-        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "perfetto")))
+        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "versions", "perfetto")))
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:

@@ -114,6 +114,8 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
 
 def same_job(checkpoint: Checkpoint, job: Job) -> None:
     """UsageError where the job differs from the checkpoint's in what the next step depends on."""
+    if "config" not in checkpoint.state:
+        raise UsageError(f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is; load it with Checkpoint")
     saved, config = checkpoint.state["config"], job.config
     for name in FIXED:
         if saved[name] != getattr(config, name):

@@ -9,7 +9,7 @@ from minidist.autograd import Parameter, Tensor, checkpoint
 from minidist.autograd.mark import mark
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import closed_form
+from minidist.collectives import virtual_time
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.nn import Module, Sequential
 from minidist.optim import SGD, AdamW
@@ -284,7 +284,7 @@ def timed_step(comm, prefetch, seconds, layers, elements, **settings):
 @given(ratio=st.sampled_from([0.25, 0.9, 1.0, 1.5, 4.0]), ranks=st.integers(2, 4), prefetch=st.integers(0, 3))
 def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks, prefetch):
     layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
-    gather = closed_form.steps_time(elements * 4, ranks, alpha, beta)
+    gather = virtual_time.steps_time(elements * 4, ranks, alpha, beta)
     seconds = ratio * gather
     results = SimWorld(ranks, links=LinkModel(alpha, beta)).run(timed_step, prefetch, seconds, layers, elements)
     for forward, backward in results:
@@ -303,7 +303,7 @@ def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
     """A shard goes up in one lane and is gathered in another: hidden when a layer computes as long as both together, and
     with two layers ahead as long as the slower of the two (here the gather; the link takes `ratio` of it)."""
     layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
-    gather = closed_form.steps_time(elements * 4, ranks, alpha, beta)
+    gather = virtual_time.steps_time(elements * 4, ranks, alpha, beta)
     link = ratio * gather
     seconds = gather + link if prefetch == 1 else max(gather, link)
 

@@ -2,11 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
+from minidist.pipeline import relaxation
 from minidist.pipeline.passes import computations, lower, lower_blocking, merge, recompute, split
 from minidist.pipeline.plan import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
 from minidist.pipeline.timing import Times, over_limit, parse_times, read_profile, time_plan, uniform
@@ -103,6 +105,26 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size():
                 quick, full = time_plan(made), time_plan(made, spans=True)
                 assert (quick.idle, quick.makespan, quick.first_start) == (full.idle, full.makespan, full.first_start)
                 assert time_plan(lowered).idle == quick.idle
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"])
+def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
+    """64 ranks move together; where few of them can (naive) the walk changes its way; both give the full walk's numbers."""
+    made = plan(name, 64, 4 if name == "naive" else 64)
+    rng = np.random.default_rng(0)
+    times = Times(*(rng.integers(1, 9, made.stages).tolist() for _ in "FIW"), rng.integers(0, 3, made.stages - 1).tolist())
+    for costs in (times, uniform(made.stages)):
+        full = time_plan(made, costs, spans=True)
+        monkeypatch.setattr(relaxation, "FEW", 48)
+        together = time_plan(made, costs)
+        monkeypatch.setattr(relaxation, "FEW", 1000)
+        assert time_plan(made, costs).last_end == together.last_end == full.last_end
+        assert (together.first_start, together.busy) == (full.first_start, full.busy)
+    monkeypatch.setattr(relaxation, "FEW", 48)
+    stuck = made.with_orders([list(order)[::-1] for order in made.orders])
+    if name != "forward-only":
+        with pytest.raises(UsageError, match=r"cannot finish: 64 ranks wait for ever, rank 0 for"):
+            time_plan(stuck)
 
 
 def test_orders_of_other_implementations():
