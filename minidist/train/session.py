@@ -163,11 +163,11 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
     tier_of(config, resolve_dims(config, size))
-    if config.save is not None:
-        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(
