@@ -70,7 +70,7 @@ def _served(config: TrainConfig) -> Iterator[str]:
         yield f"--strategy ps pushes and pulls in fp32 or fp64, not {config.precision}; take --precision fp32"
     for name, why in (
         ("clip", "no rank has the whole gradient whose norm it would take"),
-        ("save", "its servers write no checkpoint"),
+        ("every", "there is no moment between two steps, and it saves when all is done"),
         ("synchronize_each", "a worker pushes once a step"),
         ("check_replicas", "workers have different weights on purpose"),
     ):

@@ -443,6 +443,47 @@ def unflatten(whole, arrays):
         start += a.size
 
 
+def scaled(comm, steps, backward, step, flag=None, wide=True, grow=True, reset=True, look=True):
+    """A loop with a loss scale, or one that lacks something. flag(gradient): did anybody overflow?"""
+    scale, good = 2.0**16, 0
+    for _ in range(steps):
+        gradient = backward(scale)
+        bad = np.array([not np.isfinite(gradient).all()], np.uint8)
+        overflow = all_reduce(comm, bad, "max")[0] if flag is None else flag(gradient)
+        if overflow and look:
+            scale, good = scale / 2, 0 if reset else good
+            continue
+        step(gradient.astype(np.float32) / scale if wide else gradient / np.float16(min(scale, 65504)))
+        good += 1
+        if grow and good == 3:
+            scale, good = scale * 2, 0
+    return scale
+
+
+def asks_nobody(*arguments):
+    return scaled(*arguments, flag=lambda gradient: not np.isfinite(gradient).all())
+
+
+def divides_in_float16(*arguments):
+    return scaled(*arguments, wide=False)
+
+
+def never_grows(*arguments):
+    return scaled(*arguments, grow=False)
+
+
+def counts_on(*arguments):
+    return scaled(*arguments, reset=False)
+
+
+def steps_anyway(*arguments):
+    return scaled(*arguments, look=False)
+
+
+def shows_everything(comm, *arguments):
+    return scaled(comm, *arguments, flag=lambda gradient: not np.isfinite(all_gather(comm, gradient)).all())
+
+
 def without_a_gather(comm, weights, gradients, update):
     w = flattened(weights, comm)
     size = w.size // comm.size
@@ -1097,6 +1138,12 @@ WRONG = [
     ("08.ssp", forgets_who_waits, "when the slowest moves on"),
     ("08.ssp", answers_before_it_adds, "before you answer it"),
     ("08.ssp", pulls_once_more, "nothing is pulled after the last push"),
+    ("09.scaled_training", asks_nobody, "all must know before anybody steps"),
+    ("09.scaled_training", divides_in_float16, "zero again"),
+    ("09.scaled_training", never_grows, "double it"),
+    ("09.scaled_training", counts_on, "ends the row"),
+    ("09.scaled_training", steps_anyway, "nothing takes it out again"),
+    ("09.scaled_training", shows_everything, "one byte"),
     ("10.pick_segments", ignores_the_inputs, "keeps its input"),
     ("10.pick_segments", root_of_the_depth, "different amounts"),
     ("10.pick_segments", one_a_layer, "try 1 segment, then 2"),
