@@ -12,7 +12,7 @@ from typing import Any
 from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
-from minidist.comm.mpi import launched_size
+from minidist.comm.launched import launched_size
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.compare_served import compare_served, serve_and_keep
@@ -163,11 +163,11 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
     tier_of(config, resolve_dims(config, size))
-    if config.save is not None:
-        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(

@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.base.layout import chunk_sizes
-from minidist.collectives import closed_form
+from minidist.collectives import closed_form, virtual_time
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, Case
 
@@ -27,7 +27,7 @@ def volume(case, rank):
 
 def test_every_algorithm_has_a_closed_form():
     assert sorted(closed_form.VOLUMES) == ALL
-    assert sorted(closed_form.TIMES) == ALL
+    assert sorted(virtual_time.TIMES) == ALL
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
@@ -67,7 +67,7 @@ def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
     nbytes = 8 * (sum(case.row(0)) if operation == "all_to_all" else size)
     world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
     world.run(case.call)
-    seconds = closed_form.TIMES[operation, algorithm](nbytes, ranks, ALPHA, BETA)
+    seconds = virtual_time.TIMES[operation, algorithm](nbytes, ranks, ALPHA, BETA)
     assert world.end_time == max(seconds, 1e-6 if async_op else 0.0)
 
 
@@ -75,7 +75,7 @@ def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
 def test_barrier(ranks):
     world = SimWorld(ranks, links=LinkModel(alpha=ALPHA, beta=BETA))
     world.run(lambda comm: comm.barrier())
-    assert world.end_time == closed_form.barrier_time(ranks, ALPHA)
+    assert world.end_time == virtual_time.barrier_time(ranks, ALPHA)
     for trace in world.traces:
         assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == closed_form.barrier(ranks)
 
@@ -83,7 +83,7 @@ def test_barrier(ranks):
 def test_the_ring_is_as_good_as_bandwidth_allows_and_the_naive_way_is_not():
     """Without latency: 2 (n-1)/n against 2 (n-1) times the array."""
     nbytes, n = 1e6, 8
-    ring = closed_form.TIMES["all_reduce", "ring"](nbytes, n, 0.0, 1e-9)
-    naive = closed_form.TIMES["all_reduce", "naive"](nbytes, n, 0.0, 1e-9)
+    ring = virtual_time.TIMES["all_reduce", "ring"](nbytes, n, 0.0, 1e-9)
+    naive = virtual_time.TIMES["all_reduce", "naive"](nbytes, n, 0.0, 1e-9)
     assert naive == pytest.approx(n * ring)
     assert ring == pytest.approx(2 * (n - 1) / n * nbytes * 1e-9)

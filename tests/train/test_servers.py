@@ -11,6 +11,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import read_traces
+from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.comm.choosers import replay, seeded
 from minidist.lesson.mpi_leg import mpiexec
@@ -122,6 +123,40 @@ def test_bytes_by_hand():
     }  # fmt: skip
 
 
+def tensors_of(path):
+    checkpoint = Checkpoint(path)
+    return {name: checkpoint.tensor(name).tobytes() for name in checkpoint.tensors}, checkpoint.state
+
+
+def test_a_checkpoint_goes_on_with_servers_or_without(tmp_path):
+    """2 + 2 steps are 4, bit for bit, whichever half has servers: the checkpoint names tensors, not ranks."""
+    common = {"optimizer": "adam", "warmup": 3, "reduction": "ordered", "global_batch": 6, "dropout": 0.1}
+    ways = {"ps": (5, {"servers": 2}), "dp": (3, {"strategy": "auto"}), "zero": (3, {"strategy": "auto", "zero": 1})}
+
+    def run(way, path, steps, resume):
+        ranks, values = ways[way]
+        return SimWorld(ranks).run(train, config(**common, **values, steps=steps, save=str(tmp_path / path), resume=resume))[0]
+
+    whole = run("dp", "whole", 4, False)
+    expected, state = tensors_of(tmp_path / "whole")
+    for first, second in (("ps", "ps"), ("ps", "dp"), ("dp", "ps"), ("zero", "ps")):
+        run(first, f"{first}-{second}", 2, False)
+        result = run(second, f"{first}-{second}", 4, True)
+        assert (result.losses, result.first_step) == (whole.losses, 2)
+        assert tensors_of(tmp_path / f"{first}-{second}") == (expected, state)
+
+
+def test_a_resumed_asynchronous_job_counts_its_bytes(tmp_path):
+    made = {"servers": 2, "dp": 2, "consistency": "asp", "save": str(tmp_path)}
+    run_training(config(**made, steps=2), None, 60.0, tmp_path / "t.jsonl")
+    summary = run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl")
+    assert summary.volumes_hold()
+    assert len(summary.losses) == 5
+    assert Checkpoint(tmp_path).state["optimizer_steps"] == 2 * 5
+    with pytest.raises(UsageError, match="raise --steps above 5"):
+        run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl")
+
+
 def test_steps_are_spans_of_the_workers():
     world = SimWorld(3)
     world.run(train, config(servers=1))
@@ -156,7 +191,7 @@ BAD = {
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
     "zero": ({"zero": 2}, 3, "does not go with --zero 2"),
     "clip": ({"clip": 1.0}, 3, "--clip does not go with --strategy ps"),
-    "save": ({"save": "x"}, 3, "--save does not go with"),
+    "every": ({"save": "x", "every": 1}, 3, "--every does not go with"),
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not go with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
     "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),
