@@ -12,7 +12,7 @@ from typing import Any
 from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
-from minidist.comm.mpi import launched_size
+from minidist.comm.launched import launched_size
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.compare_served import compare_served, serve_and_keep
