@@ -514,6 +514,7 @@ def profile(
     if output is None:
         print(text)
     else:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text + "\n", encoding="utf-8")
         say(f"written: {output}")
 
