@@ -66,7 +66,7 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     """The job with the file's settings in it; the first process says which keys are not honoured."""
     if path is None:
         return config
-    from minidist.comm.mpi import launched_rank
+    from minidist.comm.launched import launched_rank
     from minidist.train.deepspeed import honour, read_deepspeed
 
     translation = read_deepspeed(path)
