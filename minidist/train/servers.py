@@ -12,7 +12,9 @@ they are what their order made them, and `compare` replays that order on one dev
 Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to everybody
-    parameter_push   W T (D + 16 S)                a gradient, and a head of 16 B for each server
+    parameter_push   W T (D + 16 S)                a gradient, and a head of 16 B for each server; of an embedding that is no
+                                                   output layer too (Llama's) only the rows of the tokens that occur travel, with
+                                                   8 B a row for its number, and 8 B more in the head
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to everybody
 """
 
@@ -71,7 +73,7 @@ class Worker:
         """Copies of the weights that the seed gives."""
         return {p.name: xp.array(p.data) for p in self.flat.parameters}
 
-    def gradient(self, worker: int, clock: int, weights: Mapping[str, Array]) -> dict[str, Array]:
+    def gradient(self, worker: int, clock: int, weights: Mapping[str, Array]) -> dict[str, Any]:
         """Of replica `worker`'s micro-batches of its step, its share of the global mean."""
         job, k, step = self.job, self.job.batches.accumulation, self.done + clock
         self.step_ends(clock)
@@ -90,7 +92,11 @@ class Worker:
                 losses.append(loss.item())
                 if not math.isfinite(losses[-1]):
                     raise NonFiniteError(f"worker {worker}, step {step}: the loss is {losses[-1]}; lower --lr")
-        return {p.name: xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad) for p in self.flat.parameters}
+        result: dict[str, Any] = {p.name: xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad) for p in self.flat.parameters}
+        for name in sparse_keys(job.config):
+            rows = touched_rows(job, step, worker)
+            result[name] = ps.Rows(rows, result[name][rows])
+        return result
 
     def _computed(self, meter: Any, name: str) -> None:
         if self.comm is not None:
@@ -102,6 +108,17 @@ class Worker:
             if clock:
                 self.comm.trace.spans.append(SpanEvent(self.comm.rank, "main", f"step {self.done + clock - 1}", self.began, self.comm.time(), "step"))
             self.began = self.comm.time()
+
+
+def sparse_keys(config: TrainConfig) -> frozenset[str]:
+    """Matrices of whose gradient only some rows are not zero: an embedding that is not the output layer too, as GPT's is."""
+    return frozenset({"model.embed_tokens.weight"} if config.model == "llama" else ())
+
+
+def touched_rows(job: Job, step: int, worker: int) -> Array:
+    """The tokens that occur in the worker's rows of a step, in order, each once."""
+    k = job.batches.accumulation
+    return np.unique(np.concatenate([job.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)])).astype(np.int64)
 
 
 def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerConfig:
@@ -117,7 +134,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
 
     config = job.config
     return ps.ServerConfig(
-        config.servers, config.consistency, make, staleness_aware=config.staleness_aware,
+        config.servers, config.consistency, make, sparse_keys(config), config.staleness_aware,
         rate=lambda clock: job.schedule(done + clock),
     )  # fmt: skip
 
@@ -247,13 +264,21 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[Para
     optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": states})
 
 
-def served_bytes(config: TrainConfig, batches: Batches, elements: int) -> dict[str, int]:
-    """Payload bytes that all ranks together send; see the head of this file."""
-    workers, servers, steps = batches.dp, config.servers, config.steps
-    weights, others = elements * ITEMSIZE[config.precision], workers + servers - 1
+def served_bytes(config: TrainConfig, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
+    """Payload bytes that all ranks together send; see the head of this file. done: steps before a resume.
+
+    What a sparse push sends depends on the data: the tokens of each worker's batches are counted.
+    """
+    workers, servers, steps, itemsize = batches.dp, config.servers, config.steps - done, ITEMSIZE[config.precision]
+    weights, others = sum(sizes.units) * itemsize, workers + servers - 1
+    push = workers * steps * (weights + 16 * servers)
+    for name in sparse_keys(config):
+        job = build(config, batches)
+        rows = sum(touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers))
+        push += workers * steps * (8 - sizes.parameters[name] * itemsize) + rows * (8 + config.width * itemsize)
     return {
         "metrics": others * workers * steps * batches.accumulation * NUMBER,
         "parameter_pull": workers * (steps - 1) * weights + others * weights,
-        "parameter_push": workers * steps * (weights + 16 * servers),
+        "parameter_push": push,
         "startup": others * weights,
     }

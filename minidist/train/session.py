@@ -133,7 +133,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
     if config.strategy == "ps":
-        closed = served_bytes(ran, batches, first.sizes[0].units[0])
+        closed = served_bytes(config, batches, first.sizes[0], first.first_step)
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)

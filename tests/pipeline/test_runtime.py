@@ -74,16 +74,41 @@ def test_mlp_in_the_exact_tier(name, optimizer):
     assert ran >= 1  # of the sizes, those that the schedule takes
 
 
+RANKS = (1, 2, 3, 4, 5, 8)
+
+
+def empty_stages(plan):
+    """How many blocks each stage gets when one has none: the embedding's, and in between one without any parameter."""
+    return [0 if stage % 3 == 0 else 1 for stage in range(plan.stages)]
+
+
+def sample(name):
+    """(p, m, optimizer, empty stages?): every p with fewer and with more micro-batches than ranks, where the schedule takes them,
+    and every pair of optimizer and model with either of them. The whole product is in test_exhaustive.py."""
+    for number, p in enumerate(RANKS):
+        few = [m for m in range(1, p) if takes(name, p, m)]
+        many = [m for m in range(p, 10) if takes(name, p, m)]
+        for turn, sizes in enumerate((few, many)):
+            if sizes:
+                draw = number + turn + SYNCHRONOUS.index(name)
+                yield p, sizes[(2 * draw) % len(sizes)], ("sgd", "adam")[(number + turn) % 2], p > 1 and (number // 2 + turn) % 2 == 1
+
+
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_gpt_with_tied_embeddings_in_the_ordered_tier(name):
-    for p, m in [(1, 3), (2, 1), (2, 4), (3, 3), (3, 6), (4, 8), (5, 5)]:
-        if takes(name, p, m):
-            equal_gpt(plan_of(name, p, m), "adam" if m % 2 else "sgd", dropout=0.1 if p == 2 else 0.0)
+    for p, m, optimizer, empty in sample(name):
+        plan = plan_of(name, p, m)
+        cuts = empty_stages(plan) if empty and plan.stages > 1 else None
+        equal_gpt(plan, optimizer, steps=2, dropout=0.1 if p == 2 else 0.0, layers=sum(cuts) if cuts else None, cuts=cuts)
 
 
-def test_eight_ranks():
-    for name in ("1f1b", "zb-h2", "zb-v"):
-        equal_gpt(plan_of(name, 8, 9), steps=1)
+def test_the_sample_is_stratified():
+    """Each schedule meets each number of ranks that it can; both optimizers meet both models, with few and many micro-batches."""
+    drawn = {(name, *case) for name in SYNCHRONOUS for case in sample(name)}
+    for name in SYNCHRONOUS:
+        assert {p for n, p, *_ in drawn if n == name} == {p for p in RANKS if any(takes(name, p, m) for m in range(1, 10))}
+    assert {(m < p, optimizer, empty) for _, p, m, optimizer, empty in drawn} == set(itertools.product((False, True), ("sgd", "adam"), (False, True)))
+    assert {m for _, _, m, *_ in drawn} == set(range(1, 10))
 
 
 @settings(max_examples=12)
@@ -255,6 +280,18 @@ def test_the_measured_bubble_is_the_timing_tools(name, cost):
             assert spans[0][1] == pytest.approx(expected.first_start[rank])
             assert spans[-1][2] == pytest.approx(expected.last_end[rank])
             assert sum(end - start for _, start, end in spans) == pytest.approx(expected.busy[rank])
+
+
+@pytest.mark.mpi(2)
+def test_under_mpi_every_rank_acts_in_the_order_of_the_timing_tool(comm):
+    """With the test above: the simulated world, MPI and the timing tool have one order."""
+    for name in ("gpipe", "1f1b", "zb-h1", "zb-v", "dualpipe", "interleaved"):
+        plan = plan_of(name, 2, 4)
+        before = len(comm.trace.spans)
+        timed(comm, plan, uniform(plan.stages))
+        acted = [span.name for span in comm.trace.spans[before:] if span.name[:1].isdigit()]
+        items = [item for item, _, _ in time_plan(plan, spans=True).spans[comm.rank]]
+        assert acted == [str(unpack(a)) for item in items for a in (item if isinstance(item, tuple) else (item,))]
 
 
 def test_a_meter_advances_the_clock_by_what_was_computed():

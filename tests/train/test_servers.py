@@ -22,6 +22,7 @@ from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.servers import served_bytes
 from minidist.train.session import number_of_ranks, run_comparison, run_training
 from minidist.train.trainer import NonFiniteError, train
+from minidist.train.volumes import AxisSizes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}
@@ -118,7 +119,7 @@ def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
 def test_bytes_by_hand():
     """1 server, 2 workers, 3 steps, 10 elements of 4 B: 40 B of weights, a head of 16 B."""
     made = config(servers=1, dp=2)
-    assert served_bytes(made, resolve_batches(made, 3), 10) == {
+    assert served_bytes(made, resolve_batches(made, 3), AxisSizes(0, False, [10], [], {"w": 10})) == {
         "startup": 2 * 40, "parameter_push": 6 * 56, "parameter_pull": 2 * 2 * 40 + 2 * 40, "metrics": 2 * 2 * 3 * 8,
     }  # fmt: skip
 
@@ -155,6 +156,18 @@ def test_a_resumed_asynchronous_job_counts_its_bytes(tmp_path):
     assert Checkpoint(tmp_path).state["optimizer_steps"] == 2 * 5
     with pytest.raises(UsageError, match="raise --steps above 5"):
         run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_of_an_embedding_only_the_rows_that_occur_travel(servers, consistency, tmp_path):
+    values = {"model": "llama", "servers": servers, "consistency": consistency, "optimizer": "adam", "accumulation": 2}
+    verdict, _, world = compared(config(**values), servers + 2)
+    assert verdict.equal, verdict.first_difference
+    summary = run_training(config(**values, dp=2), None, 60.0, tmp_path / "t.jsonl")
+    assert summary.volumes_hold()
+    dense = 2 * 3 * sum(array.nbytes for array in world.run(serve_and_keep, config(**values))[0].weights.values())
+    assert summary.bytes_by_purpose["parameter_push"]["measured"] < 0.8 * dense
 
 
 def test_steps_are_spans_of_the_workers():
