@@ -33,6 +33,7 @@ from minidist.lesson import check, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.nn.layers import Dropout
 from minidist.nn.module import Module
+from minidist.nn.segments import budgeted_segments, revolve_advances
 from minidist.parallel import DistributedDataParallel
 from minidist.report import draw, show
 
@@ -131,6 +132,18 @@ answer = "right" if my_guess == best else "off"
 print(f"lowest: {best} segments, sqrt(L) = {LAYERS**0.5:g}; your guess {my_guess} is {answer}")
 for m in (2, 4):
     print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
+
+# %% [markdown]
+# With less memory than that layers must run more than twice, with more some need not run again. For 16 layers of 1 unit that
+# have an input of 1 unit: what a budget buys (the layers at the end are kept whole, they are freed first), and what the best
+# plan of all needs, segments inside segments (Griewank and Walther's *revolve*).
+
+# %%
+for budget in (7, 8, 10, 13, 17):
+    segments, whole = budgeted_segments([1] * LAYERS, [1] * LAYERS, budget)
+    print(f"budget {budget:2}: segments {segments} run twice, {whole} layers kept; layers run {LAYERS + sum(segments)}")
+for slots in (1, 2, 3, 4, 15):
+    print(f"revolve with {slots:2} kept inputs: layers run {LAYERS + revolve_advances(LAYERS, slots)}")
 
 # %% [markdown]
 # Does it change a number? With dropout, which must fall on the same elements in the replay and in every micro-batch:
@@ -273,6 +286,8 @@ for name in ("10.pick_segments", "10.recompute"):
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 2 --accumulation 4 --steps 3 --json
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute sqrt --layers 9
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:2000000
 #
 # `peak_bytes` differs; the losses agree but for the last digit of float32.
 #

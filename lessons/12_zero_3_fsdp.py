@@ -257,6 +257,9 @@ check("12.prefetch", solution("12.prefetch"))
 #
 #     mpiexec -n 4 minidist train --dp 4 --zero 3 --steps 5
 #     mpiexec -n 4 minidist compare --dp 4 --zero 3 --steps 3
+#     mpiexec -n 4 minidist compare --dp 4 --zero 3 --steps 3 --dp-replicate 2
+#     minidist train --dp 4 --zero 3 --steps 3 --trace runs/fsdp.jsonl
+#     minidist report runs/fsdp.jsonl --picture memory -o runs/saw-tooth.svg
 #
 # ## 10 What others call it
 #
@@ -266,6 +269,6 @@ check("12.prefetch", solution("12.prefetch"))
 # | `reshard_after_forward` | the same in FSDP2; FSDP1 `FULL_SHARD` (True), `SHARD_GRAD_OP` (False) |
 # | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch`; DeepSpeed `stage3_prefetch_bucket_size` |
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
-# | a mesh (replicate, shard) | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
+# | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
 #
-# Next: 13 Offload, or [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).
+# Next: [13 Offload](13_offload.ipynb), or [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).

@@ -268,7 +268,7 @@ check("23.load_residual", solution("23.load_residual"))
 #
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --compression powersgd:2
 #     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
-#     mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
+#     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
 #
 # ## 10 What others call it
 #

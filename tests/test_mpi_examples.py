@@ -130,6 +130,16 @@ def test_fully_shard(world):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+def test_mixed_precision(world):
+    code, output = start(world, 3, "mixed_precision")
+    assert code == 0, output
+    assert output.count("loss scale 131,072, steps skipped: 1; |w| = ") == 3  # all ranks skipped the same step
+    assert len(set(re.findall(r"\|w\| = ([\d.]+)", output))) == 1
+    assert output.count("sent 983,040 B of gradients") == 3  # 20 steps, 2 of 3 shards of 12,288 elements of 2 B
+    assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
 def test_gpipe(world):
     code, output = start(world, 2, "gpipe")
     assert code == 0, output

@@ -7,7 +7,7 @@ byte), and where the two meet depends on the network:
     all-reduce   few rounds    recursive doubling,      every byte sent twice only: rabenseifner,
                                trees                    segmented ring; two levels, where links differ
 
-Where all links of the communicator are alike the cost is `closed_form.TIMES`, the same formulas that the traces of the
+Where all links of the communicator are alike the cost is `virtual_time.TIMES`, the same formulas that the traces of the
 algorithms are tested against. Where they differ (fast inside a node, slow across) there is no formula for all: each algorithm
 is run on phantom arrays and a clock of its own, once for each size. On more than 64 such ranks that takes too long, and the
 slowest link's formulas decide. A world that does not know its links (MPI) is taken for the default `LinkModel`. All ranks
@@ -24,7 +24,7 @@ import numpy as np
 
 from minidist.base.layout import chunk_sizes
 from minidist.base.phantom import Phantom
-from minidist.collectives import closed_form
+from minidist.collectives import virtual_time
 from minidist.collectives.registry import algorithms
 from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import Comm
@@ -48,7 +48,7 @@ def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float)
     """The same, from numbers alone. Of equal costs the first in alphabetical order."""
     costs = {
         name: time(nbytes, ranks, alpha, beta)
-        for (what, name), time in sorted(closed_form.TIMES.items())
+        for (what, name), time in sorted(virtual_time.TIMES.items())
         if what == operation
     }
     return min(costs, key=costs.__getitem__)

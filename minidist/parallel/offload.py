@@ -119,6 +119,7 @@ class HostPool:
 
     def leave(self, array: xp.Array) -> Crossing:
         """Swap an activation out, after the one before it is out."""
+        self.advance()
         self.settle()
         self._leaving = self.start_store(array, "activation")
         return self._leaving
@@ -129,14 +130,24 @@ class HostPool:
             self._leaving.wait()
             self._leaving = None
 
-    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
+    def advance(self) -> None:
+        """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
         current = meter.get()
-        if current is not None:  # what was computed so far comes first
+        if current is not None:
             self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
+
+    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
+        self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
-        seconds = source.nbytes / self.bandwidth
-        work = lane.collective(name).post(lambda: self.comm.compute(seconds=seconds, name=name))
+        work = lane.collective(name).post(lambda: self._pass(source.nbytes / self.bandwidth, name))
         return Crossing(source, target, work, event)
+
+    def _pass(self, seconds: float, name: str) -> None:
+        """Time passes in the link's lane; in the trace it is no computing."""
+        self.comm.compute(seconds=seconds, name=name)
+        spans = self.comm.trace.spans
+        if spans and spans[-1].name == name:
+            spans[-1].category = "offload"
 
 
 def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> Any:
@@ -160,6 +171,48 @@ def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> An
     return event
 
 
+class HostOptimizer:
+    """An optimizer of slices that live in `pool` already (see `CPUOffloadPolicy`): its state is counted there, too.
+
+    `state`, `step_count`, `lr_factor`, `grad_scale` and all the rest are the wrapped optimizer's.
+    """
+
+    def __init__(self, optimizer: Optimizer, pool: HostPool) -> None:
+        self.optimizer, self.pool = optimizer, pool
+
+    def step(self) -> None:
+        """The wrapped optimizer's step."""
+        with self.pool.on_host():
+            self.optimizer.step()
+        self.pool.step_of(sum(run.slice.data.nbytes for run in self.optimizer._runs))
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """As the wrapped optimizer's, onto the host."""
+        with self.pool.on_host():
+            self.optimizer.load_state_dict(saved)
+
+    @property
+    def lr_factor(self) -> float:
+        """What multiplies the learning rate."""
+        return self.optimizer.lr_factor
+
+    @lr_factor.setter
+    def lr_factor(self, value: float) -> None:
+        self.optimizer.lr_factor = value
+
+    @property
+    def grad_scale(self) -> float:
+        """What the next step multiplies the gradients by."""
+        return self.optimizer.grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: float) -> None:
+        self.optimizer.grad_scale = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)
+
+
 class HostSlice:
     """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for the gradient, not for those behind it."""
 
@@ -172,7 +225,7 @@ class HostSlice:
         return self._owner.arrived(self._index)
 
 
-class OffloadedOptimizer:
+class OffloadedOptimizer(HostOptimizer):
     """`optimizer_class` on host copies of the slices `parameters`; state, copies and gradient buffers are the pool's.
 
     A step sends the gradients of this rank's elements to the host, and their new values back, 2 or 4 bytes an element as
@@ -237,32 +290,6 @@ class OffloadedOptimizer:
         for near, far in zip(self.device, self.host, strict=True):
             self.pool.store(near.data.reshape(-1), "parameter", far.data)
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """As the wrapped optimizer's, onto the host."""
-        with self.pool.on_host():
-            self.optimizer.load_state_dict(saved)
-
-    @property
-    def lr_factor(self) -> float:
-        """What multiplies the learning rate."""
-        return self.optimizer.lr_factor
-
-    @lr_factor.setter
-    def lr_factor(self, value: float) -> None:
-        self.optimizer.lr_factor = value
-
-    @property
-    def grad_scale(self) -> float:
-        """What the next step multiplies the gradients by."""
-        return self.optimizer.grad_scale
-
-    @grad_scale.setter
-    def grad_scale(self, value: float) -> None:
-        self.optimizer.grad_scale = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
-
 
 class HostCopy:
     """An array that waits on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
@@ -279,6 +306,7 @@ class HostCopy:
     @property
     def data(self) -> xp.Array:
         """A copy on the device."""
+        self.pool.advance()
         self.pool.settle()
         self.start()
         assert self.arriving is not None
@@ -305,34 +333,3 @@ class CPUOffloadPolicy:
     """
 
     pool: HostPool
-
-
-class HostOptimizer:
-    """An optimizer of slices that live in `pool` already (see `CPUOffloadPolicy`): its state is counted there, too."""
-
-    def __init__(self, optimizer: Optimizer, pool: HostPool) -> None:
-        self.optimizer, self.pool = optimizer, pool
-        self.nbytes = sum(run.slice.data.nbytes for run in optimizer._runs)
-
-    def step(self) -> None:
-        """The wrapped optimizer's step."""
-        with self.pool.on_host():
-            self.optimizer.step()
-        self.pool.step_of(self.nbytes)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """As the wrapped optimizer's, onto the host."""
-        with self.pool.on_host():
-            self.optimizer.load_state_dict(saved)
-
-    @property
-    def lr_factor(self) -> float:
-        """What multiplies the learning rate."""
-        return self.optimizer.lr_factor
-
-    @lr_factor.setter
-    def lr_factor(self, value: float) -> None:
-        self.optimizer.lr_factor = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)

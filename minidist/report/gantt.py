@@ -1,11 +1,12 @@
 """The Gantt of a plan: a row a rank, a bar an action with the number of its micro-batch, and the bubble in the title.
 
 As text it fits a terminal; as a picture it is the one of the lessons. Several schedules stand below each other on one axis of
-time, so that the shorter one is seen to be shorter.
+time, so that the shorter one is seen to be shorter. Under each picture a strip a rank shows how many micro-batches' activations
+are alive, from F to B (or W): what the shorter time costs.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import SpanEvent, Trace
@@ -94,15 +95,18 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     if bars > MOST_BARS:
         raise UsageError(f"a picture of {bars:,} actions would not be readable; draw at most {MOST_BARS:,}, or take --format perfetto")
     longest = max(timing.makespan for timing in timings)
-    heights = [0.7 + 0.3 * timing.plan.ranks for timing in timings]
+    heights = [height for timing in timings for height in (0.7 + 0.3 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)]
     figure = new_figure(11, sum(heights) + 0.9)
-    panels = figure.subplots(len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
     used: set[str] = set()
-    for timing, axes in zip(timings, panels, strict=True):
-        _panel(timing, axes, longest, used)
+    highest = max((peak for timing in timings for peak in timing.peak), default=1) or 1
+    for number, timing in enumerate(timings):
+        _panel(timing, panels[2 * number], longest, used)
+        _strips(timing, panels[2 * number + 1], highest)
     panels[-1].set_xlabel("time")
     kinds = [kind for kind in ("F", "B", "I", "W", "recompute", "idle") if kind in used]
-    return finish(figure, [patch(PALETTE[kind], NAMES[kind]) for kind in kinds], command)
+    handles = [patch(PALETTE[kind], NAMES[kind]) for kind in kinds]
+    return finish(figure, [*handles, patch(PALETTE["other"], "activations alive")], command)
 
 
 def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None:
@@ -130,6 +134,37 @@ def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None
     axes.set_ylim(timing.plan.ranks - 0.5, -0.5)  # type: ignore[attr-defined]
     axes.set_xlim(0, longest or 1)  # type: ignore[attr-defined]
     axes.set_title(title_of(timing), fontsize=9, loc="left")  # type: ignore[attr-defined]
+    tidy(axes)
+
+
+def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[int]]:
+    """Times, and how many micro-batches' activations are alive on a rank from each of them on."""
+    changes: list[tuple[float, int]] = []
+    for item, start, end in row:
+        for action in map(unpack, parts(item)):
+            if action.kind == "F":
+                changes.append((start, 1))
+            elif action.kind in ("B", "W"):
+                changes.append((end, -1))
+    times, counts, now = [0.0], [0], 0
+    for time, change in sorted(changes):  # what ends is let go before what begins
+        now += change
+        times.append(time)
+        counts.append(now)
+    return times, counts
+
+
+def _strips(timing: Timing, axes: Any, highest: int) -> None:
+    """A strip a rank, all on one scale, its peak at the end."""
+    for rank, row in enumerate(timing.spans or []):
+        times, counts = alive(row)
+        top = [rank + 0.45 - 0.9 * count / highest for count in counts]
+        axes.fill_between(times, top, rank + 0.45, step="post", color=PALETTE["other"], linewidth=0, gid=f"alive {rank}")
+        axes.text(1.004, rank, f"{timing.peak[rank]}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
+    axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=5.5)
+    axes.set_ylim(timing.plan.ranks - 0.5, -0.55)
+    unit = "stage parts of micro-batches" if timing.plan.stages > timing.plan.ranks else "micro-batches"
+    axes.set_title(f"activations alive, peak {numbers(timing.peak)} {unit}", fontsize=7, loc="left", pad=2)
     tidy(axes)
 
 

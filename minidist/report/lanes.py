@@ -1,4 +1,7 @@
-"""The lanes of one rank: computing, sending, receiving. Overlap is where two bars stand above each other."""
+"""The lanes of one rank: computing, sending, receiving, and the link to the host where there is one.
+
+Overlap is where two bars stand above each other.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,19 +16,24 @@ from minidist.report.palette import NAMES, PALETTE, kind_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LINK = ("to host", "to device")  # spans of `parallel.offload.HostPool`, one lane each
+
 
 def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":
-    """Compute, send and receive of `rank`. A message's bar is red until its partner has come."""
+    """Compute, send and receive of `rank` (what it does not do at all is left out, but for computing), and, with offloading,
+    both ways of its link to the host. A message's bar is red until its partner has come."""
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
     trace = traces[rank]
     computing = [span for span in trace.spans if span.category == "compute"]
+    crossing = [span for span in trace.spans if span.category == "offload"]
     bars = _bars(traces, rank)
-    longest = max([0.0, *(s.end for s in computing), *(end for *_, end, _ in bars)])
+    rows = ["compute", *(("send", "receive") if bars or not crossing else ()), *(LINK if crossing else ())]
+    longest = max([0.0, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)])
     factor, unit = time_unit(longest)
-    figure = new_figure(9, 2.9)
+    figure = new_figure(9, 1.4 + 0.5 * len(rows))
     axes = figure.add_subplot()
-    axes.barh([0, 1, 2], [longest * factor] * 3, height=0.6, color=PALETTE["idle"], zorder=0)
+    axes.barh(range(len(rows)), [longest * factor] * len(rows), height=0.6, color=PALETTE["idle"], zorder=0)
     used: dict[str, Any] = {}
 
     def bar(y: int, start: float, end: float, kind: str, gid: str, text: str) -> None:
@@ -42,9 +50,11 @@ def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: s
     for y, start, met, end, nbytes in bars:
         bar(y, start, met, "blocked", "blocked", "")
         bar(y, met, end, "communication", "send" if y == 1 else "receive", byte_text(nbytes))
+    for span in crossing:
+        bar(rows.index(span.name), span.start, span.end, "communication", span.name, "")
     used["idle"] = patch(PALETTE["idle"], NAMES["idle"])
-    axes.set_yticks([0, 1, 2], ["compute", "send", "receive"])
-    axes.set_ylim(2.5, -0.5)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, longest * factor or 1)
     axes.set_xlabel(f"time [{unit}]")
     tidy(axes)
@@ -55,9 +65,11 @@ def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: s
 
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:
-    """Seconds in which the rank sends, receives or waits for either, and computes nothing."""
-    computing = [(span.start, span.end) for span in traces[rank].spans if span.category == "compute"]
-    communicating = merged((start, end) for _, start, _, end, _ in _bars(traces, rank))
+    """Seconds in which the rank sends, receives, crosses to or from the host, or waits for any of it, and computes nothing."""
+    spans = traces[rank].spans
+    computing = [(span.start, span.end) for span in spans if span.category == "compute"]
+    crossing = [(span.start, span.end) for span in spans if span.category == "offload"]
+    communicating = merged([*((start, end) for _, start, _, end, _ in _bars(traces, rank)), *crossing])
     return sum(end - start for start, end in without(communicating, computing))
 
 

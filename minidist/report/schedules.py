@@ -12,8 +12,9 @@ from minidist.pipeline.timing import Times, Timing, over_limit, parse_times, rea
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
+from minidist.report.version_lanes import version_lanes
 
-FORMATS = ("text", "csv", "json", "svg", "perfetto")
+FORMATS = ("text", "csv", "json", "svg", "versions", "perfetto")
 LARGE = 300_000  # actions; a named synchronous schedule of more is timed without being judged again
 
 
@@ -55,12 +56,12 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
         for number, one in enumerate(judged):
             yield "\n" if number else ""
             yield one.plan.to_csv()
-    elif form == "svg":
+    elif form in ("svg", "versions"):
         import matplotlib
 
-        stream = BytesIO()
+        stream, draw = BytesIO(), gantt if form == "svg" else version_lanes
         with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-            gantt([one.timing for one in judged], command).savefig(stream, format="svg", metadata={"Date": None})
+            draw([one.timing for one in judged], command).savefig(stream, format="svg", metadata={"Date": None})
         yield stream.getvalue().decode()
     elif form == "perfetto":
         if len(judged) > 1:

@@ -156,8 +156,12 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     return "float"
 
 
-def expected_snapshots(config: TrainConfig, ranks: int) -> list[Snapshot]:
-    """The reference's states, one a step."""
+def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
+    """The reference's states, one a step. rank: whose, where ranks differ on purpose (local SGD)."""
+    if config.local_steps:
+        from minidist.train.local_steps import replicas
+
+        return replicas(config, resolve_batches(config, ranks))[rank]
     snapshots: list[Snapshot] = []
     reference(config, resolve_batches(config, ranks), [lambda state: snapshots.append(snapshot(state))])
     return snapshots
@@ -168,7 +172,7 @@ def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | Non
 
     Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0 and back.
     """
-    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size), tier_of(config, resolve_dims(config, comm.size)))
+    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size, comm.rank), tier_of(config, resolve_dims(config, comm.size)))
     train(comm, config, [judge])
     return _worst(comm, judge.verdict)
 

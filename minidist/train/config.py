@@ -71,6 +71,7 @@ class TrainConfig(BaseModel):
     zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
     compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
+    local_steps: int = Field(0, ge=0, description="local SGD: replicas train alone for so many steps, then weights are averaged; 0: never alone")
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
     synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")

@@ -52,7 +52,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
         for step in range(config.steps):
             loss, contributions = 0.0, []
             for number in range(batches.microbatches):
-                value, caught = _one_micro_batch(job, step, number)
+                value, caught = one_micro_batch(job, step, number)
                 loss += value
                 contributions.append(caught)
             _add(device, contributions, order if config.pp == 1 else None)
@@ -81,7 +81,8 @@ def _routed(mixture: Any, forward: Any, groups: list[Array], x: Tensor) -> Tenso
     return concatenate(outputs, axis=1)[:, xp.concatenate(groups).argsort()]
 
 
-def _one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+    """Its loss, and what every use of a parameter contributes to that parameter's gradient, each computed whole."""
     caught: Contributions = {}
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
@@ -109,7 +110,8 @@ def _add(device: OneDevice, contributions: list[Contributions], order: GradientO
 
 
 def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name: str) -> Array | None:
-    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas."""
+    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas; with ZeRO 2 and 3 the
+    replicas first, in every micro-batch."""
     local = len(contributions) // order.replicas
 
     def of_stage(stage: int, sites: slice, replica: int) -> Array | None:
@@ -117,6 +119,16 @@ def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name
             _fold(site for i in numbers for site in contributions[replica * local + i][sites]) for numbers in order.additions[stage]
         )
 
+    def of_stage_in_each(stage: int, sites: slice) -> Array | None:
+        return _fold(
+            _fold(
+                _fold(_fold(contributions[replica * local + i][sites]) for replica in range(order.replicas)) for i in numbers
+            )
+            for numbers in order.additions[stage]
+        )
+
+    if order.each:
+        return _fold(of_stage_in_each(stage, sites) for stage, sites in order.sites(name))
     return _fold(
         _fold(of_stage(stage, sites, replica) for stage, sites in order.sites(name)) for replica in range(order.replicas)
     )

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
+from minidist.checkpoint import save
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.train.config import TrainConfig
@@ -120,3 +121,9 @@ def test_flags_that_need_a_directory(flags, capsys):
         main(["train", *flags])
     assert done.value.code == 2
     assert "needs --save DIR" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    SimWorld(1).run(lambda comm: save(comm, tmp_path, 1, [], {}))
+    with pytest.raises(UsageError, match="not one of minidist train"):
+        run(1, steps=2, save=str(tmp_path), resume=True)

@@ -10,7 +10,7 @@ import pytest
 
 from minidist import collectives
 from minidist.base.layout import chunk_sizes
-from minidist.collectives import closed_form
+from minidist.collectives import closed_form, virtual_time
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, DTYPES, Case
@@ -33,7 +33,7 @@ PAPERS = {
 @pytest.mark.parametrize(("operation", "algorithm"), PAPERS)
 @pytest.mark.parametrize("ranks", POWERS)
 def test_times_of_the_papers(operation, algorithm, ranks):
-    assert closed_form.TIMES[operation, algorithm](N, ranks, A, B) == PAPERS[operation, algorithm](ranks)
+    assert virtual_time.TIMES[operation, algorithm](N, ranks, A, B) == PAPERS[operation, algorithm](ranks)
 
 
 @pytest.mark.parametrize("ranks", range(1, 65))
@@ -41,10 +41,10 @@ def test_other_numbers_of_ranks_stay_within_the_papers_bounds(ranks):
     """Rabenseifner for any n, as MPICH states it with q, the largest power of two in n; trees take ceil(log2 n)."""
     q = 2 ** floor(log2(ranks))
     bound = (2 * log2(q) + 2) * A + (2 * (q - 1) / q + 2) * N * B
-    assert closed_form.TIMES["all_reduce", "rabenseifner"](N, ranks, A, B) <= bound
+    assert virtual_time.TIMES["all_reduce", "rabenseifner"](N, ranks, A, B) <= bound
     for name in (("broadcast", "binomial"), ("reduce", "binomial")):
-        assert closed_form.TIMES[name](N, ranks, A, B) <= ceil(log2(ranks)) * (A + N * B)
-    assert closed_form.TIMES["all_reduce", "recursive_doubling"](N, ranks, A, B) <= (log2(q) + 2) * (A + N * B)
+        assert virtual_time.TIMES[name](N, ranks, A, B) <= ceil(log2(ranks)) * (A + N * B)
+    assert virtual_time.TIMES["all_reduce", "recursive_doubling"](N, ranks, A, B) <= (log2(q) + 2) * (A + N * B)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
@@ -63,7 +63,7 @@ def test_volumes_of_the_papers(ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 64])
 def test_a_segmented_chain_takes_the_time_of_a_pipeline(ranks):
     k = 12
-    seconds = closed_form.TIMES["broadcast", "segmented_ring"](k * SEGMENT_BYTES, ranks, A, B)
+    seconds = virtual_time.TIMES["broadcast", "segmented_ring"](k * SEGMENT_BYTES, ranks, A, B)
     hops = (ranks - 1) * (A + SEGMENT_BYTES * B)
     assert seconds == (hops + (k - 1) * SEGMENT_BYTES * B if ranks > 1 else 0)
 
@@ -90,7 +90,7 @@ def test_several_segments(operation, ranks, alpha, eager_bytes):
         assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 8 * elements)
         assert messages % 3 == 0
         assert all(m.nbytes == SEGMENT_BYTES for m in trace.sent())
-    assert world.end_time == closed_form.TIMES[operation, "segmented_ring"](8 * size, ranks, alpha, B)
+    assert world.end_time == virtual_time.TIMES[operation, "segmented_ring"](8 * size, ranks, alpha, B)
 
 
 def test_segments_of_unequal_size_and_another_dtype():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist import collectives
 from minidist.base.errors import MismatchError, UsageError
-from minidist.collectives import TwoLevel, closed_form
+from minidist.collectives import TwoLevel, closed_form, virtual_time
 from minidist.collectives.auto import virtual_seconds
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.mesh import init_device_mesh
@@ -161,7 +161,7 @@ def test_a_barrier_lets_nobody_out_before_everybody_is_in(colors):
 def test_time_on_links_that_differ():
     nodes, local, size = 4, 4, 64
     links = LinkModel(link=lambda a, b: FAST if a // local == b // local else SLOW)
-    seconds = closed_form.two_level_time(8 * size, nodes, local, FAST, SLOW)
+    seconds = virtual_time.two_level_time(8 * size, nodes, local, FAST, SLOW)
 
     def program(comm):
         levels = TwoLevel(comm, comm.rank // local)

@@ -194,6 +194,7 @@ def test_the_living_are_still_watched():
     with pytest.raises(DeadlockError, match="2 of 3 ranks wait") as error:
         isolating(3).run(stuck)
     assert error.value.cycle == [0, 1]
+    assert "rank 2 was killed at virtual time 0 s" in str(error.value)
 
     def stubborn(comm):
         if comm.rank == 2:

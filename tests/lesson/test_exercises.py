@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 
+from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter
 from minidist.comm import ANY
 from minidist.lesson import examine, names, solution
@@ -440,6 +441,47 @@ def unflatten(whole, arrays):
     for a in arrays:
         a[...] = whole[start : start + a.size].reshape(a.shape)
         start += a.size
+
+
+def scaled(comm, steps, backward, step, flag=None, wide=True, grow=True, reset=True, look=True):
+    """A loop with a loss scale, or one that lacks something. flag(gradient): did anybody overflow?"""
+    scale, good = 2.0**16, 0
+    for _ in range(steps):
+        gradient = backward(scale)
+        bad = np.array([not np.isfinite(gradient).all()], np.uint8)
+        overflow = all_reduce(comm, bad, "max")[0] if flag is None else flag(gradient)
+        if overflow and look:
+            scale, good = scale / 2, 0 if reset else good
+            continue
+        step(gradient.astype(np.float32) / scale if wide else gradient / np.float16(min(scale, 65504)))
+        good += 1
+        if grow and good == 3:
+            scale, good = scale * 2, 0
+    return scale
+
+
+def asks_nobody(*arguments):
+    return scaled(*arguments, flag=lambda gradient: not np.isfinite(gradient).all())
+
+
+def divides_in_float16(*arguments):
+    return scaled(*arguments, wide=False)
+
+
+def never_grows(*arguments):
+    return scaled(*arguments, grow=False)
+
+
+def counts_on(*arguments):
+    return scaled(*arguments, reset=False)
+
+
+def steps_anyway(*arguments):
+    return scaled(*arguments, look=False)
+
+
+def shows_everything(comm, *arguments):
+    return scaled(comm, *arguments, flag=lambda gradient: not np.isfinite(all_gather(comm, gradient)).all())
 
 
 def without_a_gather(comm, weights, gradients, update):
@@ -944,6 +986,155 @@ def sends_the_weights(comm, weights):
     return int(different[0]) if different.size else -1
 
 
+def one_piece_at_a_time(comm, pieces, down, step, up):
+    for piece in range(pieces):
+        up(piece, step(piece, down(piece).wait())).wait()
+
+
+def everything_down_first(comm, pieces, down, step, up):
+    coming = [down(piece) for piece in range(pieces)]
+    going = [up(piece, step(piece, coming[piece].wait())) for piece in range(pieces)]
+    for crossing in going:
+        crossing.wait()
+
+
+def last_way_up_forgotten(comm, pieces, down, step, up):
+    coming, going = down(0) if pieces else None, None
+    for piece in range(pieces):
+        gradient = coming.wait()
+        coming = down(piece + 1) if piece + 1 < pieces else None
+        values = step(piece, gradient)
+        if going is not None:
+            going.wait()
+        going = up(piece, values)
+
+
+def one_down_too_many(comm, pieces, down, step, up):
+    coming = down(0)
+    for piece in range(pieces):
+        gradient, coming = coming.wait(), down(piece + 1)
+        up(piece, step(piece, gradient)).wait()
+
+
+def stays_on_the_host(comm, pieces, down, step, up):
+    for piece in range(pieces):
+        step(piece, down(piece).wait())
+
+
+def latest_first(disk, name, parts):
+    disk.write("latest.new", name.encode())
+    disk.rename("latest.new", "latest")
+    for part, data in parts.items():
+        disk.write(f"{name}/{part}", data)
+
+
+def over_what_is_there(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f"{name}/{part}", data)
+    disk.write("latest.new", name.encode())
+    disk.rename("latest.new", "latest")
+
+
+def latest_in_place(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    name = name if not disk.exists(name) else f"{name}.1"
+    disk.rename(".saving", name)
+    disk.write("latest", name.encode())
+
+
+def latest_never(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    disk.rename(".saving", f"{name}.new")
+
+
+def reads_everything(comm, size, pieces, read):
+    whole = np.empty(size)
+    for number, (first, last) in enumerate(pieces):
+        whole[first:last] = read(number)
+    edges = offsets(chunk_sizes(size, comm.size))
+    return whole[edges[comm.rank] : edges[comm.rank + 1]]
+
+
+def equal_chunks(comm, size, pieces, read):
+    whole = np.empty(size)
+    for number, (first, last) in enumerate(pieces):
+        whole[first:last] = read(number)
+    count = size // comm.size
+    return whole[comm.rank * count : (comm.rank + 1) * count]
+
+
+def in_the_order_of_the_files(comm, size, pieces, read):
+    whole = np.concatenate([np.zeros(0), *(read(number) for number in range(len(pieces)))])
+    edges = offsets(chunk_sizes(size, comm.size))
+    return whole[edges[comm.rank] : edges[comm.rank + 1]]
+# 18 and 19: weights that are late, and a backward in two
+
+
+def uses_the_newest_weights(order, weights, gradient):
+    history = []
+    for action in order:
+        if action[0] == "B":
+            weights = weights - 0.25 * gradient(int(action[1:]), weights)
+            history.append(weights)
+    return history
+
+
+def updates_in_place(order, weights, gradient):
+    begun, history = {}, []
+    for action in order:
+        kind, i = action[0], int(action[1:])
+        if kind == "F":
+            begun[i] = weights
+        else:
+            weights -= 0.25 * gradient(i, begun.pop(i))
+            history.append(weights)
+    return history
+
+
+def returns_the_last_only(order, weights, gradient):
+    return solution("18.stashing")(order, weights, gradient)[-1:]
+
+
+def newest_version(order, weights, gradient, m):
+    history, total = [weights], 0
+    for action in order:
+        if action[0] == "B":
+            k = int(action[1:])
+            total = total + gradient(k, history[k // m])
+            if k % m == m - 1:
+                history.append(history[-1] - 0.25 * total)
+                total = 0
+    return history[1:]
+
+
+def averages_the_batch(order, weights, gradient, m):
+    return solution("18.two_versions")(order, weights, lambda i, w: gradient(i, w) / m, m)
+
+
+def one_update_each(order, weights, gradient, m):
+    return solution("18.stashing")(order, weights, gradient) if m > 1 else []
+
+
+def just_1f1b(stages, microbatches):
+    return solution("17.one_f_one_b")(stages, microbatches)
+
+
+def all_weights_last(stages, microbatches):
+    return [[*(a.replace("B", "I") for a in row), *(f"W{i}" for i in range(microbatches))] for row in just_1f1b(stages, microbatches)]
+
+
+def forgets_the_weights(stages, microbatches):
+    return [[a.replace("B", "I") for a in row] for row in just_1f1b(stages, microbatches)]
+
+
+def two_bubbles_ahead(stages, microbatches):
+    from minidist.pipeline.plan import get_schedule, unpack
+
+    return [[f"{unpack(a).kind}{unpack(a).microbatch}" for a in row] for row in get_schedule("zb-h2").plan(stages, microbatches).orders]
+
+
 WRONG = [
     ("00.in_rank_order", nobody_waits, "nobody waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -1005,6 +1196,12 @@ WRONG = [
     ("08.ssp", forgets_who_waits, "when the slowest moves on"),
     ("08.ssp", answers_before_it_adds, "before you answer it"),
     ("08.ssp", pulls_once_more, "nothing is pulled after the last push"),
+    ("09.scaled_training", asks_nobody, "all must know before anybody steps"),
+    ("09.scaled_training", divides_in_float16, "zero again"),
+    ("09.scaled_training", never_grows, "double it"),
+    ("09.scaled_training", counts_on, "ends the row"),
+    ("09.scaled_training", steps_anyway, "nothing takes it out again"),
+    ("09.scaled_training", shows_everything, "one byte"),
     ("10.pick_segments", ignores_the_inputs, "keeps its input"),
     ("10.pick_segments", root_of_the_depth, "different amounts"),
     ("10.pick_segments", one_a_layer, "try 1 segment, then 2"),
@@ -1024,6 +1221,11 @@ WRONG = [
     ("12.prefetch", gathers_everything_first, "more than two whole layers"),
     ("12.prefetch", keeps_what_was_used, "more than two whole layers"),
     ("12.prefetch", one_too_many, "none to gather ahead"),
+    ("13.offloaded_step", one_piece_at_a_time, "*before* you step"),
+    ("13.offloaded_step", everything_down_first, "more than two gradients"),
+    ("13.offloaded_step", last_way_up_forgotten, "the last one too"),
+    ("13.offloaded_step", one_down_too_many, "none to bring down"),
+    ("13.offloaded_step", stays_on_the_host, "its new values go up"),
     ("14.parallel_mlp", nothing_summed, "nothing is summed"),
     ("14.parallel_mlp", bias_on_every_rank, "add it once"),
     ("14.parallel_mlp", forgets_f, "that is f"),
@@ -1059,6 +1261,16 @@ WRONG = [
     ("28.first_difference", compares_sums, "A digest of the bytes sees it"),
     ("28.first_difference", compares_with_the_left, "the ranks give different answers"),
     ("28.first_difference", sends_the_weights, "the weights themselves"),
+    ("18.stashing", uses_the_newest_weights, "what its F saw"),
+    ("18.stashing", updates_in_place, "in place"),
+    ("18.stashing", returns_the_last_only, "after each update"),
+    ("18.two_versions", newest_version, "delays it by one"),
+    ("18.two_versions", averages_the_batch, "added, not averaged"),
+    ("18.two_versions", one_update_each, "one update a batch"),
+    ("19.zero_bubble", just_1f1b, "nobody waits for W"),
+    ("19.zero_bubble", all_weights_last, "put W off only as long"),
+    ("19.zero_bubble", forgets_the_weights, "needs F, I and W"),
+    ("19.zero_bubble", two_bubbles_ahead, "put W off only as long"),
     ("21.slots_and_balance", rounds_down, "rounded up"),
     ("21.slots_and_balance", last_tokens_first, "in token order"),
     ("21.slots_and_balance", probabilities_twice, "P times P"),
@@ -1082,6 +1294,13 @@ WRONG = [
     ("23.load_residual", all_to_the_first, "not its own to keep"),
     ("23.load_residual", shares_the_sum_equally, "bit for bit"),
     ("23.load_residual", by_message, "need send anything"),
+    ("26.save", latest_first, "first all files, then `latest`"),
+    ("26.save", over_what_is_there, "a name that is free"),
+    ("26.save", latest_in_place, "half of a name"),
+    ("26.save", latest_never, "must name the new checkpoint"),
+    ("26.load", reads_everything, "compare the ranges first"),
+    ("26.load", equal_chunks, "who has one more"),
+    ("26.load", in_the_order_of_the_files, "in any order"),
 ]
 
 

@@ -2,11 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
+from minidist.pipeline import relaxation
 from minidist.pipeline.passes import computations, lower, lower_blocking, merge, recompute, split
 from minidist.pipeline.plan import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
 from minidist.pipeline.timing import Times, over_limit, parse_times, read_profile, time_plan, uniform
@@ -44,7 +46,13 @@ def test_the_published_table():
 
 @pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (3, 2, 1), (2, 3, 2)])
 def test_closed_forms_of_time_and_memory(f, i, w):
-    for p, m in SIZES:
+    check_closed_forms(SIZES, f, i, w)
+
+
+def check_closed_forms(sizes, f, i, w):
+    """Idle, bubble and peak of every plan where the forms hold. SIZES has m = 1, few, p, 2p-1, 2p, 3p and 64 for each p; all sizes up
+    to p = 16, m = 64 are in test_exhaustive.py."""
+    for p, m in sizes:
         for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved", "dualpipe", "dualpipev", "looped-bfs"):
             if not takes(name, p, m):
                 continue
@@ -77,12 +85,16 @@ def test_closed_forms_of_time_and_memory(f, i, w):
             assert timing.lower_bound <= timing.makespan + 1e-9
 
 
-def test_versions_are_the_update_laws():
-    for p, m in SIZES:
+def check_versions(sizes):
+    for p, m in sizes:
         if m >= 2 * p:
             assert validate(plan("pipedream", p, m)).weight_versions == [p - s for s in range(p)]
             assert validate(plan("pipedream-2bw", p, m, batches=3)).weight_versions == [2] * p
             assert validate(plan("pipedream-vertical-sync", p, m)).weight_versions == [p] * p
+
+
+def test_versions_are_the_update_laws():
+    check_versions(SIZES)
     with pytest.raises(PlanError, match="rank 0: 0B1 would see version 1 of the weights and its forward saw version 0"):
         validate(plan("pipedream", 4, 8, stashing=False))
     validate(plan("pipedream", 4, 8, stashing=False), allow_wrong_gradients=True)
@@ -103,6 +115,26 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size():
                 quick, full = time_plan(made), time_plan(made, spans=True)
                 assert (quick.idle, quick.makespan, quick.first_start) == (full.idle, full.makespan, full.first_start)
                 assert time_plan(lowered).idle == quick.idle
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"])
+def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
+    """64 ranks move together; where few of them can (naive) the walk changes its way; both give the full walk's numbers."""
+    made = plan(name, 64, 4 if name == "naive" else 64)
+    rng = np.random.default_rng(0)
+    times = Times(*(rng.integers(1, 9, made.stages).tolist() for _ in "FIW"), rng.integers(0, 3, made.stages - 1).tolist())
+    for costs in (times, uniform(made.stages)):
+        full = time_plan(made, costs, spans=True)
+        monkeypatch.setattr(relaxation, "FEW", 48)
+        together = time_plan(made, costs)
+        monkeypatch.setattr(relaxation, "FEW", 1000)
+        assert time_plan(made, costs).last_end == together.last_end == full.last_end
+        assert (together.first_start, together.busy) == (full.first_start, full.busy)
+    monkeypatch.setattr(relaxation, "FEW", 48)
+    stuck = made.with_orders([list(order)[::-1] for order in made.orders])
+    if name != "forward-only":
+        with pytest.raises(UsageError, match=r"cannot finish: 64 ranks wait for ever, rank 0 for"):
+            time_plan(stuck)
 
 
 def test_orders_of_other_implementations():

@@ -9,7 +9,9 @@ import pytest
 from minidist import cli
 from minidist.pipeline.plan import from_csv, get_schedule
 from minidist.pipeline.timing import time_plan
-from minidist.report.gantt import gantt, text_gantt
+from minidist.pipeline.validate import validate
+from minidist.report.gantt import alive, gantt, text_gantt
+from minidist.report.version_lanes import kept, version_lanes, versions_seen
 
 
 @pytest.fixture
@@ -92,6 +94,45 @@ def test_svg_has_numbers_bubble_and_legend(call, tmp_path):
     bars = {bar.get_gid(): (bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches if bar.get_gid()}
     assert bars["0B0"] == (7, 2)
     assert bars["1F1"] == (2, 1)
+
+
+def test_the_strips_show_how_many_activations_are_alive():
+    timing = time_plan(get_schedule("1f1b").plan(4, 8), spans=True)
+    figure = gantt([timing])
+    strips = {c.get_gid(): c for c in figure.axes[1].collections if c.get_gid()}
+    assert set(strips) == {f"alive {rank}" for rank in range(4)}
+    for rank, row in enumerate(timing.spans):
+        times, counts = alive(row)
+        assert max(counts) == timing.peak[rank]
+        assert (counts[-1], times[-1]) == (0, timing.last_end[rank])
+        lowest = min(strips[f"alive {rank}"].get_paths()[0].vertices[:, 1])
+        assert lowest == pytest.approx(rank + 0.45 - 0.9 * timing.peak[rank] / 4)
+
+
+@pytest.mark.parametrize(("name", "m", "options"), [
+    ("pipedream", 9, {}), ("pipedream-vertical-sync", 9, {}), ("pipedream-2bw", 4, {"batches": 3}), ("pipedream", 9, {"replicas": (2, 1, 1)}),
+])  # fmt: skip
+def test_version_lanes_are_the_laws(name, m, options):
+    plan = get_schedule(name).plan(4, m, **options)
+    timing = time_plan(plan, spans=True)
+    for rank, row in enumerate(versions_seen(plan)):
+        p, s = plan.stages, row[0][0].stage
+        k = options.get("replicas", (1,) * p)[s]
+        ahead = (sum(options["replicas"][s:]) - 1) // k if "replicas" in options else p - 1 - s
+        law = {"stash": lambda t, k=k, a=ahead: max(0, t // k - a), "vertical-sync": lambda t: max(0, t - 3), "2bw": lambda t: max(t // m - 1, 0)}[plan.updates]
+        assert all(version == law(action.microbatch) for action, version in row)
+        assert max(kept(timing, rank)[1]) == validate(plan).weight_versions[rank]
+    bars = {bar.get_gid() for bar in version_lanes([timing]).axes[0].patches if bar.get_gid()}
+    assert {f"0F{i} v{v}" for i, v in ((0, 0), (1, 0))} <= bars
+
+
+def test_without_stashing_the_colours_differ(call, tmp_path):
+    assert ("B1", 1) in {(f"{a.kind}{a.microbatch}", v) for a, v in versions_seen(get_schedule("pipedream").plan(3, 4, stashing=False))[0]}
+    code, _, err = call("schedule", "pipedream", "--stages", 3, "--microbatches", 4, "--format", "versions", "-o", "v.svg")
+    assert (code, "written: v.svg" in err) == (0, True)
+    assert "versions of the weights kept, at most 3 2 1" in (tmp_path / "v.svg").read_text()
+    code, _, err = call("schedule", "1f1b", "--stages", 3, "--microbatches", 4, "--format", "versions")
+    assert (code, "has one version of the weights; draw an asynchronous one" in err) == (2, True)
 
 
 def test_perfetto(call):

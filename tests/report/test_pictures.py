@@ -238,6 +238,22 @@ def test_memory_marks_the_peak(moving):
         assert any("peak 35 B" in text.get_text() for text in axes.texts)
 
 
+def test_lanes_show_the_link_to_the_host():
+    from minidist.parallel import HostPool
+
+    def main(comm):
+        pool = HostPool(comm, bandwidth=1e6)
+        down = pool.start_store(np.ones(250), "gradient")
+        comm.compute(seconds=3e-3, name="forward")
+        pool.fetch(down.wait(), "parameter")
+
+    world = SimWorld(1)
+    world.run(main)
+    figure = draw("lanes", world.traces)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["compute", "to host", "to device"]
+    assert exposed(world.traces, 0) == pytest.approx(2e-3)  # the way up; the way down is hidden
+
+
 def test_lanes_show_what_overlaps():
     def main(comm):
         work = all_reduce(comm, np.ones(9), async_op=True)

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, checkpoint
+from minidist.autograd import Meter, Tensor, checkpoint
 from minidist.autograd.mark import mark
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
@@ -52,6 +52,22 @@ def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
         assert 4 * nbytes < result.host["peak"] <= 4 * nbytes + 2 * largest
         assert result.peak_by_purpose.get("optimizer", 0) == 0
         assert result.peak_bytes < without.peak_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(("zero", "offload"), [(0, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")])
+def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, precision):
+    """ZeRO-Offload's volume; masters and moments never cross. Shards on the host go up once more, for forward, and with padding."""
+    config = TrainConfig.make(**{**GPT, "steps": 2}, precision=precision, zero=zero, offload=offload)
+    verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
+    assert verdict.equal, verdict.first_difference
+    results = SimWorld(2).run(train, config)
+    crossed = [sum(r.host[way] for r in results) // config.steps for way in ("to_host", "to_device")]
+    if offload == "optimizer":
+        assert crossed == [2 * parameters() * (2 if zero == 0 else 1)] * 2
+    else:
+        padded, k = sum(results[0].sizes[0].units), GPT["accumulation"]
+        assert crossed == [2 * padded * k, 2 * 2 * padded * k]
 
 
 def parameters():
@@ -113,25 +129,28 @@ def test_activations_cross_while_blocks_compute(prefetch, ratio):
 
     def main(comm):
         pool, seconds = HostPool(comm, bandwidth=1e6, prefetch=prefetch), 1000 * 4 / 1e6
+        operations = ratio * seconds * 1e11  # FLOPs, as a meter reports them: time passes only when somebody asks for it
 
         def block(x):
-            comm.compute(seconds=ratio * seconds, name="forward")
-            return mark(x * 2.0, "block", on_backward=lambda: comm.compute(seconds=ratio * seconds, name="backward"))
+            counted.add("forward", operations, 0)
+            return mark(x * 2.0, "block", on_backward=lambda: counted.add("input_gradient", operations, 0))
 
-        x = Tensor(np.ones(1000, np.float32), requires_grad=True)
-        for _ in range(blocks):
-            x = checkpoint(block, x, pack=partial(HostCopy, pool=pool))
-        forward = comm.time() / seconds
-        x.backward(np.ones(1000, np.float32))
+        with Meter() as counted:
+            x = Tensor(np.ones(1000, np.float32), requires_grad=True)
+            for _ in range(blocks):
+                x = checkpoint(block, x, pack=partial(HostCopy, pool=pool))
+            forward = comm.time() / seconds
+            x.backward(np.ones(1000, np.float32))
+            comm.compute(counted.take())
         return forward, comm.time() / seconds - forward
 
     ((forward, backward),) = SimWorld(1).run(main)
     if prefetch == 0:
-        assert backward == pytest.approx(1 + blocks * (1 + 2 * ratio))  # the last input has to leave first
+        assert backward == pytest.approx(1 + blocks * (1 + 2 * ratio), rel=1e-3)  # the last input has to leave first
     else:  # a replay and a backward hide the next fetch
-        assert backward == pytest.approx(1 + 1 + blocks * 2 * ratio)
+        assert backward == pytest.approx(1 + 1 + blocks * 2 * ratio, rel=1e-3)
     # one input leaves at a time, while the next block computes
-    assert forward == pytest.approx(blocks * ratio if ratio >= 1 else (blocks - 1) + ratio)
+    assert forward == pytest.approx(blocks * ratio if ratio >= 1 else (blocks - 1) + ratio, rel=1e-3)
 
 
 def test_a_resumed_offloaded_job_has_the_same_bits(tmp_path):

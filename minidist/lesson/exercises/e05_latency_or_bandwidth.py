@@ -8,7 +8,7 @@ import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives.closed_form import TIMES
+from minidist.collectives.virtual_time import TIMES
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 

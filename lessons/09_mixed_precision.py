@@ -1,0 +1,272 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 09 Mixed precision
+#
+# *35 minutes. Before it: 02 and 06. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same loss. Half of the memory that
+# a step touches, half of every message; on processors with 16-bit matrix units also several times the speed.
+#
+# What it costs: a float32 copy of the parameters (so a parameter costs 2 + 2 + 12 B with Adam, as many as 4 + 4 + 8), and a loss
+# scale, because **float16 runs out of range long before it runs out of digits**.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd.precision import RULES
+from minidist.base.arrays import quiet_overflow
+from minidist.base.errors import DeadlockError
+from minidist.base.exponents import count_exponents, flushed_share
+from minidist.base.half import named_dtype
+from minidist.base.memory import account_memory
+from minidist.collectives import all_gather
+from minidist.comm import SimWorld
+from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.lesson import check, expect, solution
+from minidist.nn import GPT, FlatParameters, GPTConfig
+from minidist.optim import AdamW, DynamicLossScaler
+from minidist.parallel import DistributedDataParallel, ZeroOptimizer, agree_on_overflow, scaled_step
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The gradient of a small GPT for 512 tokens of a step of 1,048,576: each loss is divided by the tokens of the *whole* step. Every
+# bar is the share of entries of one size. The shaded part is what float16 can hold, at scale 1: most of its range lies to the
+# right and is not used, and what is red is zero.
+
+# %%
+TOKENS = 2**20
+sampler = GlobalBatchSampler(load_dataset("pydoc"), 8, 64, seed=0)
+inputs, targets = sampler.batch(0, 0, 8)
+
+
+def gradient(dtype, scale=1.0):
+    """The gradient of 8 x 64 tokens, computed with the loss times `scale`, and divided by it afterwards, in float64."""
+    model = GPT(GPTConfig(256, 64, 64, 2, 4), dtype=named_dtype(dtype))
+    flat = FlatParameters(model.parameters())
+    (model(inputs, targets, float(TOKENS)) * scale).backward()
+    return flat.grad.astype(np.float64) / scale
+
+
+exact = gradient("float32")
+counts = count_exponents([exact])
+command = "minidist train --steps 1 --trace t.jsonl; minidist report t.jsonl --picture exponents"
+show(draw("exponents", [], {"gradient_exponents": counts, "loss_scale": 1.0, "command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Which share of the gradient is lost when this step is computed in float16? And when the loss is first multiplied by 1,024 (and the
+# gradient divided by 1,024 afterwards)? 0.01 means: one entry of a hundred has become zero.
+
+# %%
+my_guess = {1: 0.01, 1024: 0.01}
+
+# %% [markdown]
+# ## 4 The code
+#
+# **Which operation computes in what** is a table, and the engine executes it. Sums, statistics and losses are float32 inside;
+# what is kept for backward is rounded to two bytes.
+
+# %%
+for rule, names in RULES.items():
+    print(f"{rule:9} {', '.join(names)}")
+
+# %% [markdown]
+# **The loss scale** is tried out: an infinite or NaN gradient halves it and the step is skipped; after 2,000 good steps it
+# doubles. `update` is all of it:
+
+# %%
+print(inspect.getsource(DynamicLossScaler.update))
+
+# %% [markdown]
+# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as they are, in two bytes; the
+# optimizer multiplies by 1/scale while it widens them, and steps the float32 masters.
+
+# %%
+print(inspect.getsource(scaled_step))
+print(inspect.getsource(agree_on_overflow))
+
+# %% [markdown]
+# ## 5 Check
+#
+# The entries that are zero in float16 and are not in float32, and how far the whole gradient is off:
+
+# %%
+answer = {}
+for scale in (1, 1024, 2**16):
+    small = gradient("float16", float(scale))
+    lost = np.mean(small[exact != 0] == 0)
+    off = np.linalg.norm(small - exact) / np.linalg.norm(exact)
+    answer[scale] = float(lost)
+    print(f"scale {scale:6,}: {lost:7.2%} of the gradient lost, {off:.1e} off; by the sizes alone {flushed_share(counts, scale):.2%}")
+assert answer[1] > 0.2
+assert answer[1024] < 0.002
+for scale, guess in my_guess.items():
+    print(f"scale {scale}: your guess is {'right' if abs(guess - answer[scale]) < 0.03 else 'off'}")
+
+# %% [markdown]
+# More is lost than the sizes of the gradients say: what backward hands from layer to layer is flushed on the way, too.
+#
+# Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's exponents and 8 bits of
+# fraction: it needs no scale, and loses digits instead.
+
+
+# %%
+def train(comm, dtype, zero=False, steps=20, memory=None):
+    """Returns losses, weights, and the scaler."""
+    with account_memory() as account, quiet_overflow():
+        model = GPT(GPTConfig(256, 32, 32, 2, 4), dtype=named_dtype(dtype))
+        if zero:
+            forward, stepper = model, ZeroOptimizer(model, AdamW, comm=comm, stage=1, reduction="sum", algorithm="ordered", lr=1e-2)
+        else:
+            forward = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered")
+            stepper = AdamW(forward.flat, lr=1e-2)
+        scaler = DynamicLossScaler(2.0**18, hysteresis=1) if dtype == "float16" else None
+        batches, losses = GlobalBatchSampler(load_dataset("pydoc"), 12, 32, seed=0), []
+        for step in range(steps):
+            model.zero_grad()
+            tokens, following = batches.batch(step, comm.rank * 12 // comm.size, 12 // comm.size)
+            loss = forward(tokens, following, 12.0 * 32)
+            losses.append(loss.item())
+            if scaler is None:
+                loss.backward()
+                stepper.step()
+            else:
+                scaler.scale_loss(loss).backward()
+                held = stepper.shard.grad if zero else forward.flat.grad
+                scaled_step(comm, scaler, stepper, [held])
+        if memory is not None:
+            memory.update({dtype: dict(account.by_purpose), "elements": sum(p.size for p in model.parameters())})
+        weights = np.concatenate([p.data.astype(np.float64).reshape(-1) for p in model.parameters()])
+        return losses, weights, scaler
+
+
+runs, memory, worlds = {}, {}, {}
+for dtype in ("float32", "float16", "bfloat16"):
+    worlds[dtype] = SimWorld(3)
+    results = worlds[dtype].run(train, dtype, memory=memory)
+    runs[dtype] = np.sum([losses for losses, _, _ in results], axis=0)
+    scaler = results[0][2]
+    told = f"; loss scale {scaler.scale:,.0f}, steps skipped: {scaler.skipped}" if scaler else ""
+    print(f"{dtype:8}: loss {runs[dtype][0]:.3f} -> {runs[dtype][-1]:.3f}{told}")
+assert abs(runs["bfloat16"][-1] - runs["float32"][-1]) < 0.1
+
+# %% [markdown]
+# What one rank holds between two steps, and what it sent in all. Ψ is the number of parameters.
+
+# %%
+psi = memory["elements"]
+for dtype in runs:
+    parts = {kind: memory[dtype][kind] / psi for kind in ("parameter", "gradient", "optimizer")}
+    sent = worlds[dtype].traces[0].bytes_by_purpose()
+    print(f"{dtype:8}: {' + '.join(f'{n:.0f}' for n in parts.values())} B a parameter; gradient_reduce {sent['gradient_reduce']:,} B, "
+          f"overflow {sent.get('overflow', 0)} B")  # fmt: skip
+assert [memory["float16"][kind] // psi for kind in ("parameter", "gradient", "optimizer")] == [2, 2, 12]
+assert worlds["float16"].traces[0].bytes_by_purpose()["gradient_reduce"] * 2 == sum(
+    message.nbytes for message in worlds["float32"].traces[0].sent("gradient_reduce")
+)
+
+# %% [markdown]
+# And the equivalence: sharding changes no bit of it, the skipped steps included.
+
+# %%
+(_, whole, ours), *_ = SimWorld(3).run(train, "float16")
+(_, sharded, theirs), *_ = SimWorld(3).run(train, "float16", zero=True)
+print(f"max |w_parallel - w_single| of ZeRO-1 and data parallelism: {np.abs(whole - sharded).max():.0f}; steps skipped: {ours.skipped} and {theirs.skipped}")
+assert np.array_equal(whole, sharded)
+assert ours.state_dict() == theirs.state_dict()
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Without masters, a step smaller than the last digit is lost. A thousand steps of 0.0001, from 1:
+
+# %%
+alone, master = np.float16(1), np.float32(1)
+for _ in range(1000):
+    alone, master = np.float16(alone + np.float16(1e-4)), master + np.float32(1e-4)
+print(f"float16 alone: {alone}; a float32 master, rounded: {np.float16(master)}")
+assert alone == 1
+
+# %% [markdown]
+# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and one of them may see an overflow
+# that the others do not. Who decides for himself leaves the others waiting (`minidist museum 15a` shows it in a training job):
+
+
+# %%
+def decides_alone(comm):
+    with quiet_overflow():
+        gradient = np.float16([40_000, 1]) * np.float16(2 if comm.rank == 1 else 1)  # too large for float16, on rank 1
+    shard = np.ones(2, np.float16)
+    if np.isfinite(gradient).all():
+        shard -= np.float16(0.5)
+        all_gather(comm, shard)
+
+
+with expect(DeadlockError):
+    SimWorld(3).run(decides_alone)
+
+# %% [markdown]
+# ## 7 Exercise: a scaler whose overflow flag is agreed on
+#
+# `backward(scale)` gives this rank's gradient, of its own shard, times `scale`, in float16; `step(gradient)` makes a step with an
+# unscaled float32 gradient and gathers the new values from all ranks. Run `steps` steps: start with scale 65,536; when a gradient
+# of *any* rank is not finite, halve it and skip the step on *all* ranks; after 3 good steps in a row double it. Return the scale
+# after the last step.
+
+
+# %%
+def scaled_training(comm, steps, backward, step):
+    scale = 2.0**16
+    for _ in range(steps):
+        gradient = backward(scale)
+        if np.isfinite(gradient).all():
+            step(gradient.astype(np.float32) / scale)
+        else:
+            scale = scale / 2
+    return scale
+
+
+check("09.scaled_training", scaled_training)
+
+# %%
+print(inspect.getsource(solution("09.scaled_training")))
+check("09.scaled_training", solution("09.scaled_training"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Two bytes to store and to send, float32 to add up**: 2 + 2 + 12 B a parameter with Adam, half of the bytes on every wire.
+# - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all ranks agree, in one byte, on
+#   whether a step overflowed. bfloat16 needs no S.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --dp 4 --zero 1 --precision fp16 --steps 5
+#     mpiexec -n 2 minidist compare --dp 2 --precision bf16 --steps 3
+#     mpiexec -n 4 python mpi_examples/mixed_precision.py
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `DynamicLossScaler` | PyTorch `torch.amp.GradScaler`; Megatron-LM `DynamicGradScaler`, `--initial-loss-scale`, `--loss-scale-window`, `--hysteresis`; DeepSpeed `"fp16": {"initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}` |
+# | a model of two bytes with masters in the optimizer | DeepSpeed `"fp16": {"enabled": true}`; Megatron-LM `--fp16`, `--bf16`; Apex `O2` |
+# | `MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)` | PyTorch FSDP2 `MixedPrecisionPolicy`, the same names |
+# | the table of rules | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
+# | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |
+#
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).

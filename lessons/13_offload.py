@@ -1,0 +1,226 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 13 Offload
+#
+# *30 minutes. Before it: 07, 10 and 12. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Train what does not fit on the device, with the help of the host's memory, which is larger and behind a slow link. **Move what
+# is needed rarely, and move it while something computes**: the optimizer's state is used once a step, a block's input once in
+# forward and once in backward.
+#
+# What it saves: 12 of 16 B a parameter (optimizer), or all activations but one block's. What it costs: 2 + 2 B a parameter and
+# step on the link in 16-bit training, and time only where the link is slower than what hides it.
+
+# %%
+import inspect
+from functools import partial
+
+import numpy as np
+
+from minidist.autograd import Meter, Tensor, checkpoint, cross_entropy
+from minidist.base.errors import UnwaitedRequestError
+from minidist.base.memory import account_memory
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import Adam
+from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# A step of a network of eight layers whose optimizer lives on the host: rank 0's lanes. After backward the gradients go down
+# layer by layer; the host steps a layer as soon as its gradient is there; its new values go up while the next layer steps.
+# This function made it.
+
+# %%
+LAYERS, WIDTH, ROWS = 8, 128, 512
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)  # bytes of a layer's parameters in float32
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
+links = LinkModel(flops=5e10, memory_bandwidth=2e11)
+
+
+def train(comm, offload="none", bandwidth=2e8, steps=2, dtype=np.float32, prefetch=1):
+    """Returns weights, the device's account, and the pool. The host's own memory does 7 passes at 4 GB/s for a step."""
+    with account_memory() as account, Meter() as meter:
+        model = MLP([WIDTH] * (LAYERS + 1), dtype=dtype)
+        pool = HostPool(comm, bandwidth, host_bandwidth=4e9, prefetch=prefetch)
+        flat = FlatParameters(model.parameters())
+        optimizer = OffloadedOptimizer(flat, Adam, pool, lr=1e-3) if offload == "optimizer" else Adam(flat, lr=1e-3)
+        for _ in range(steps):
+            flat.zero_grad()
+            x = Tensor(rows.astype(dtype))
+            for layer in model.layers:  # every layer is a segment: lesson 10
+                x = checkpoint(layer, x, pack=partial(HostCopy, pool=pool) if offload == "activations" else None)
+            loss = cross_entropy(x, targets)
+            comm.compute(meter.take(), name="forward")
+            loss.backward()
+            comm.compute(meter.take(), name="backward")
+            del x, loss
+            optimizer.step()
+    return flat.data.copy(), account, pool
+
+
+world = SimWorld(1, links=links)
+world.run(train, "optimizer", steps=1)
+show(draw("lanes", world.traces, {"command": "part 2 of lessons/13_offload.py"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Make the link so slow that it needs twice as long for a step's bytes, down and up, as the device computes. How many times as
+# long does a step take as one without offloading? (Down and up can go at once. The host is quick.) And how many bytes cross
+# for one parameter, both ways together, in float32?
+
+# %%
+my_guess = {"times as long": 2.0, "bytes a parameter": 16}
+
+# %% [markdown]
+# ## 4 The code
+#
+# A crossing is work in a lane of its own, one for each way, like a gather in lesson 12. So the program begins it and waits
+# where it needs the result:
+
+# %%
+print(inspect.getsource(HostPool.start_store))
+print(inspect.getsource(OffloadedOptimizer.step))
+print(inspect.getsource(OffloadedOptimizer.arrived))
+
+# %% [markdown]
+# The host's copy of a slice answers the question for its gradient by waiting for it. The optimizer asks slice by slice, and
+# knows of nothing.
+#
+# ## 5 Check
+#
+# Time of a step by the speed of the link, and bytes on the link from its own count.
+
+
+# %%
+def seconds(**settings):
+    world = SimWorld(1, links=links)
+    ((_, _, pool),) = world.run(train, steps=2, **settings)
+    return world.end_time / 2, pool
+
+
+plain, _ = seconds()
+numel = LAYER // 4 * LAYERS
+for times in (0.25, 0.5, 1, 2, 4):
+    bandwidth = 2 * 4 * numel / (times * plain)  # down and up together take `times` as long as computing
+    slow, pool = seconds(offload="optimizer", bandwidth=bandwidth)
+    print(f"a link that needs {times:4} of the step's time: {slow / plain:.2f} times as long")
+    if times == 2:
+        answer = {"times as long": slow / plain, "bytes a parameter": (pool.to_host + pool.to_device) / 2 / numel}
+for name, value in answer.items():
+    verdict = "right" if abs(my_guess[name] - value) < 0.25 else "off"
+    print(f"{name}: {value:.2f}; your guess is {verdict}")
+
+# %% [markdown]
+# Down and up overlap with each other and with the host, but not with backward here: all gradients go down after it. ZeRO-Offload
+# sends each one when it is there; `fully_shard(..., offload_policy=CPUOffloadPolicy(pool))` does so, unit by unit.
+#
+# What is alive on the device, and on the host:
+
+# %%
+for offload in ("none", "optimizer", "activations"):
+    ((_, account, pool),) = SimWorld(1).run(train, offload)
+    device = ", ".join(f"{kind} {account.peak_by_purpose.get(kind, 0):9,} B" for kind in ("optimizer", "activation"))
+    print(f"{offload:12} device: {device}; host at its peak {pool.account.peak:9,} B")
+
+# %% [markdown]
+# Is it the same training? Bits do not change on their way:
+
+# %%
+((single, _, _),) = SimWorld(1).run(train)
+for offload in ("optimizer", "activations"):
+    ((weights, _, _),) = SimWorld(1).run(train, offload)
+    print(f"{offload}: max |w_offloaded - w_single| = {np.abs(weights - single).max()}")
+    assert np.array_equal(weights, single)
+
+# %% [markdown]
+# Activations: on a link that is fast enough they cost next to no time. A block's input leaves while the next block computes, and
+# comes back one block early. Without looking ahead every block waits for its input:
+
+# %%
+recomputed, _ = seconds()
+for prefetch in (0, 1):
+    time, pool = seconds(offload="activations", bandwidth=1e9, prefetch=prefetch)
+    print(f"{prefetch} ahead: {time / recomputed:.2f} times as long as recomputing without offloading")
+world = SimWorld(1, links=links)
+world.run(train, "activations", 1e9, steps=1)
+show(draw("lanes", world.traces, {"command": "part 5 of lessons/13_offload.py"}))
+
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A crossing that nobody waits for. On a real device the kernel after it would read an array that is half there, now and
+# then. Here it is an error that names the line:
+
+
+# %%
+def careless(comm):
+    pool = HostPool(comm)
+    host = pool.copy(np.ones(1000), "parameter")
+    crossing = pool.start_fetch(host, "parameter")
+    return crossing.target.sum()  # without crossing.wait()
+
+
+with expect(UnwaitedRequestError):
+    SimWorld(1).run(careless)
+
+# %% [markdown]
+# ## 7 Exercise: a step on the host that keeps everybody busy
+#
+# `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there and returns the piece's new
+# values, `up(i, values)` begins to bring them to the device. `down` and `up` return something whose `wait()` must be called.
+# Step all `pieces`, in the least time, with at most two gradients on the host.
+
+
+# %%
+def offloaded_step(comm, pieces, down, step, up):
+    for piece in range(pieces):
+        gradient = down(piece).wait()
+        values = step(piece, gradient)
+        up(piece, values).wait()
+
+
+check("13.offloaded_step", offloaded_step)
+
+# %%
+print(inspect.getsource(solution("13.offloaded_step")))
+check("13.offloaded_step", solution("13.offloaded_step"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Keep on the host what is used rarely**, and cross while something else works: down, step and up are three stations, and a
+#   step of k equal pieces takes what one piece needs, and k - 1 times the slowest station.
+# - ZeRO-Offload moves **2 B + 2 B a parameter and step** in 16-bit training (4 + 4 in float32), 1/n of it on each of n ranks.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 minidist train --dp 2 --zero 2 --offload optimizer --steps 5
+#     mpiexec -n 2 minidist compare --dp 2 --zero 3 --offload parameters --steps 3
+#     mpiexec -n 2 minidist train --dp 2 --recompute sqrt --offload activations --steps 5
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `--offload optimizer`, `OffloadedOptimizer` | DeepSpeed `"offload_optimizer": {"device": "cpu"}` (ZeRO-Offload); Megatron-LM `--optimizer-cpu-offload` |
+# | `--offload parameters`, `CPUOffloadPolicy(pool)` | PyTorch FSDP2 `CPUOffloadPolicy`; DeepSpeed `"offload_param"` (ZeRO-Infinity) |
+# | `--offload activations`, `checkpoint(..., pack=)` | PyTorch `torch.autograd.graph.save_on_cpu`; DeepSpeed `cpu_checkpointing` |
+# | pieces on their way while others step | DeepSpeed `"pin_memory"`, `"pipeline_read"`, `"pipeline_write"` |
+#
+# Next: [14 Tensor parallel](14_tensor_parallel.ipynb).

@@ -1,0 +1,274 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 26 It will fail
+#
+# *35 minutes. Before it: 11 and 12. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Lose little when a rank dies, and go on with the ranks that are left. **State is a set of named global tensors**, not one file
+# a rank; and a save either has happened or has not, whenever somebody dies.
+#
+# What it saves: everything but the steps since the last save, on any number of ranks. What it costs: a save now and then; how
+# often is a formula.
+
+# %%
+import inspect
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from minidist.base.errors import MinidistError, UsageError
+from minidist.checkpoint import Checkpoint, Piece, Storage, save
+from minidist.comm import SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.report import show
+from minidist.report.frame import new_figure, tidy
+from minidist.train.config import TrainConfig
+from minidist.train.trainer import train
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# A thousand hours of work on a machine that fails every 20 hours on average, where a save takes 6 minutes: how long the job
+# takes, by the hours between two saves. Who saves seldom repeats much, who saves often does nothing else. Each dot is one
+# simulated job, with random failures.
+
+# %%
+WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
+
+
+def duration(interval, rng):
+    """Hours until WORK is done: segments of `interval` and a save, again from the last save after each failure."""
+    now, done, failure = 0.0, 0.0, rng.exponential(MTBF)
+    while done < WORK:
+        segment = min(interval, WORK - done)
+        end = now + segment + SAVE
+        if end <= failure:
+            now, done = end, done + segment
+        else:  # it dies in this segment; somebody starts it again at once
+            now, failure = failure, failure + rng.exponential(MTBF)
+    return now
+
+
+intervals = np.geomspace(0.2, 20, 25)
+jobs = [[duration(interval, np.random.default_rng([seed, i])) for seed in range(40)] for i, interval in enumerate(intervals)]
+young = np.sqrt(2 * SAVE * MTBF)
+figure = new_figure(8, 3.2)
+axes = figure.add_subplot()
+axes.plot(np.repeat(intervals, 40), np.ravel(jobs), ".", color="#BBBBBB", markersize=3)
+axes.plot(intervals, np.mean(jobs, axis=1), color="#4477AA")
+axes.plot(intervals, WORK * (1 + SAVE / intervals + intervals / (2 * MTBF)), color="#228833", linestyle="--")
+axes.axvline(young, color="#AA3377")
+axes.set_xscale("log")
+axes.set_ylim(1000, 2000)
+axes.set_xlabel("hours between two saves (blue: mean of 40 jobs; green: W (1 + C/T + T/2M); purple: sqrt(2 C M))")
+axes.set_ylabel("hours")
+tidy(axes)
+show(figure)
+
+# %% [markdown]
+# ## 3 Predict
+#
+# What is the best interval, in hours, when a save takes C = 6 minutes and a failure comes every M = 20 hours? And if 4 times as
+# many machines fail 4 times as often (M = 5): what becomes of it?
+
+# %%
+my_guess = {"best interval": 1.0, "with 4 times the failures": 0.25}
+
+# %% [markdown]
+# ## 4 The code
+#
+# A rank writes its pieces, each with the name, shape and range of the *global* tensor that it belongs to. Everything goes to
+# a folder that has no name yet. When all is on disk, one rename gives it its name, and another one makes it `latest`.
+
+# %%
+print(inspect.getsource(save))
+
+# %% [markdown]
+# ## 5 Check
+#
+# The interval first. T hours of work cost C for the save, and a failure, every M hours, costs T/2 on average: per hour of work
+# C/T + T/2M, least where both are equal.
+
+# %%
+simulated = intervals[np.argmin(np.mean(jobs, axis=1))]
+print(f"sqrt(2 C M) = {young:.2f} h; the best of the simulated intervals is {simulated:.2f} h")
+answer = {"best interval": young, "with 4 times the failures": np.sqrt(2 * SAVE * MTBF / 4)}
+for name, value in answer.items():
+    verdict = "right" if abs(my_guess[name] - value) < 0.2 * value else "off"
+    print(f"{name}: {value:.1f} h; your guess {my_guess[name]} is {verdict}")
+
+# %% [markdown]
+# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps and save every 2. This is what
+# lies on the disk:
+
+# %%
+JOB = {"layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 8, "reduction": "ordered"}
+folder = Path("runs") / "lesson-26"
+shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(ranks, **settings):
+    return SimWorld(ranks).run(train, TrainConfig.make(**{**JOB, **settings}))
+
+
+whole = run(4, zero=3, steps=6)
+run(4, zero=3, steps=4, every=2, save=str(folder))
+for path in sorted(folder.rglob("*")):
+    if path.is_file():
+        print(f"{path.relative_to(folder)}  {path.stat().st_size:,} B")
+checkpoint = Checkpoint(folder)
+name = "optimizer/transformer.h.0.mlp.c_fc.weight/exp_avg"
+print(f"\n{len(checkpoint.tensors)} global tensors; {name}: shape {checkpoint.tensors[name]['shape']}, pieces")
+for piece in checkpoint.tensors[name]["pieces"]:
+    print(f"  elements {piece['range']} in {piece['file']}")
+
+# %% [markdown]
+# On the same ranks the next steps have the bits of the run that was never interrupted. On other ranks each reads the ranges
+# that it needs, whoever wrote them; what differs is the order in which gradients of more or fewer ranks are added.
+
+# %%
+for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
+    copy = Path(shutil.copytree(folder, folder.with_name(folder.name + f"-{ranks}-{zero}")))
+    resumed = run(ranks, zero=zero, steps=6, save=str(copy), resume=True)
+    same = [r.digest for r in resumed] == [r.digest for r in whole]
+    loss = max(abs(a - b) for a, b in zip(resumed[0].losses, whole[0].losses, strict=True))
+    print(f"{ranks} ranks, ZeRO {zero}, after step {resumed[0].first_step}: largest difference of a loss {loss:.0e}; bit for bit: {same}")
+    assert same == (ranks == 4)
+    assert loss < 1e-5
+    shutil.rmtree(copy)
+
+
+# %% [markdown]
+# Kill a rank at every moment of a save. The step before is what loads:
+
+
+# %%
+class Dies(Storage):
+    """The disk of a rank that dies at operation number `at`, half a file written."""
+
+    def __init__(self, comm, at):
+        self.comm, self.left = comm, at
+
+    def write(self, path, data):
+        self.left -= 1
+        if self.left < 0:
+            path.write_bytes(data[: len(data) // 2])
+            self.comm.world.kill(self.comm.rank)
+        super().write(path, data)
+
+
+def mine(comm):
+    """This rank's 8 elements of a tensor w."""
+    return Piece("w", (8 * comm.size,), np.full(8, float(comm.rank)), 8 * comm.rank, 8 * comm.rank + 8)
+
+
+def save_and_die(comm, at):
+    save(comm, folder, 99, [mine(comm)], {}, Dies(comm, at) if comm.rank == 1 else None)
+
+
+for at in range(3):
+    world = SimWorld(3, on_failure="isolate")
+    try:
+        world.run(save_and_die, at)
+        fate = "finished"
+    except MinidistError as error:
+        fate = f"{type(error).__name__}: rank {error.rank} died"
+    print(f"rank 1 dies at its write number {at}: {fate}; latest is {(folder / 'latest').read_text()}")
+
+# %% [markdown]
+# ## 6 Break it
+#
+# The classic: "rank 0 saves". But others hold parts of the state, and somebody has to wait for somebody:
+
+
+# %%
+def rank_0_saves(comm):
+    if comm.rank == 0:
+        save(comm, folder, 100, [mine(comm)], {})
+
+
+with expect(MinidistError):
+    SimWorld(2).run(rank_0_saves)
+
+# %% [markdown]
+# And a bit that flips on the disk. A checksum says so, with the names of file and tensor, before anything is loaded:
+
+# %%
+(folder / "latest").write_text("step-00000004")
+path = sorted(Checkpoint(folder).path.glob("rank-*.safetensors"))[1]
+data = bytearray(path.read_bytes())
+data[-1] ^= 1
+path.write_bytes(data)
+with expect(UsageError):
+    run(4, zero=3, steps=6, save=str(folder), resume=True)
+shutil.rmtree(folder)
+
+# %% [markdown]
+# ## 7 Exercise: a save, and a load
+#
+# First: `disk.write(path, data)` writes a file (for a moment there is half of it), `disk.rename(old, new)` renames a file or a
+# folder in one moment, `disk.exists(path)` answers. `parts` are files by name. Save them in a folder `name`, or a free name
+# like it, and let the file `latest` hold its name. At every moment `latest` must name a whole checkpoint.
+
+
+# %%
+def save_parts(disk, name, parts):
+    disk.write("latest", name.encode())
+    for part, data in parts.items():
+        disk.write(f"{name}/{part}", data)
+
+
+check("26.save", save_parts)
+
+# %% [markdown]
+# Second: a tensor of `size` elements lies on disk as `pieces`, ranges [start, stop) in any order; `read(i)` returns piece i and
+# takes time. Return this rank's chunk (`chunk_sizes(size, comm.size)` of `minidist.base.layout`), and read no piece in vain.
+
+
+# %%
+def load_chunk(comm, size, pieces, read):
+    whole = np.concatenate([read(i) for i in range(len(pieces))])
+    return np.array_split(whole, comm.size)[comm.rank]
+
+
+check("26.load", load_chunk)
+
+# %%
+for exercise in ("26.save", "26.load"):
+    print(inspect.getsource(solution(exercise)))
+    check(exercise, solution(exercise))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **A checkpoint is named global tensors with slices**, so it belongs to no layout; it appears in one rename, so it is whole or not
+#   there; and it has checksums.
+# - **Save every sqrt(2 C M) hours** (Young 1974), C for a save, M between failures; M falls with the number of machines.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --dp 4 --zero 3 --steps 4 --every 2 --save runs/checkpoints
+#     mpiexec -n 2 minidist train --dp 2 --zero 1 --steps 8 --save runs/checkpoints --resume --global-batch 16
+#     mpiexec -n 4 python mpi_examples/checkpoint_reshard.py
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `save`, `Checkpoint` | PyTorch `torch.distributed.checkpoint` (DCP); DeepSpeed Universal Checkpointing; Megatron-LM `--ckpt-format torch_dist` |
+# | a piece of a global tensor | DCP `DTensor` / `ShardedTensor` with `WriteItem`; Orbax `TensorStore` arrays |
+# | the folder `.saving`, then a rename | DCP and Orbax write `.metadata` or a commit file last |
+# | `--every` | torchtitan `checkpoint.interval`; Megatron-LM `--save-interval` |
+# | state of a rank, by a rule | error-feedback residuals: lesson 23 |
+#
+# Next: 27 For real.

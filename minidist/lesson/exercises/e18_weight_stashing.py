@@ -1,0 +1,152 @@
+"""Lesson 18: one stage of PipeDream: each mini-batch keeps the weights it began with; then 2BW, which keeps two versions."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+Gradient = Callable[[int, np.ndarray], np.ndarray]  # (mini-batch, weights) -> its gradient at these weights
+RATE = 0.25
+
+
+def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> list[np.ndarray]:
+    """Walk a stage's order; an update is a new array, so what a mini-batch began with stays as it was."""
+    begun, history = {}, []
+    for action in order:
+        kind, i = action[0], int(action[1:])
+        if kind == "F":
+            begun[i] = weights
+        else:
+            weights = weights - RATE * gradient(i, begun.pop(i))
+            history.append(weights)
+    return history
+
+
+def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, m: int) -> list[np.ndarray]:
+    """Micro-batch k of batches of m: version max(k // m - 1, 0); the gradients of a batch are added and make one update."""
+    versions, total, history = {0: weights}, np.zeros_like(weights), []
+    for action in order:
+        kind, k = action[0], int(action[1:])
+        if kind == "F":
+            continue
+        total = total + gradient(k, versions[max(k // m - 1, 0)])
+        if k % m == m - 1:
+            latest = max(versions)
+            versions = {latest: versions[latest], latest + 1: versions[latest] - RATE * total}
+            total = np.zeros_like(weights)
+            history.append(versions[latest + 1])
+    return history
+
+
+def order_of(case: Case) -> list[str]:
+    """1F1B on a stage `size` ranks before the last: so many forwards ahead, then a forward and a backward in turn."""
+    ahead, m = case.size, count(case)
+    order = [f"F{i}" for i in range(min(ahead, m))]
+    for i in range(m):
+        order += [f"F{ahead + i}"] * (ahead + i < m) + [f"B{i}"]
+    return order
+
+
+def count(case: Case) -> int:
+    return 3 + 2 * case.seed
+
+
+def gradient_of(case: Case) -> Gradient:
+    """Not linear in the weights, so that an answer tells which ones were used."""
+    targets = case.generator().normal(size=(64, 3))
+    return lambda i, weights: (weights - targets[i]) + 0.1 * weights**3
+
+
+def start(case: Case) -> np.ndarray:
+    return case.generator(1).normal(size=3)
+
+
+def latest_weights(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> list[np.ndarray]:
+    history = []
+    for action in order:
+        if action[0] == "B":
+            weights = weights - RATE * gradient(int(action[1:]), weights)
+            history.append(weights)
+    return history
+
+
+def arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient]:
+    return order_of(case), start(case), gradient_of(case)
+
+
+def batches_of(case: Case) -> int:
+    return 3 * (case.size + 1)
+
+
+def two_arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient, int]:
+    m = case.size + 1
+    ahead, everything = case.size, batches_of(case)
+    order = [f"F{i}" for i in range(ahead)]
+    for i in range(everything):
+        order += [f"F{ahead + i}"] * (ahead + i < everything) + [f"B{i}"]
+    return order, start(case), gradient_of(case), m
+
+
+def with_delay(case: Case, delay: int, mean: bool = False) -> list[np.ndarray]:
+    order, weights, gradient, m = two_arguments(case)
+    versions = [weights]
+    for b in range(len(order) // 2 // m):
+        total = sum(gradient(k, versions[max(b - delay, 0)]) for k in range(b * m, (b + 1) * m))
+        versions.append(versions[-1] - RATE * total / (m if mean else 1))
+    return versions[1:]
+
+
+def same(failure: Failure, others: Sequence[np.ndarray]) -> bool:
+    return failure.answers_are([tuple(others)])
+
+
+def wrong_length(failure: Failure) -> bool:
+    return "expected" in failure.message and "arrays" in failure.message
+
+
+def in_place(failure: Failure) -> bool:
+    """All entries of the history are the same array."""
+    answer = failure.answers[0] if failure.answers else None
+    return isinstance(answer, list | tuple) and len(answer) > 1 and all(a is answer[0] for a in answer)
+
+
+EXERCISES = [
+    Exercise(
+        name="18.stashing",
+        solution=stashing,
+        arguments=lambda case, comm: arguments(case),
+        expected=lambda case: [tuple(stashing(*arguments(case)))],
+        cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3, 5) for seed in (0, 1, 3)],
+        par=Case(1, 3, 3),
+        label=lambda case: f"{case.size} forwards ahead, {count(case)} mini-batches",
+        communicates=False,
+        hints=(
+            Hint(in_place, "the history is one array many times: `-=` changes the weights in place, and every stashed reference with them"),
+            Hint(
+                lambda f: same(f, latest_weights(*arguments(f.case))),
+                "this backward uses the newest weights, and the forward saw older ones: keep, for each mini-batch, what its F saw",
+            ),
+            Hint(wrong_length, "return a list with the weights after each update, one for each B of the order"),
+        ),
+    ),
+    Exercise(
+        name="18.two_versions",
+        solution=two_versions,
+        arguments=lambda case, comm: two_arguments(case),
+        expected=lambda case: [tuple(two_versions(*two_arguments(case)))],
+        cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3) for seed in (0, 1)],
+        par=Case(1, 3, 1),
+        label=lambda case: f"{case.size} forwards ahead, {batches_of(case)} micro-batches in batches of {case.size + 1}",
+        communicates=False,
+        hints=(
+            Hint(in_place, "the history is one array many times: make a new array for each version"),
+            Hint(
+                lambda f: same(f, with_delay(f.case, 0)),
+                "batch b used version b, which is not there when its first forwards run: it is the batch before that delays it by one",
+            ),
+            Hint(lambda f: same(f, with_delay(f.case, 1, mean=True)), "the micro-batches' gradients are added, not averaged: each has its share of the loss already"),
+            Hint(wrong_length, "one update a batch: return one array for each m backwards"),
+        ),
+    ),
+]

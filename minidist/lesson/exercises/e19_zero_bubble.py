@@ -1,0 +1,70 @@
+"""Lesson 19: beat 1F1B's time within its memory, by splitting the backward in two."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercises.e16_gpipe import COMMON, cases, describe, plan_of, says
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.timing import time_plan
+
+
+def zero_bubble(stages: int, microbatches: int) -> list[list[str]]:
+    """1F1B with I for B; stage s does its weight gradients s micro-batches later, when it would wait anyway."""
+    lists = []
+    for stage in range(stages):
+        ahead = min(microbatches, stages - 1 - stage)
+        order = [f"F{i}" for i in range(ahead)]
+        for i in range(microbatches):
+            if ahead + i < microbatches:
+                order.append(f"F{ahead + i}")
+            order.append(f"I{i}")
+            if i >= stage:
+                order.append(f"W{i - stage}")
+        order += [f"W{i}" for i in range(max(0, microbatches - stage), microbatches)]
+        lists.append(order)
+    return lists
+
+
+def judge(case: Case, answers: Sequence[Any]) -> str:
+    """As short as ZB-H1, and nowhere more alive than on 1F1B's fullest stage."""
+    try:
+        plan = plan_of(answers[0], case)
+    except UsageError as error:
+        return f"not a plan: {error}"
+    mine, par = time_plan(plan), time_plan(get_schedule("zb-h1").plan(case.size, case.seed))
+    old = time_plan(get_schedule("1f1b").plan(case.size, case.seed))
+    for stage, held in enumerate(mine.peak):
+        if held > max(old.peak):
+            return f"stage {stage} holds {held} micro-batches at once; 1F1B's fullest stage holds {max(old.peak)}"
+    if mine.makespan > par.makespan:
+        return f"it takes {mine.makespan:g}, {par.makespan:g} is possible and 1F1B takes {old.makespan:g} (F, I and W take 1 each)"
+    return ""
+
+
+EXERCISES = [
+    Exercise(
+        name="19.zero_bubble",
+        solution=zero_bubble,
+        arguments=lambda case, comm: (case.size, case.seed),
+        expected=lambda case: (),
+        judge=judge,
+        cases=cases,
+        par=Case(1, 4, 8),
+        label=describe,
+        communicates=False,
+        hints=(
+            Hint(
+                says("holds"),
+                "a micro-batch is alive until its W: put W off only as long as the stage would have waited, s micro-batches on stage s",
+            ),
+            Hint(
+                says("it takes"),
+                "the stage before waits for I, nobody waits for W: do I as soon as the gradient is there, and W where a stage would wait",
+            ),
+            Hint(says("W", "I is missing"), "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage"),
+            *COMMON,
+        ),
+    )
+]

@@ -1,0 +1,189 @@
+"""Lesson 26: a save that may die at any moment, and a load by another number of ranks."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Hint, standard_cases
+
+# A save that may die --------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Files by path, "folder/file". It remembers every state that it was in: after each operation, and amid each write."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = dict(files)
+        self.states = [dict(files)]
+
+    def write(self, path: str, data: bytes) -> None:
+        """A whole file. Not atomic: for a moment there is half of it."""
+        self.files[path] = data[: len(data) // 2]
+        self.states.append(dict(self.files))
+        self.files[path] = data
+        self.states.append(dict(self.files))
+
+    def rename(self, old: str, new: str) -> None:
+        """A file, or a folder with all that is in it, in one moment; a file of the new name is replaced."""
+        moved = {path: path.replace(old, new, 1) for path in self.files if path == old or path.startswith(old + "/")}
+        if not moved:
+            raise FileNotFoundError(f"there is no {old!r} to be renamed")
+        self.files |= {new_path: self.files.pop(path) for path, new_path in moved.items()}
+        self.states.append(dict(self.files))
+
+    def exists(self, path: str) -> bool:
+        """Is there such a file, or a folder with something in it?"""
+        return any(name == path or name.startswith(path + "/") for name in self.files)
+
+
+def save(disk: Any, name: str, parts: dict[str, bytes]) -> None:
+    """All of it beside, then its name in one moment, then `latest` in one moment; a name that is taken stays as it is."""
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    free, number = name, 0
+    while disk.exists(free):
+        number += 1
+        free = f"{name}.{number}"
+    disk.rename(".saving", free)
+    disk.write("latest.new", free.encode())
+    disk.rename("latest.new", "latest")
+
+
+def parts_of(case: Case, version: int) -> dict[str, bytes]:
+    draw = case.generator(version)
+    return {f"part-{i}": draw.integers(0, 256, 8).astype(np.uint8).tobytes() for i in range(case.size)}
+
+
+def disk_arguments(case: Case, comm: Comm | None) -> tuple[Any, ...]:
+    """The checkpoint "step-1" is there; what is saved is "step-2", or, with seed 1, "step-1" once more."""
+    before = {f"step-1/{part}": data for part, data in parts_of(case, 1).items()}
+    return Disk({**before, "latest": b"step-1"}), "step-1" if case.seed == 1 else "step-2", parts_of(case, 2)
+
+
+def loads(state: dict[str, bytes]) -> dict[str, bytes] | None:
+    """What a job that starts now would load; None when `latest` names nothing."""
+    name = state.get("latest", b"").decode(errors="replace")
+    return {path[len(name) + 1 :]: data for path, data in state.items() if path.startswith(name + "/")} if name else None
+
+
+def judge_disk(case: Case, answers: Sequence[Any]) -> str:
+    (states,) = answers
+    whole = [parts_of(case, version) for version in (1, 2)]
+    for number, state in enumerate(states):
+        found = loads(state)
+        if found not in whole:
+            names = state.get("latest", b"").decode(errors="replace")
+            damaged = [part for part, data in (found or {}).items() if all(data != version.get(part) for version in whole)]
+            what = f"{damaged[0]!r} of {names!r} is half written" if damaged else f"{names!r} is not a whole checkpoint"
+            return f"killed after {number} moments, `latest` says {names!r}, and {what}"
+    if loads(states[-1]) != whole[1]:
+        return "at the end `latest` does not name what was to be saved"
+    return ""
+
+
+# Another number of ranks ----------------------------------------------------------------------------------------------
+
+
+def load(comm: Comm, size: int, pieces: Sequence[tuple[int, int]], read: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Of each piece that overlaps this rank's chunk, the overlap."""
+    edges = offsets(chunk_sizes(size, comm.size))
+    start, stop = edges[comm.rank], edges[comm.rank + 1]
+    mine = np.empty(stop - start)
+    for number, (first, last) in enumerate(pieces):
+        begin, end = max(first, start), min(last, stop)
+        if begin < end:
+            mine[begin - start : end - start] = read(number)[begin - first : end - first]
+    return mine
+
+
+class Reader:
+    """The files of a checkpoint; reading one takes time."""
+
+    def __init__(self, case: Case, comm: Comm) -> None:
+        self.comm, self.tensor, self.pieces = comm, tensor_of(case), pieces_of(case)
+
+    def read(self, number: int) -> np.ndarray:
+        first, last = self.pieces[number]
+        self.comm.compute(seconds=1e-6 * (last - first), name="read")
+        return self.tensor[first:last].copy()
+
+
+def tensor_of(case: Case) -> np.ndarray:
+    return case.generator().integers(1, 99, case.size) * 1.0
+
+
+def pieces_of(case: Case) -> list[tuple[int, int]]:
+    """What the ranks of the job before wrote: as many pieces, of different sizes, in any order."""
+    draw = case.generator(7)
+    cuts = np.sort(draw.integers(0, case.size + 1, int(draw.integers(0, 5))))
+    edges = [0, *cuts.tolist(), case.size]
+    pieces = [(a, b) for a, b in pairwise(edges) if a < b]
+    return [pieces[i] for i in draw.permutation(len(pieces))]
+
+
+def load_arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+    reader = Reader(case, comm)
+    return case.size, reader.pieces, reader.read
+
+
+def chunks_of(case: Case) -> list[np.ndarray]:
+    edges = offsets(chunk_sizes(case.size, case.ranks))
+    return [tensor_of(case)[edges[rank] : edges[rank + 1]] for rank in range(case.ranks)]
+
+
+EXERCISES = [
+    Exercise(
+        name="26.save",
+        solution=save,
+        arguments=disk_arguments,
+        expected=lambda case: [None],
+        answer=lambda arguments, returned: arguments[0].states,
+        judge=judge_disk,
+        cases=lambda: [Case(1, size, seed) for size in (1, 2, 3) for seed in (0, 1)],
+        par=Case(1, 3),
+        communicates=False,
+        unit="file",
+        hints=(
+            Hint(
+                lambda f: "half written" in f.message and f.case.seed == 1,
+                "the name was taken by the only checkpoint that there was: write beside it, and find a name that is free",
+            ),
+            Hint(
+                lambda f: "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message),
+                "`latest` named the new checkpoint before all of it was there: first all files, then `latest`",
+            ),
+            Hint(
+                lambda f: "not a whole checkpoint" in f.message,
+                "writing `latest` is not atomic, and half of a name is no name: write it beside, and rename it",
+            ),
+            Hint(lambda f: "at the end" in f.message, "`latest` must name the new checkpoint in the end"),
+        ),
+    ),
+    Exercise(
+        name="26.load",
+        solution=load,
+        arguments=load_arguments,
+        expected=chunks_of,
+        cases=standard_cases,
+        par=Case(4, 23, 12),
+        limits=("time",),
+        hints=(
+            Hint(
+                lambda f: f.metric == "time",
+                "a rank reads pieces in which it has no element: compare the ranges first, and read what overlaps",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.size % f.case.ranks > 0,
+                "the number of elements need not be a multiple of the ranks: chunk_sizes says who has one more",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong",
+                "a piece may begin before your chunk or end after it, and pieces come in any order: copy the overlap to its place",
+            ),
+        ),
+    ),
+]

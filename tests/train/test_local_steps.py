@@ -1,0 +1,95 @@
+"""`--local-steps H`: every replica is one that trains alone on one device, averaged where the ranks average."""
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
+from minidist.train.checks import check_axes
+from minidist.train.compare import compare_rank
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.local_steps import replicas
+from minidist.train.session import run_training
+from minidist.train.trainer import train
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}
+
+
+def config(**values):
+    return TrainConfig.make(**{**SMALL, **values})
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)])
+def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
+    made = config(local_steps=every, accumulation=2, optimizer="adam", dropout=0.1, warmup=2)
+    expected = replicas(made, resolve_batches(made, ranks))  # once for all
+    for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
+        assert verdict.equal, verdict.first_difference
+        assert verdict.tier == "ordered"
+
+
+def test_in_the_float_tier_too():
+    verdict = SimWorld(3).run(compare_rank, config(local_steps=2, precision="fp64", reduction="ring"))[0]
+    assert verdict.equal, verdict.first_difference
+    assert verdict.tier == "float"
+
+
+def states(ranks, **values):
+    """Weights of each rank after each step."""
+    seen = {}
+    SimWorld(ranks).run(train, config(**values), [lambda state: seen.update({(state.rank, state.step): state.strategy.tensors()["weights"]})])
+    return seen
+
+
+def test_replicas_part_and_meet():
+    seen = states(2, local_steps=2, steps=5)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    same = [np.array_equal(seen[0, step][name], seen[1, step][name]) for step in range(5)]
+    assert same == [False, True, False, True, True]  # averaged every 2 steps, and at the end
+
+
+def test_with_one_step_and_sgd_it_is_data_parallelism():
+    local = states(3, local_steps=1, optimizer="sgd", lr=0.1, precision="fp64")
+    parallel = states(3, optimizer="sgd", lr=0.1, precision="fp64")
+    for key in local:
+        for name, weight in local[key].items():
+            np.testing.assert_allclose(weight, parallel[key][name], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("steps", "every", "averages"), [(4, 1, 4), (5, 2, 3), (3, 9, 1)])
+def test_the_bytes_are_the_closed_form(steps, every, averages, tmp_path):
+    summary = run_training(config(dp=3, steps=steps, local_steps=every), None, 60.0, tmp_path / "t.jsonl")
+    assert summary.volumes_hold()
+    assert "gradient_reduce" not in summary.bytes_by_purpose
+    weights = summary.bytes_by_purpose["startup"]["measured"] - 2 * 16  # (n-1) times the weights, and a digest
+    assert summary.bytes_by_purpose["parameter_gather"]["measured"] == averages * 2 * weights
+
+
+def test_a_planted_bug_is_caught():
+    """An average over the wrong number of ranks."""
+    from minidist.parallel.local_sgd import PeriodicAverage
+
+    def wrong(self):
+        original(self)
+        self.flat.data[0] += 1e-6
+
+    original = PeriodicAverage.average
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PeriodicAverage, "average", wrong)
+        verdict = SimWorld(2).run(compare_rank, config(local_steps=2))[0]
+    assert not verdict.equal
+    assert "at step 1 " in verdict.first_difference
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"zero": 1}, "no --zero"), ({"tp": 2}, "no other axis"), ({"strategy": "ps"}, "no --strategy ps"), ({"clip": 1.0}, "--clip does not go"),
+        ({"save": "x"}, "--save does not go"), ({"compression": "sign"}, "sends no gradients"), ({"precision": "bf16"}, "averages weights in fp32"),
+        ({"noise_scale": True}, "--noise-scale does not go"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_go_with(values, sentence):
+    made = config(local_steps=2, **values)
+    with pytest.raises(UsageError, match=sentence):
+        check_axes(made, resolve_batches(made, 2))
