@@ -20,6 +20,7 @@
 
 # %%
 import inspect
+from functools import cache
 
 from minidist.autograd import Meter
 from minidist.base.trace import only_steps
@@ -53,6 +54,7 @@ def job_of(pp, dp, tp):
     return TrainConfig.make(**JOB, pp=pp, dp=dp, tp=tp, accumulation=MICRO // dp if pp > 1 else 1)
 
 
+@cache
 def measured(pp, dp, tp):
     """Seconds of the second step in the simulated world, and its trace: the very code that trains, on a virtual clock."""
     world = SimWorld(RANKS, links=LINKS)
