@@ -38,7 +38,7 @@ Eager = Annotated[int, typer.Option(help="simulated: sends of up to so many byte
 
 
 def takes_config(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag for each field of TrainConfig; it receives them as its first argument, a TrainConfig."""
+    """Give a command `--config` and a flag for each field of TrainConfig; it receives both as its first argument, a TrainConfig."""
     own = inspect.signature(function)
     fields = []
     for name, info in TrainConfig.model_fields.items():
@@ -51,9 +51,18 @@ def takes_config(function: Callable[..., None]) -> Callable[..., None]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info.default, annotation=Annotated[kind, option])
         )
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]]
+    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel="Job")
+    fields.insert(0, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file]))
 
     def command(**values: Any) -> None:
-        config = TrainConfig.make(**{name: values.pop(name) for name in TrainConfig.model_fields})
+        path = values.pop("config")
+        settings = {name: values.pop(name) for name in TrainConfig.model_fields}
+        if path is not None:
+            from minidist.train.config_file import read_config
+
+            given = given_flags()
+            settings.update({name: value for name, value in read_config(path).items() if name not in given})
+        config = TrainConfig.make(**settings)
         function(config, **values)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -204,14 +213,22 @@ def memory(
     batch: Annotated[int, typer.Option(help="with --model: sequences of one forward pass of a rank")] = 1,
     seq: Annotated[int | None, typer.Option(help="with --model: tokens of a sequence (default: the model's most)")] = None,
     accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
-    recompute: Annotated[str, typer.Option(help="with --model: none, selective or full")] = "none",
+    recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
     prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
     form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")] = None,
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import block_sentence, model_peak, model_states, table, whole_number
+    from minidist.train.sizing import (
+        block_sentence,
+        deepspeed_offload,
+        model_peak,
+        model_states,
+        offload_table,
+        table,
+        whole_number,
+    )
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -220,7 +237,10 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
-        stages = model_states(whole_number(params or ""), dp, accounting)
+        number = whole_number(params or "")
+        stages = model_states(number, dp, accounting)
+        if accounting == "deepspeed":
+            stages["offload"] = deepspeed_offload(number, dp)  # type: ignore[assignment]
     if json_output:
         print(json.dumps(stages))
     elif form == "svg":
@@ -237,6 +257,8 @@ def memory(
     else:
         say(f"{model or params} on {dp} ranks, {accounting} accounting")
         say(table(stages))
+        if "offload" in stages:
+            say(offload_table(stages["offload"]))  # type: ignore[arg-type]
         if "activations_of_a_block" in stages:
             say(block_sentence(stages))
         if "not_counted" in stages:
@@ -514,6 +536,7 @@ def profile(
     if output is None:
         print(text)
     else:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text + "\n", encoding="utf-8")
         say(f"written: {output}")
 

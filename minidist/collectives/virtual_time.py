@@ -40,19 +40,19 @@ def _ring(sizes: Sequence[float], first: int) -> list[tuple[list[int], list[floa
     return [([(v + 1) % n for v in range(n)], [sizes[(v + first - step) % n] for v in range(n)]) for step in range(n - 1)]
 
 
-def ragged_ring_reduce_scatter_time(sizes: Sequence[float], alpha: float, beta: float, buffered: bool = False) -> float:
+def ragged_ring_reduce_scatter_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
     """sizes: bytes of each rank's chunk. For equal chunks `steps_time`."""
-    return rounds_time(_ring(sizes, -1), alpha, beta, buffered)
+    return rounds_time(_ring(sizes, -1), alpha, beta)
 
 
-def ragged_ring_all_gather_time(sizes: Sequence[float], alpha: float, beta: float, buffered: bool = False) -> float:
+def ragged_ring_all_gather_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
     """The same walk; rank v begins with its own chunk."""
-    return rounds_time(_ring(sizes, 0), alpha, beta, buffered)
+    return rounds_time(_ring(sizes, 0), alpha, beta)
 
 
-def ragged_ring_all_reduce_time(sizes: Sequence[float], alpha: float, beta: float, buffered: bool = False) -> float:
+def ragged_ring_all_reduce_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
     """One walk after the other, without a pause."""
-    return rounds_time(_ring(sizes, -1) + _ring(sizes, 0), alpha, beta, buffered)
+    return rounds_time(_ring(sizes, -1) + _ring(sizes, 0), alpha, beta)
 
 
 def ragged_pairwise_time(rows: Sequence[Sequence[float]], alpha: float, beta: float, buffered: bool = False) -> float:

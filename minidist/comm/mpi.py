@@ -41,7 +41,8 @@ class MPIWorld:
 
     checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
     every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
-    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace.
+    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace. on_failure: for
+    programs that run in both worlds; whatever it says, a rank that dies ends the job, which is MPI's rule.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -49,8 +50,9 @@ class MPIWorld:
     kind = "mpi"
 
     def __init__(
-        self, *, checks: bool = True, timeout: float = 60.0, synchronous: bool = False, record: bool = True
-    ) -> None:
+        self, *, checks: bool = True, timeout: float = 60.0, synchronous: bool = False, record: bool = True,
+        on_failure: str = "end",
+    ) -> None:  # fmt: skip
         MPI = import_mpi()
         self.lean = not (checks or record or synchronous)
         self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record

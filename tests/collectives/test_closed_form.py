@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minidist import collectives
 from minidist.base.layout import chunk_sizes
 from minidist.collectives import closed_form, virtual_time
 from minidist.collectives.folding import Fold
@@ -98,11 +99,31 @@ def test_virtual_time_from_the_actual_chunk_sizes(operation, algorithm, ranks, e
             chunks = [8 * n for n in chunk_sizes(size, Fold(ranks).power if algorithm == "rabenseifner" else ranks)]
         else:
             chunks = [8 * n for n in counts]
-        options = {} if algorithm in ("rabenseifner", "recursive_halving", "recursive_doubling") else {"buffered": eager_bytes > 0}
+        options = {"buffered": eager_bytes > 0} if algorithm == "pairwise" else {}
         more = (ranks,) if algorithm == "rabenseifner" else ()
         world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
         world.run(case.call)
         assert world.end_time == RAGGED[operation, algorithm](chunks, *more, ALPHA, BETA, **options), (size, chunks)
+
+
+def test_an_uneven_all_to_all_takes_longer_when_sends_wait_for_their_receivers():
+    """With chunks of very different size a sender may wait for a neighbour that is late; a buffered one does not."""
+
+    def program(comm, rows):
+        mine, theirs = rows[comm.rank], [row[comm.rank] for row in rows]
+        collectives.all_to_all(comm, np.zeros(sum(mine)), send_counts=mine, receive_counts=theirs)
+
+    times = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        rows = (rng.integers(0, 40, (7, 7)) * (rng.random((7, 7)) < 0.5)).tolist()
+        for buffered in (False, True):
+            world = SimWorld(7, eager_bytes=buffered << 20, links=LinkModel(alpha=ALPHA, beta=2.0**-14))
+            world.run(program, rows)
+            chunks = [[8 * count for count in row] for row in rows]
+            times.append(virtual_time.ragged_pairwise_time(chunks, ALPHA, 2.0**-14, buffered))
+            assert world.end_time == times[-1]
+    assert any(waiting > free for waiting, free in zip(times[::2], times[1::2], strict=True))
 
 
 @pytest.mark.parametrize("ranks", [*RANKS, 1000])
