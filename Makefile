@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint lessons museum matrix bench clean
+.PHONY: demo test exhaustive lint lessons museum matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -23,6 +23,10 @@ lint: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Every schedule x stages x micro-batches x optimizer x model, where `make test` runs a sample. About half an hour.
+exhaustive: .venv/test.stamp
+	$(BIN)/python -m pytest -n 2 -m exhaustive
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.lesson.build

@@ -271,4 +271,4 @@ check("08.ssp", solution("08.ssp"))
 # | `delay:T` | bounded delay `τ` of Li et al. 2014, the consistency graph of ps-lite's tasks |
 # | `sparse=` keys | MXNet `row_sparse_pull`; embedding servers of Monolith, HugeCTR, TorchRec |
 #
-# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).
+# Next: [09 Mixed precision](09_mixed_precision.ipynb), or [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).

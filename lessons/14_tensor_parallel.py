@@ -35,6 +35,7 @@ from minidist.parallel.tensor import (
     check_replicas,
     full_state_dict,
     gpt_plan,
+    linear,
     parallelize_module,
 )
 from minidist.report import draw, show
@@ -103,6 +104,7 @@ my_guess = {"bytes": 16_384, "share": 0.25}
 
 # %%
 print(inspect.getsource(RowParallelLinear.forward))
+print(inspect.getsource(linear.sum_of_products))
 
 # %% [markdown]
 # Between f and g stands what can be done column by column: GELU, or attention, head by head. That is why the two cuts come in
@@ -173,8 +175,6 @@ for ranks in (2, 3, 4):
 # in a loss curve; `check_replicas` does.)
 
 # %%
-from minidist.parallel.tensor import linear
-
 right = linear.copy_to_tensor_parallel_region
 linear.copy_to_tensor_parallel_region = lambda x, comm: x
 with expect(MismatchError):

@@ -66,7 +66,7 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     """The job with the file's settings in it; the first process says which keys are not honoured."""
     if path is None:
         return config
-    from minidist.comm.mpi import launched_rank
+    from minidist.comm.launched import launched_rank
     from minidist.train.deepspeed import honour, read_deepspeed
 
     translation = read_deepspeed(path)
@@ -204,14 +204,22 @@ def memory(
     batch: Annotated[int, typer.Option(help="with --model: sequences of one forward pass of a rank")] = 1,
     seq: Annotated[int | None, typer.Option(help="with --model: tokens of a sequence (default: the model's most)")] = None,
     accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
-    recompute: Annotated[str, typer.Option(help="with --model: none, selective or full")] = "none",
+    recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
     prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
     form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")] = None,
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import block_sentence, model_peak, model_states, table, whole_number
+    from minidist.train.sizing import (
+        block_sentence,
+        deepspeed_offload,
+        model_peak,
+        model_states,
+        offload_table,
+        table,
+        whole_number,
+    )
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -220,7 +228,10 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
-        stages = model_states(whole_number(params or ""), dp, accounting)
+        number = whole_number(params or "")
+        stages = model_states(number, dp, accounting)
+        if accounting == "deepspeed":
+            stages["offload"] = deepspeed_offload(number, dp)  # type: ignore[assignment]
     if json_output:
         print(json.dumps(stages))
     elif form == "svg":
@@ -237,6 +248,8 @@ def memory(
     else:
         say(f"{model or params} on {dp} ranks, {accounting} accounting")
         say(table(stages))
+        if "offload" in stages:
+            say(offload_table(stages["offload"]))  # type: ignore[arg-type]
         if "activations_of_a_block" in stages:
             say(block_sentence(stages))
         if "not_counted" in stages:

@@ -27,6 +27,7 @@ from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
+from minidist.comm.staging import fetch, is_device_array
 
 FORMAT = "minidist-checkpoint-1"
 SAVING = ".saving"
@@ -99,7 +100,7 @@ def _write_pieces(rank: int, folder: Path, pieces: Iterable[Piece], storage: Sto
         holder, holders = piece.copies
         if zlib.crc32(piece.name.encode()) % holders != holder:
             continue  # another holder of the same values writes it; who is drawn from the name, whatever else each has
-        key, array = f"{number}", np.ascontiguousarray(piece.array)
+        key, array = f"{number}", np.ascontiguousarray(fetch(piece.array) if is_device_array(piece.array) else piece.array)
         mine[key] = array
         what = {"name": piece.name, "shape": list(piece.shape), "dtype": str(array.dtype), "checksum": _checksum(array)}
         listed.append({**what, **piece.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})

@@ -18,6 +18,50 @@ def barrier_time(ranks: int, alpha: float) -> float:
     return alpha * ceil(log2(ranks))
 
 
+def rounds_time(
+    rounds: Sequence[tuple[Sequence[int], Sequence[float]]], alpha: float, beta: float, buffered: bool = False
+) -> float:
+    """Rounds of `sendrecv` in which rank v sends sent[v] bytes to rank to[v], for chunks of any sizes: (to, sent) of each round.
+
+    A rank goes on when its message has landed and its own is out: with synchronous sends no earlier than its receiver came.
+    """
+    ranks = len(rounds[0][0]) if rounds else 1
+    time, port = [0.0] * ranks, [0.0] * ranks
+    for to, sent in rounds:
+        source = [to.index(v) for v in range(ranks)]
+        port = [max(time[w] + alpha + beta * sent[w], port[v] + beta * sent[w], time[v]) for v, w in enumerate(source)]
+        time = [max(port[v], time[v] + beta * sent[v], 0.0 if buffered else time[to[v]]) for v in range(ranks)]
+    return max(time)
+
+
+def _ring(sizes: Sequence[float], first: int) -> list[tuple[list[int], list[float]]]:
+    """n-1 rounds to the right neighbour; in the first one rank v sends chunk v + first."""
+    n = len(sizes)
+    return [([(v + 1) % n for v in range(n)], [sizes[(v + first - step) % n] for v in range(n)]) for step in range(n - 1)]
+
+
+def ragged_ring_reduce_scatter_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """sizes: bytes of each rank's chunk. For equal chunks `steps_time`."""
+    return rounds_time(_ring(sizes, -1), alpha, beta)
+
+
+def ragged_ring_all_gather_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """The same walk; rank v begins with its own chunk."""
+    return rounds_time(_ring(sizes, 0), alpha, beta)
+
+
+def ragged_ring_all_reduce_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """One walk after the other, without a pause."""
+    return rounds_time(_ring(sizes, -1) + _ring(sizes, 0), alpha, beta)
+
+
+def ragged_pairwise_time(rows: Sequence[Sequence[float]], alpha: float, beta: float, buffered: bool = False) -> float:
+    """rows[v][w]: bytes from rank v to rank w."""
+    n = len(rows)
+    rounds = [([(v + s) % n for v in range(n)], [rows[v][(v + s) % n] for v in range(n)]) for s in range(1, n)]
+    return rounds_time(rounds, alpha, beta, buffered)
+
+
 def steps_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     """n-1 steps of one chunk each: ring reduce-scatter, ring all-gather, pairwise all-to-all."""
     return (ranks - 1) * (alpha + beta * nbytes / ranks)
@@ -71,21 +115,22 @@ def binomial_up_time(nbytes: float, ranks: int, alpha: float, beta: float, cut: 
 
 
 def _folded_time(
-    fold: Fold, before: float, rounds: Sequence[tuple[int, Sequence[float]]], after: float, alpha: float, beta: float
-) -> float:
+    fold: Fold, before: Sequence[float], rounds: Sequence[tuple[int, Sequence[float]]], after: Sequence[float], alpha: float,
+    beta: float,
+) -> float:  # fmt: skip
     """Rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v]; for each folded pair first
-    a message of `before` bytes and at the end one of `after`.
+    a message of before[v] bytes and at the end one of after[v].
 
     In a power of two all ranks advance together: a round is alpha + beta bytes. Otherwise folded ranks begin later, and an
     exchange ends when the port is through with both directions and the partner's message is there.
     """
-    time = [alpha + beta * before if v < fold.extra else 0.0 for v in range(fold.power)]
+    time = [alpha + beta * before[v] if v < fold.extra else 0.0 for v in range(fold.power)]
     port = list(time)  # when the in-port is free
     for distance, sent in rounds:
         partner = [v ^ distance for v in range(fold.power)]
         port = [max(time[w] + alpha + beta * sent[w], port[v] + beta * sent[w], time[v]) for v, w in enumerate(partner)]
         time = [max(port[v], time[v] + beta * sent[v]) for v in range(fold.power)]
-    return max([*time, *(time[v] + alpha + beta * after for v in range(fold.extra))])
+    return max([*time, *(time[v] + alpha + beta * after[v] for v in range(fold.extra))])
 
 
 def _doubling(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
@@ -106,27 +151,42 @@ def _halving(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
 def recursive_doubling_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     """All-reduce: log2 n whole arrays for n = 2^k; at most floor(log2 n) + 2 otherwise."""
     fold = Fold(ranks)
-    rounds = [(1 << i, [nbytes] * fold.power) for i in range(floor(log2(ranks)))]
-    return _folded_time(fold, nbytes, rounds, nbytes, alpha, beta)
+    rounds, whole = [(1 << i, [nbytes] * fold.power) for i in range(floor(log2(ranks)))], [nbytes] * fold.extra
+    return _folded_time(fold, whole, rounds, whole, alpha, beta)
 
 
 def rabenseifner_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     """2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k; at most 2 (alpha + beta nbytes) more than that of q otherwise."""
-    fold = Fold(ranks)
-    shares = [nbytes / fold.power] * fold.power
-    return _folded_time(fold, nbytes, _halving(shares) + _doubling(shares), nbytes, alpha, beta)
+    power = Fold(ranks).power
+    return ragged_rabenseifner_time([nbytes / power] * power, ranks, alpha, beta)
+
+
+def ragged_rabenseifner_time(shares: Sequence[float], ranks: int, alpha: float, beta: float) -> float:
+    """shares: bytes of each folded number's chunk."""
+    fold, whole = Fold(ranks), [sum(shares)] * ranks
+    return _folded_time(fold, whole, _halving(shares) + _doubling(shares), whole, alpha, beta)
 
 
 def recursive_halving_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     """Reduce-scatter: log2 n alpha + (n-1)/n beta nbytes for n = 2^k."""
-    fold, share = Fold(ranks), nbytes / ranks
-    return _folded_time(fold, nbytes, _halving(fold.merge([share] * ranks)), share, alpha, beta)
+    return ragged_halving_time([nbytes / ranks] * ranks, alpha, beta)
+
+
+def ragged_halving_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """sizes: bytes of each rank's chunk."""
+    fold = Fold(len(sizes))
+    return _folded_time(fold, [sum(sizes)] * fold.extra, _halving(fold.merge(sizes)), sizes[: 2 * fold.extra : 2], alpha, beta)
 
 
 def doubling_all_gather_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     """All-gather: log2 n alpha + (n-1)/n beta nbytes for n = 2^k."""
-    fold, share = Fold(ranks), nbytes / ranks
-    return _folded_time(fold, share, _doubling(fold.merge([share] * ranks)), nbytes, alpha, beta)
+    return ragged_doubling_time([nbytes / ranks] * ranks, alpha, beta)
+
+
+def ragged_doubling_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """sizes: bytes of each rank's shard."""
+    fold = Fold(len(sizes))
+    return _folded_time(fold, sizes[: 2 * fold.extra : 2], _doubling(fold.merge(sizes)), [sum(sizes)] * fold.extra, alpha, beta)
 
 
 def bruck_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
-from minidist.comm.mpi import MPIWorld, launched_size
+from minidist.comm.launched import launched_size
+from minidist.comm.mpi import MPIWorld
 from minidist.comm.simulated import SimWorld
 
 

@@ -16,18 +16,19 @@ import contextvars
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from minidist.base.errors import LauncherError, RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
+from minidist.base.errors import RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.buffers import OpenReceives, changed, checksum
 from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
+from minidist.comm.launched import check_launcher, import_mpi
+from minidist.comm.mpi_request import Lane, MPIRequest
 from minidist.comm.site import Site
 from minidist.comm.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.watchdog import Entering, Returned, Watchdog
@@ -35,38 +36,13 @@ from minidist.comm.watchdog import Entering, Returned, Watchdog
 HEADER_TAG = CALLS  # added to a message's tag, which is below it
 
 
-class MPIRequest(Request):
-    """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
-
-    __slots__ = ("buffer", "checksum", "header", "header_request", "payload")
-
-    def __init__(
-        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent
-    ) -> None:
-        super().__init__(comm, kind, array, peer, tag, site, event)
-        self.buffer = array  # on the host
-        self.checksum: int | None = None  # of what is sent
-        self.header: bytes | bytearray | None = None
-        self.header_request: Any = None
-        self.payload: Any = None  # MPI's request; None until the header has come
-
-
-class Lane:
-    """A communicator's lane on this rank."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.greenlet: greenlet | None = None
-        self.queue: deque[Work] = deque()
-        self.waiting: MPIRequest | None = None
-
-
 class MPIWorld:
     """All processes that `mpiexec` started.
 
     checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
     every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
-    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace.
+    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace. on_failure: for
+    programs that run in both worlds; whatever it says, a rank that dies ends the job, which is MPI's rule.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -74,8 +50,9 @@ class MPIWorld:
     kind = "mpi"
 
     def __init__(
-        self, *, checks: bool = True, timeout: float = 60.0, synchronous: bool = False, record: bool = True
-    ) -> None:
+        self, *, checks: bool = True, timeout: float = 60.0, synchronous: bool = False, record: bool = True,
+        on_failure: str = "end",
+    ) -> None:  # fmt: skip
         MPI = import_mpi()
         self.lean = not (checks or record or synchronous)
         self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
@@ -424,38 +401,3 @@ class MPIWorld:
 
     def trace_of(self, comm: Comm) -> Trace:
         return self.trace
-
-
-def import_mpi() -> Any:
-    """mpi4py's MPI module, imported at the first use (0.1 to 1 s), or one sentence that says how to get it."""
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise LauncherError(f"MPI is not available ({error}); install it with: pip install 'minidist[mpi]'") from None
-    return MPI
-
-
-def launched_size(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> int | None:
-    """How many processes the launcher says it started; None when there is no launcher."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MINIDIST_SIZE"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return None
-
-
-def launched_rank(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> int:
-    """Which of the launcher's processes this is; 0 when there is no launcher."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "MINIDIST_RANK"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return 0
-
-
-def check_launcher(size: int, library: str) -> None:
-    """Launcher and library of two different MPIs make every process rank 0 of 1, and everything passes vacuously."""
-    expected = launched_size()
-    if expected is not None and expected != size:
-        raise LauncherError(
-            f"the launcher started {expected} processes but {library} sees {size}: they belong to different MPI "
-            "installations; use the mpiexec that came with this library (minidist doctor shows both)"
-        )

@@ -131,6 +131,7 @@ def deadlock(world: "SimWorld") -> DeadlockError:
         lines.append(f"  ... and {len(waiting) - len(shown)} more")
     for lane in [lane for lane in (*world.mains, *world.lanes.values()) if lane.waiting and lane.handling][:6]:
         lines.append(f"  rank {lane.rank} waits while it handles {error_line(lane.handling)}")
+    lines += [f"  rank {rank} was killed at virtual time {time:.6g} s" for rank, time in sorted(world.dead.items())[:6]]
     cycle = find_cycle(waiting)
     if cycle:
         lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))

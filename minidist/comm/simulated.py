@@ -1,8 +1,9 @@
 """The simulated world: ranks are greenlets in this process, time is virtual, a deadlock is a certainty.
 
-Here the ranks are run; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a run is deterministic; when no greenlet can run, nobody ever will, and
-the report can say exactly who waits for whom. Sends are synchronous by default (they complete when the receive is
-posted): a program that relies on buffering deadlocks here, always, instead of on the day when its messages grow.
+Here the ranks are run; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a run
+is deterministic; when no greenlet can run, nobody ever will, and the report can say exactly who waits for whom. Sends are
+synchronous by default (they complete when the receive is posted): a program that relies on buffering deadlocks here,
+always, instead of on the day when its messages grow.
 
     hub (this scheduler) ──▶ a lane runs until it blocks ──▶ hub ──▶ the next ready lane
     nobody ready: 1 match one wildcard receive, else 2 everybody has finished, else 3 deadlock

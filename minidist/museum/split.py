@@ -9,7 +9,7 @@ from minidist.museum.exhibit import Catch, Exhibit, Patch
 from minidist.nn import GPT, Llama, experts
 from minidist.parallel.context import ring_attention
 from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import linear, replicas, sequence, shards, vocabulary
+from minidist.parallel.tensor import linear, regions, replicas, sequence, shards, vocabulary
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 
@@ -19,7 +19,7 @@ def bias_on_every_rank(patch: Patch) -> None:
 
     def forward(self: Any, x: Any) -> Any:
         y = linear.linear(x, self.weight, self.bias, None, self.weight_is_in_out)
-        return linear.reduce_from_tensor_parallel_region(y, self.comm)
+        return regions.reduce_from_tensor_parallel_region(y, self.comm)
 
     patch.setattr(linear.RowParallelLinear, "forward", forward)
 

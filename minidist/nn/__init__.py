@@ -1,6 +1,7 @@
 """Layers and models on the autograd engine. Knows no rank."""
 
 from minidist.autograd import Parameter, cross_entropy, mse_loss
+from minidist.nn.convolution import BatchNorm, Conv2d
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import GPT, Block, GPTConfig
@@ -11,6 +12,6 @@ from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Sequential
 
 __all__ = [
-    "GPT", "MLP", "AttentionDropout", "Block", "Conv1D", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
+    "GPT", "MLP", "AttentionDropout", "BatchNorm", "Block", "Conv1D", "Conv2d", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
     "Llama", "LlamaBlock", "LlamaConfig", "MixtureOfExperts", "Module", "Parameter", "RMSNorm", "Sequential", "cross_entropy", "mse_loss",
 ]  # fmt: skip

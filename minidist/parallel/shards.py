@@ -151,7 +151,7 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
                 f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
             )
-        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype)
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
         left_out = [place for parameter, place, _, _ in shard.ranges() if parameter in skip]
         if left_out:
             gradient = xp.array(gradient)
@@ -186,7 +186,7 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
         for shard in shards:
             flat = shard.flat
             weights = all_gather(shard.comm, shard.data)
-            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype))
+            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data))
             states = {}
             for key in optimizer.state_names(shard.dtype) if optimizer.step_count else ():
                 states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))

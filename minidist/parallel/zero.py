@@ -169,7 +169,7 @@ class ShardReducer(GradientReducer):
     def _make_bucket(self, parameter: Parameter) -> None:
         bucket = self.bucket_of[parameter]
         size = bucket.slice.stop - bucket.slice.start
-        array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype), "gradient")
+        array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
         used = 0
         for p in bucket.parameters[::-1]:  # they come from the end; in the flat order the last one is first
             p._grad = array[used : used + p.size].reshape(p.shape)

@@ -102,6 +102,10 @@ class AsynchronousPipeline(Strategy):
     def zero_grad(self) -> None:
         """The stream does it."""
 
+    def gradients(self) -> list[Array]:
+        """None: every update has used its own."""
+        return []
+
     def step(self, lr_factor: float) -> None:
         """The updates were made in the stream; from now on the record of the next one is shown."""
         self.optimizer.step_count += 1

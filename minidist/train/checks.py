@@ -11,7 +11,7 @@ from minidist.train.config import Batches, TrainConfig, flag, updates_of
 from minidist.train.job import build, llama_inner
 from minidist.train.local_steps import check_local_steps
 from minidist.train.noise import check_noise
-from minidist.train.plans import cut_stages, make_plan
+from minidist.train.plans import cut_stages, defers_weights, make_plan
 
 
 def check_axes(config: TrainConfig, batches: Batches) -> None:
@@ -63,7 +63,7 @@ def _served(config: TrainConfig) -> Iterator[str]:
         yield f"--strategy ps pushes and pulls in fp32 or fp64, not {config.precision}; take --precision fp32"
     for name, why in (
         ("clip", "no rank has the whole gradient whose norm it would take"),
-        ("save", "its servers write no checkpoint"),
+        ("every", "there is no moment between two steps, and it saves when all is done"),
         ("synchronize_each", "a worker pushes once a step"),
         ("check_replicas", "workers have different weights on purpose"),
     ):
@@ -172,10 +172,10 @@ def _pipeline(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _asynchronous(config, batches)
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
-    if config.zero > 1:
+    if config.zero == 3 and defers_weights(make_plan(config, batches.accumulation)):
         yield (
-            f"--zero {config.zero} reduces gradients after every micro-batch, and a pipeline has many of them whose gradients it adds "
-            "up first; take --zero 1"
+            f"--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule {config.schedule} computes weight "
+            "gradients (W) later than that; take --zero 2, or 1f1b"
         )
 
 

@@ -41,7 +41,7 @@ from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.dims import Axes
 from minidist.parallel.fully_shard import units_of
 from minidist.parallel.local_sgd import PeriodicAverage
-from minidist.parallel.shards import shard_square_sums
+from minidist.parallel.shards import Shard, shard_square_sums
 from minidist.train.job import Job, make_optimizer, optimizer_class
 from minidist.train.volumes import AxisSizes
 
@@ -61,6 +61,7 @@ class DataAxis:
         self.flats = [FlatParameters(parameters)]
         self.optimizer = make_optimizer(job, self.flats[0])
         self.reducers: list[GradientReducer] = []
+        self.shards: list[Shard] = []  # of the units, where they are sharded
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -238,14 +239,14 @@ class ShardedOptimizer(DataAxis):
 class FullySharded(ShardedOptimizer):
     """ZeRO 3: every block is a unit, and what is left of the stage is one."""
 
-    def __init__(self, job: Job, module: Module, comm: Comm, reduction: str) -> None:
+    def __init__(self, job: Job, module: Module, comm: Comm, reduction: str, tied: Collection[str] = ()) -> None:
         config = job.config
         mesh: Any = comm
         if config.dp_replicate > 1:  # hybrid: shards over neighbours, copies of them over the groups
             mesh = init_device_mesh(comm, (config.dp_replicate, comm.size // config.dp_replicate), ("replicate", "shard"))
             self.copies = self.state_copies = (mesh["replicate"].rank, mesh["replicate"].size)
         policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
-        for part in shard_modules(module):
+        for part in shard_modules(module, tied):
             if any(parameter.flat is None for parameter in part.parameters()):
                 fully_shard(
                     part, mesh=mesh, prefetch=config.prefetch, reduction="sum", algorithm=reduction, reshard_after_forward=config.reshard,
@@ -285,7 +286,9 @@ class FullySharded(ShardedOptimizer):
         return replace(sizes, buckets=sizes.units, resident=self.resident)
 
 
-def spread(job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm, reduction: str | None = None) -> DataAxis:
+def spread(
+    job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm, reduction: str | None = None, tied: Collection[str] = ()
+) -> DataAxis:
     """The data axis that `--zero` asks for, of some parameters of a module. reduction: another algorithm than the job's."""
     reduction = reduction or job.config.reduction
     match job.config.zero:
@@ -296,18 +299,27 @@ def spread(job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm
         case 1 | 2:
             return ShardedOptimizer(job, parameters, comm, reduction)
         case _:
-            return FullySharded(job, module, comm, reduction)
+            return FullySharded(job, module, comm, reduction, tied)
 
 
-def data_axes(job: Job, module: Module, axes: Axes, stage: int = 0, reduction: str | None = None) -> list[DataAxis]:
-    """All data axes of a stage: one, or with dealt-out experts two. Sends the weights of rank 0 to everybody (startup)."""
-    dealt = [p for p in module.parameters() if p.layout is not None and "ep" in p.layout.axes]
-    shared = [p for p in module.parameters() if p not in set(dealt)]
+def data_axes(
+    job: Job, module: Module, axes: Axes, stage: int = 0, reduction: str | None = None, tied: Collection[str] = ()
+) -> list[DataAxis]:
+    """All data axes of a stage: one, with dealt-out experts two. Sends the weights of rank 0 to everybody (startup).
+
+    tied: names of parameters that other stages have too; where gradients are sharded they are cut apart from the others.
+    """
+    groups: dict[str, list[Parameter]] = {"shared": [], "tied": [], "dealt": []}
+    for parameter in module.parameters():
+        dealt = parameter.layout is not None and "ep" in parameter.layout.axes
+        apart = job.config.zero == 2 and parameter.name in tied
+        groups["dealt" if dealt else "tied" if apart else "shared"].append(parameter)
     result = []
-    for parameters, comm in ((shared, axes.data), (dealt, axes.expert_data)):
+    for kind, parameters in groups.items():
         if parameters:
-            axis = spread(job, module, parameters, comm.dup() if job.config.pp > 1 else comm, reduction)
-            axis.stage, axis.experts = stage, parameters is dealt
+            comm = axes.expert_data if kind == "dealt" else axes.data
+            axis = spread(job, module, parameters, comm.dup() if job.config.pp > 1 else comm, reduction, tied)
+            axis.stage, axis.experts = stage, kind == "dealt"
             result.append(axis)
     return result
 
@@ -315,23 +327,24 @@ def data_axes(job: Job, module: Module, axes: Axes, stage: int = 0, reduction: s
 # --- the units of ZeRO 3 ----------------------------------------------------------------------------------------------
 
 
-def shard_modules(module: Any) -> list[Module]:
-    """The modules that ZeRO 3 shards as units, bottom up: the blocks (layers of an MLP), then what is left."""
+def shard_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
+    """The modules that ZeRO 3 shards as units, bottom up: what holds a tied weight, the blocks (layers of an MLP), the rest."""
+    apart = [part for part in module.modules() if part is not module and any(p.name in tied for p in vars(part).values() if isinstance(p, Parameter))]
     for owner, name in (("transformer", "h"), ("model", "layers"), ("", "h"), ("", "layers")):
         inner = getattr(module, owner, None) if owner else module
         if hasattr(inner, name):
-            return [*getattr(inner, name), module]
-    return [module]
+            return [*apart, *getattr(inner, name), module]
+    return [*apart, module]
 
 
-def unit_parameters(module: Module, persistence_threshold: int = 0) -> list[list[Parameter]]:
+def unit_parameters(module: Module, persistence_threshold: int = 0, tied: Collection[str] = ()) -> list[list[Parameter]]:
     """The parameters of each of these units, the module's own first; a parameter belongs to the first unit that has it.
 
     A module's parameters of fewer than `persistence_threshold` elements are a unit of their own, after the others.
     """
     units: list[list[Parameter]] = []
     seen: set[Parameter] = set()
-    for part in shard_modules(module):
+    for part in shard_modules(module, tied):
         units.append([p for p in part.parameters() if p not in seen])
         seen.update(units[-1])
     parts = [[p for p in unit if (p.size < persistence_threshold) is small] for unit in (units[-1], *units[:-1]) for small in (False, True)]

@@ -15,6 +15,7 @@ from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.train.data_axis import DataAxis, Tensors, data_axes
 from minidist.train.job import Job, as_input
 from minidist.train.plans import cut_stages, make_plan
+from minidist.train.shared_shards import SharedShards
 from minidist.train.strategies import Strategy
 
 
@@ -29,7 +30,7 @@ class PipelineParallel(Strategy):
             module = modules[number]
             # The copies of a tied weight lie in other places of other arrays: only this order gives both the same bits.
             ordered = "ordered" if any(p.name in tied for p in module.parameters()) else None
-            own = data_axes(job, module, axes, number, ordered)
+            own = data_axes(job, module, axes, number, ordered, tied)
             for axis in own:
                 axis.by_hand()
             stages.append(PipelineStage(module, number, [flat for axis in own for flat in axis.flats]))
@@ -39,8 +40,11 @@ class PipelineParallel(Strategy):
         self.now = 0
         self.pipe = Pipeline(
             axes.pp, plan, stages, self._loss, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
-            coordinates=lambda i: job.coordinates(self.now, self._number(i)),
+            reduce_each=job.config.zero == 2, coordinates=lambda i: job.coordinates(self.now, self._number(i)),
         )  # fmt: skip
+        if job.config.zero >= 2:
+            shards = {n: [shard for axis in everything if axis.stage == n for shard in axis.shards] for n in self.pipe.stages}
+            self.pipe.shared = SharedShards(self.pipe.shared, shards)  # type: ignore[assignment]
 
     def _number(self, i: int) -> int:
         """Global number of micro-batch i of this pipeline."""
@@ -106,6 +110,7 @@ class PipelineOrder:
     def __init__(self, job: Job) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
         modules, self.tied = cut_stages(job.config, job.model, plan.stages)
+        self.each = job.config.zero >= 2  # are replicas summed in every micro-batch?
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
         self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}
 

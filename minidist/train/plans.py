@@ -33,6 +33,11 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     return recompute(plan) if again else plan
 
 
+def defers_weights(plan: Plan) -> bool:
+    """Does it compute weight gradients (W) apart from input gradients?"""
+    return any(unpack(part).kind == "W" for order in plan.orders for item in order for part in parts(item))
+
+
 def crossings_of(plan: Plan) -> tuple[int, int, int]:
     """Activations of a step that go from rank to rank; borders between ranks on all distinct ways of micro-batches through the
     ranks; and these ways."""

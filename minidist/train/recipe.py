@@ -11,7 +11,7 @@ Every rank builds the whole model from the seed and keeps its part, so all parts
 is why a plan of tiles can speak of the whole model's names although it is cut into stages later. The order is not free: tiles
 must be cut before parameters become flat arrays (6), and a replay (4) must replay the messages of 1 to 3. Gradients are
 finished inside out: tiles and norms while backward runs (2, 3), then copies of a tied weight on two stages (5), then the data
-axis (6), then clip, then step.
+axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in every micro-batch, and the copies' shards last.
 """
 
 from functools import partial

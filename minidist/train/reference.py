@@ -110,7 +110,8 @@ def _add(device: OneDevice, contributions: list[Contributions], order: GradientO
 
 
 def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name: str) -> Array | None:
-    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas."""
+    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas; with ZeRO 2 and 3 the
+    replicas first, in every micro-batch."""
     local = len(contributions) // order.replicas
 
     def of_stage(stage: int, sites: slice, replica: int) -> Array | None:
@@ -118,6 +119,16 @@ def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name
             _fold(site for i in numbers for site in contributions[replica * local + i][sites]) for numbers in order.additions[stage]
         )
 
+    def of_stage_in_each(stage: int, sites: slice) -> Array | None:
+        return _fold(
+            _fold(
+                _fold(_fold(contributions[replica * local + i][sites]) for replica in range(order.replicas)) for i in numbers
+            )
+            for numbers in order.additions[stage]
+        )
+
+    if order.each:
+        return _fold(of_stage_in_each(stage, sites) for stage, sites in order.sites(name))
     return _fold(
         _fold(of_stage(stage, sites, replica) for stage, sites in order.sites(name)) for replica in range(order.replicas)
     )

@@ -34,12 +34,16 @@ FIXED = (
 
 def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, step: int, losses: list[float]) -> Path:
     """Write the job after `step` steps; every rank calls it. Replicated tensors are written once, by turns."""
-    state = {
-        "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
-        "samples": step * job.batches.global_batch, "optimizer_steps": strategy.optimizer.step_count, "losses": losses,
-        "scalars": strategy.scalars(),
-    }  # fmt: skip
+    state = job_state(job, step, losses, strategy.optimizer.step_count, strategy.scalars())
     return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
+
+
+def job_state(job: Job, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
+    return {
+        "config": {name: getattr(job.config, name) for name in FIXED}, "global_batch": job.batches.global_batch,
+        "samples": step * job.batches.global_batch, "optimizer_steps": optimizer_steps, "losses": losses, "scalars": scalars,
+    }  # fmt: skip
 
 
 def _pieces(strategy: Strategy) -> list[Piece]:
@@ -65,7 +69,7 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
     one, and those of `Checkpoint`.
     """
     checkpoint = Checkpoint(directory)
-    _same_job(checkpoint, job)
+    same_job(checkpoint, job)
     axes = strategy.axes
     writes = [(array, _read(checkpoint, axes, p, start, stop)) for axis in strategy.data_axes for p, array, start, stop in axis.weights()]
     states = [{p.name: _state(checkpoint, axes, p, start, stop) for p, start, stop in axis.state_ranges()} for axis in strategy.data_axes]
@@ -108,7 +112,8 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     return tile_in(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
 
 
-def _same_job(checkpoint: Checkpoint, job: Job) -> None:
+def same_job(checkpoint: Checkpoint, job: Job) -> None:
+    """UsageError where the job differs from the checkpoint's in what the next step depends on."""
     if "config" not in checkpoint.state:
         raise UsageError(f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is; load it with Checkpoint")
     saved, config = checkpoint.state["config"], job.config

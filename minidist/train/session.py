@@ -12,7 +12,7 @@ from typing import Any
 from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
-from minidist.comm.mpi import launched_size
+from minidist.comm.launched import launched_size
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.compare_served import compare_served, serve_and_keep
@@ -133,7 +133,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
     if config.strategy == "ps":
-        closed = served_bytes(ran, batches, first.sizes[0].units[0])
+        closed = served_bytes(config, batches, first.sizes[0], first.first_step)
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
@@ -163,11 +163,11 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
     tier_of(config, resolve_dims(config, size))
-    if config.save is not None:
-        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(

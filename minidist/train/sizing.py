@@ -22,6 +22,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, nearest
 from minidist.nn.block_bytes import fused, unfused
+from minidist.nn.segments import sqrt_segments
 
 ACCOUNTINGS = ("zero", "fp32-accumulation", "deepspeed")
 NOT_COUNTED = (
@@ -60,6 +61,28 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
         )
         for stage in range(4)
     }
+
+
+def deepspeed_offload(parameters: int, ranks: int, largest_layer: int = 0, ranks_per_node: int = 8) -> dict[str, dict[str, int]]:
+    """{"stage2 offload_optimizer": {"device": bytes of a rank, "host": bytes of a node}, ...}: DeepSpeed's estimators for states on
+    the host. Its host memory has a factor of 1.5 for buffers; "zero_init" is a model that is built in shards.
+    """
+    near = min(ranks, ranks_per_node)
+    nodes = -(-ranks // near)
+    p, layer = parameters, largest_layer
+    return {
+        "stage2 offload_optimizer": {"device": 2 * p, "host": int(p * max(4 * near, 16) * 1.5)},
+        "stage3 offload_optimizer": {"device": 4 * layer + 2 * p // ranks, "host": int(p * max(4 * near, 18 / nodes) * 1.5)},
+        "stage3 offload_optimizer zero_init": {"device": 4 * layer + 2 * p // ranks, "host": int(p * 16 / nodes * 1.5)},
+        "stage3 offload_optimizer offload_param": {"device": 4 * layer, "host": int(p * max(4 * near, 18 / nodes) * 1.5)},
+        "stage3 offload_optimizer offload_param zero_init": {"device": 4 * layer, "host": int(p * 18 / nodes * 1.5)},
+    }
+
+
+def offload_table(rows: dict[str, dict[str, int]]) -> str:
+    """`deepspeed_offload` as lines for people."""
+    lines = [f"{'with states on the host, GB':52}{'a rank':>10}{'a node':>10}"]
+    return "\n".join([*lines, *(f"  {name:50}{row['device'] / 1e9:10.2f}{row['host'] / 1e9:10.2f}" for name, row in rows.items())])
 
 
 def _stage(parameters: int, gradients: int, optimizer: int) -> Stage:
@@ -135,14 +158,14 @@ def model_peak(
     """The full peak of a step of `batch` sequences a rank: {"model", "parameters", "stage0": {..., "total"}, ..., "not_counted"}.
 
     Beside the model states each stage has: activations (of all blocks; with full recomputation their inputs and one block
-    whole), logits (float32, the input of the output projection and of the last norm), gathered (stage 3: what is left of
+    whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output projection and of the last norm), gathered (stage 3: what is left of
     the model, and one block), prefetch (stage 3), reducing (stage 3: gradients of the rest, of a block, and of one on its
     way, in 2 bytes). It is the sum, so an upper bound: the parts need not meet at one moment.
     """
     if name not in MODELS:
         raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
-    if recompute not in ("none", "selective", "full"):
-        raise UsageError(f"recompute {recompute!r}; it must be none, selective or full")
+    if recompute not in ("none", "selective", "full", "sqrt"):
+        raise UsageError(f"recompute {recompute!r}; it must be none, selective, full or sqrt")
     model = MODELS[name]
     length = model.positions if length is None else length
     if batch < 1 or prefetch < 0 or not 1 <= length <= model.positions:
@@ -150,9 +173,13 @@ def model_peak(
             f"--batch {batch} --seq {length} --prefetch {prefetch} for {name}; the batch is at least 1, the sequence 1 to "
             f"{model.positions}, the prefetch at least 0"
         )
-    activations = model.layers * model.block_activations(batch, length, recompute)
-    if recompute == "full":
-        activations += model.block_activations(batch, length, "none")
+    if recompute == "sqrt":
+        segments = sqrt_segments(model.layers)
+        activations = len(segments) * model.block_activations(batch, length, "full")
+        activations += segments[0] * model.block_activations(batch, length, "none")
+    else:
+        activations = model.layers * model.block_activations(batch, length, recompute)
+        activations += model.block_activations(batch, length, "none") if recompute == "full" else 0
     logits = batch * length * (4 * model.vocabulary + 4 * model.width)
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
     if not model.gated:
@@ -165,6 +192,8 @@ def model_peak(
             parts["prefetch"] = 2 * min(prefetch, model.layers - 1) * model.block
             parts["reducing"] = 2 * (model.rest + 2 * model.block)
         result[stage] = {**parts, "total": sum(parts.values())}
+    if accounting == "deepspeed":
+        result["offload"] = deepspeed_offload(model.parameters, ranks, max(model.block, model.rest))
     return {**result, "not_counted": NOT_COUNTED}
 
 
@@ -173,7 +202,7 @@ def block_sentence(answer: dict[str, Any]) -> str:
     block = answer["activations_of_a_block"]
     return (
         f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's, in "
-        f"2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 4 s b + about 2 a s^2 b"
+        f"2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 8 s b + about 2 a s^2 b"
     )
 
 

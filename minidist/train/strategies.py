@@ -198,7 +198,11 @@ class OneDevice(Strategy):
             stages, tied = cut_stages(job.config, job.model, make_plan(job.config, job.batches.accumulation).stages)
         units = []
         for number, module in enumerate(stages):
-            parts = unit_parameters(module, job.config.persistence_threshold) if job.config.zero == 3 else [list(module.parameters())]
+            parts = [list(module.parameters())]
+            if job.config.zero == 3:
+                parts = unit_parameters(module, job.config.persistence_threshold, tied)
+            elif job.config.zero == 2:
+                parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
             units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]
         return [unit for unit in units if unit]
 

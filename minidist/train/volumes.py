@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from minidist.collectives.closed_form import recursive_doubling_all_reduce
 from minidist.optim import NORM_BLOCK
+from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 from minidist.train.config import Batches, TrainConfig
@@ -80,10 +81,14 @@ def _group(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
 def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
     """The weights at the start, gradients, and what ZeRO gathers."""
     itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
-    reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
     total: Counter[str] = Counter()
-    for axis in (axis for stages in pipeline for axis in stages):
+    plan = make_plan(config, k) if batches.dims.pp > 1 else None
+    stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
+    for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = _group(batches, axis)
+        if plan is not None:  # a stage that several ranks hold is run by each for some of the micro-batches
+            k = len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+        reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
         copies = config.dp_replicate
         everybody_else = (n - copies) * groups  # (n / copies - 1) ranks in each of `copies` groups
         others = (copies - 1) * groups
@@ -99,7 +104,10 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
             among = config.reshard  # after forward: all (True), nobody (False), or so many neighbours
             again = everybody_else * among if isinstance(among, bool) else n // among * (among - 1) * groups
             each_step = k * (everybody_else + again) * (units - axis.resident)
+            each_step += k * everybody_else * (units - axis.resident) if stages_replayed else 0
             total["parameter_gather"] += (steps * each_step + (steps - skipped) * everybody_else * axis.resident) * itemsize
+            if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
+                total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * units * itemsize
     return total
 
 
@@ -156,14 +164,30 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
     if config.replicas is not None:  # who else has my stage: everybody tells everybody
         total["startup"] += p * (p - 1) * 2 * NUMBER
+    shards = dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1  # each rank sends its shard of what is shared
     for name in {place[2] for place in places}:
         sites = [place for place in places if place[2] == name]
-        nbytes = len(sites) * (len({rank for _, rank, _, _ in sites}) - 1) * sites[0][3] * itemsize
+        ranks = len({rank for _, rank, _, _ in sites})
         tied = len({stage for stage, _, _, _ in sites}) > 1
-        if plan.updates == "flush" or tied:
-            total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * nbytes
-        else:  # replicas of a stage: an all-reduce a round of mini-batches
-            total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * sites[0][3] * itemsize
+        size = sites[0][3] if config.zero < 2 else -(-sites[0][3] // (shards * NORM_BLOCK)) * NORM_BLOCK
+        if plan.updates != "flush" and not tied:  # replicas of a stage: an all-reduce a round of mini-batches
+            total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * size * itemsize
+        elif tied or config.zero < 2:
+            total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
+    if config.zero >= 2:
+        total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
         total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
+    return total
+
+
+def _copied_units(plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]) -> int:
+    """Elements of sharded gradients that one rank's stages send to the other ranks of the same stages, all replicas together."""
+    holders, total = plan.holders(), 0
+    stages_of = {name: {axis.stage for axes in pipeline for axis in axes if name in axis.parameters} for axis in axes for name in axis.parameters}
+    for axis in axes:
+        if any(len(stages_of[name]) > 1 for name in axis.parameters):
+            continue  # the tied weight, which has its own unit
+        _, groups = _group(batches, axis)
+        total += (len(holders[axis.stage]) - 1) * sum(axis.units) * groups
     return total

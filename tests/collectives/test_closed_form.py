@@ -1,9 +1,12 @@
 """The recorded messages, bytes and virtual times are those of the closed forms, for every algorithm there is."""
 
+import numpy as np
 import pytest
 
+from minidist import collectives
 from minidist.base.layout import chunk_sizes
 from minidist.collectives import closed_form, virtual_time
+from minidist.collectives.folding import Fold
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, Case
 
@@ -69,6 +72,58 @@ def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
     world.run(case.call)
     seconds = virtual_time.TIMES[operation, algorithm](nbytes, ranks, ALPHA, BETA)
     assert world.end_time == max(seconds, 1e-6 if async_op else 0.0)
+
+
+RAGGED = {
+    ("reduce_scatter", "ring"): virtual_time.ragged_ring_reduce_scatter_time,
+    ("all_gather", "ring"): virtual_time.ragged_ring_all_gather_time,
+    ("all_reduce", "ring"): virtual_time.ragged_ring_all_reduce_time,
+    ("all_to_all", "pairwise"): virtual_time.ragged_pairwise_time,
+    ("reduce_scatter", "recursive_halving"): virtual_time.ragged_halving_time,
+    ("all_gather", "recursive_doubling"): virtual_time.ragged_doubling_time,
+    ("all_reduce", "rabenseifner"): virtual_time.ragged_rabenseifner_time,
+}
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), RAGGED)
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+def test_virtual_time_from_the_actual_chunk_sizes(operation, algorithm, ranks, eager_bytes):
+    for size, seed in ((5 * ranks + 2, 0), (40, 1), (ranks - 1, 2), (0, 3)):
+        cuts = np.sort(np.random.default_rng(seed).integers(0, size + 1, ranks - 1))
+        counts = tuple(np.diff([0, *cuts, size]).tolist())
+        case = Case(operation, algorithm, ranks, size, counts=counts)
+        if operation == "all_to_all":
+            chunks = [[8 * n for n in case.row(rank)] for rank in range(ranks)]
+        elif operation == "all_reduce":  # cuts as it likes
+            chunks = [8 * n for n in chunk_sizes(size, Fold(ranks).power if algorithm == "rabenseifner" else ranks)]
+        else:
+            chunks = [8 * n for n in counts]
+        options = {"buffered": eager_bytes > 0} if algorithm == "pairwise" else {}
+        more = (ranks,) if algorithm == "rabenseifner" else ()
+        world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
+        world.run(case.call)
+        assert world.end_time == RAGGED[operation, algorithm](chunks, *more, ALPHA, BETA, **options), (size, chunks)
+
+
+def test_an_uneven_all_to_all_takes_longer_when_sends_wait_for_their_receivers():
+    """With chunks of very different size a sender may wait for a neighbour that is late; a buffered one does not."""
+
+    def program(comm, rows):
+        mine, theirs = rows[comm.rank], [row[comm.rank] for row in rows]
+        collectives.all_to_all(comm, np.zeros(sum(mine)), send_counts=mine, receive_counts=theirs)
+
+    times = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        rows = (rng.integers(0, 40, (7, 7)) * (rng.random((7, 7)) < 0.5)).tolist()
+        for buffered in (False, True):
+            world = SimWorld(7, eager_bytes=buffered << 20, links=LinkModel(alpha=ALPHA, beta=2.0**-14))
+            world.run(program, rows)
+            chunks = [[8 * count for count in row] for row in rows]
+            times.append(virtual_time.ragged_pairwise_time(chunks, ALPHA, 2.0**-14, buffered))
+            assert world.end_time == times[-1]
+    assert any(waiting > free for waiting, free in zip(times[::2], times[1::2], strict=True))
 
 
 @pytest.mark.parametrize("ranks", [*RANKS, 1000])

@@ -108,6 +108,23 @@ def test_several_deaths_with_sparse_keys(data):
     check(world, results, cfg, steps, sparse_gradient)
 
 
+def test_on_some_of_the_ranks_of_a_world():
+    """The error names world ranks; the servers know theirs by the communicator."""
+    cfg = config(1, "bsp")
+
+    def program(comm):
+        group = comm.group([2, 0, 3], "ps") if comm.rank != 1 else None
+        return None if group is None else ps.run(group, cfg, initial(), gradient, 3).weights
+
+    for victim, alone in ((3, 0), (0, 1)):  # world rank 3 is worker 1, world rank 0 is worker 0
+        world = SimWorld(4, on_failure="isolate")
+        world.kill(victim, after_messages=1)  # the initial weights, and no push
+        results = world.run(program)
+        whole = SimWorld(2).run(ps.run, cfg, initial(), lambda worker, clock, w, alone=alone: gradient(alone, clock, w), 3)[0].weights
+        assert results[victim] is None
+        assert same(results[2], whole)
+
+
 def test_nobody_is_left():
     world, results = run(config(2, "bsp"), 2, 5, {2: 8, 3: 12})
     assert set(world.dead) == {2, 3}

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
+from minidist.nn import block_bytes
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, AdamW, clip_grad_norm_
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.gradients import UnusedParameterError
-from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
+from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
@@ -127,6 +128,41 @@ def test_each_rank_holds_the_bytes_that_the_stage_promises(ranks):
         assert held["gradient"] == shard
         assert held["optimizer"] == 2 * owned
         assert peak["gradient"] <= shard + 3 * bucket  # one fills, one travels; the tied embedding's begins first and ends last
+
+
+LAYERS, WIDTH = 4, 12
+
+
+def peaks(comm, stage):
+    """(account, the optimizer, bytes of the trainable elements of this rank's shard) after three steps of Adam."""
+    with account_memory() as account:
+        model = small_gpt(layers=LAYERS)
+        sharded = ZeroOptimizer(model, AdamW, comm=comm, stage=stage, reduction="sum", reduce_bucket_size=700)
+        for step in range(3):
+            sharded.zero_grad()
+            loss_of(model, step, comm.rank, comm.size).backward()
+            sharded.step()
+        return account, sharded, 4 * sum(piece.stop - piece.start for piece in sharded.shard.slices())
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)])
+def test_the_peak_is_a_list_of_purposes_to_the_byte(stage, ranks):
+    """When backward is in the last block's MLP: all blocks' activations, the gradients of its output and its inner width."""
+    for account, sharded, owned in SimWorld(ranks).run(peaks, stage):
+        whole, shard = 4 * sharded.flat.padded_numel, 4 * sharded.shard.size
+        reducer, named = sharded.reducer, {p.name: p for p in sharded.flat.parameters}
+        filling = [reducer.bucket_of[named[name]] for name in ("transformer.wte.weight", f"transformer.h.{LAYERS - 1}.mlp.c_proj.weight")]
+        buckets = 4 * sum(bucket.slice.stop - bucket.slice.start for bucket in filling)
+        rows = ROWS * LENGTH
+        assert {purpose: nbytes for purpose, nbytes in account.at_peak.items() if nbytes} == {
+            "parameter": whole,
+            "gradient": shard + (whole if stage == 1 else buckets),  # stage 2: the tied embedding's bucket, and the block's
+            "optimizer": 2 * owned,
+            "workspace": owned,  # of the optimizer: the shard is one piece
+            # what the blocks keep; the loss, the tokens and the positions
+            "activation": LAYERS * block_bytes.fused(LENGTH, ROWS, WIDTH, 2) + 4 + 8 * ROWS * (LENGTH + 1) + 8 * LENGTH,
+            "activation_gradient": 4 * rows * WIDTH + 4 * rows * 4 * WIDTH,
+        }
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -46,7 +46,13 @@ def test_the_published_table():
 
 @pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (3, 2, 1), (2, 3, 2)])
 def test_closed_forms_of_time_and_memory(f, i, w):
-    for p, m in SIZES:
+    check_closed_forms(SIZES, f, i, w)
+
+
+def check_closed_forms(sizes, f, i, w):
+    """Idle, bubble and peak of every plan where the forms hold. SIZES has m = 1, few, p, 2p-1, 2p, 3p and 64 for each p; all sizes up
+    to p = 16, m = 64 are in test_exhaustive.py."""
+    for p, m in sizes:
         for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved", "dualpipe", "dualpipev", "looped-bfs"):
             if not takes(name, p, m):
                 continue
@@ -79,12 +85,16 @@ def test_closed_forms_of_time_and_memory(f, i, w):
             assert timing.lower_bound <= timing.makespan + 1e-9
 
 
-def test_versions_are_the_update_laws():
-    for p, m in SIZES:
+def check_versions(sizes):
+    for p, m in sizes:
         if m >= 2 * p:
             assert validate(plan("pipedream", p, m)).weight_versions == [p - s for s in range(p)]
             assert validate(plan("pipedream-2bw", p, m, batches=3)).weight_versions == [2] * p
             assert validate(plan("pipedream-vertical-sync", p, m)).weight_versions == [p] * p
+
+
+def test_versions_are_the_update_laws():
+    check_versions(SIZES)
     with pytest.raises(PlanError, match="rank 0: 0B1 would see version 1 of the weights and its forward saw version 0"):
         validate(plan("pipedream", 4, 8, stashing=False))
     validate(plan("pipedream", 4, 8, stashing=False), allow_wrong_gradients=True)

@@ -74,16 +74,41 @@ def test_mlp_in_the_exact_tier(name, optimizer):
     assert ran >= 1  # of the sizes, those that the schedule takes
 
 
+RANKS = (1, 2, 3, 4, 5, 8)
+
+
+def empty_stages(plan):
+    """How many blocks each stage gets when one has none: the embedding's, and in between one without any parameter."""
+    return [0 if stage % 3 == 0 else 1 for stage in range(plan.stages)]
+
+
+def sample(name):
+    """(p, m, optimizer, empty stages?): every p with fewer and with more micro-batches than ranks, where the schedule takes them,
+    and every pair of optimizer and model with either of them. The whole product is in test_exhaustive.py."""
+    for number, p in enumerate(RANKS):
+        few = [m for m in range(1, p) if takes(name, p, m)]
+        many = [m for m in range(p, 10) if takes(name, p, m)]
+        for turn, sizes in enumerate((few, many)):
+            if sizes:
+                draw = number + turn + SYNCHRONOUS.index(name)
+                yield p, sizes[(2 * draw) % len(sizes)], ("sgd", "adam")[(number + turn) % 2], p > 1 and (number // 2 + turn) % 2 == 1
+
+
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_gpt_with_tied_embeddings_in_the_ordered_tier(name):
-    for p, m in [(1, 3), (2, 1), (2, 4), (3, 3), (3, 6), (4, 8), (5, 5)]:
-        if takes(name, p, m):
-            equal_gpt(plan_of(name, p, m), "adam" if m % 2 else "sgd", dropout=0.1 if p == 2 else 0.0)
+    for p, m, optimizer, empty in sample(name):
+        plan = plan_of(name, p, m)
+        cuts = empty_stages(plan) if empty and plan.stages > 1 else None
+        equal_gpt(plan, optimizer, steps=2, dropout=0.1 if p == 2 else 0.0, layers=sum(cuts) if cuts else None, cuts=cuts)
 
 
-def test_eight_ranks():
-    for name in ("1f1b", "zb-h2", "zb-v"):
-        equal_gpt(plan_of(name, 8, 9), steps=1)
+def test_the_sample_is_stratified():
+    """Each schedule meets each number of ranks that it can; both optimizers meet both models, with few and many micro-batches."""
+    drawn = {(name, *case) for name in SYNCHRONOUS for case in sample(name)}
+    for name in SYNCHRONOUS:
+        assert {p for n, p, *_ in drawn if n == name} == {p for p in RANKS if any(takes(name, p, m) for m in range(1, 10))}
+    assert {(m < p, optimizer, empty) for _, p, m, optimizer, empty in drawn} == set(itertools.product((False, True), ("sgd", "adam"), (False, True)))
+    assert {m for _, _, m, *_ in drawn} == set(range(1, 10))
 
 
 @settings(max_examples=12)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from minidist.comm import SimWorld
 from minidist.train.config import TrainConfig
 from minidist.train.session import number_of_ranks
+from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 
 SMALL = {"layers": 2, "width": 24, "heads": 4, "context": 8, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered", "clip": 0.1}
@@ -24,6 +26,12 @@ def holds(ranks, tier, **values):
     (4, {"pp": 2, "schedule": "dualpipe", "layers": 4, "zero": 1, "microbatches": 4}),
     (2, {"pp": 2, "recompute": "selective", "zero": 1}),
     (2, {"pp": 2, "schedule": "zb-h1", "recompute": "full", "offload": "activations"}),
+    (6, {"pp": 2, "zero": 2, "microbatches": 3, "dropout": 0.1}),
+    (4, {"pp": 2, "zero": 2, "schedule": "zb-v", "layers": 4}),
+    (4, {"pp": 2, "zero": 2, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
+    (6, {"pp": 3, "zero": 3, "layers": 3, "microbatches": 3, "recompute": "full"}),
+    (4, {"pp": 2, "zero": 3, "schedule": "interleaved", "chunks": 2, "layers": 4}),
+    (4, {"pp": 2, "zero": 3, "experts": 4}),
     (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
     (2, {"model": "llama", "zero": 3}),
     (2, {"experts": 4, "zero": 3}),
@@ -41,6 +49,7 @@ def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):
     (6, {"tp": 3, "heads": 6, "pp": 2}),
     (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 1, "dropout": 0.1}),
     (4, {"tp": 2, "pp": 2, "model": "llama", "sequence_parallel": True, "kv_heads": 2}),
+    (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 3}),
     (4, {"tp": 4, "model": "llama", "kv_heads": 2, "attention_dropout": 0.1, "zero": 1}),
     (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 3}),
 ])  # fmt: skip
@@ -64,3 +73,14 @@ def test_context_parallel_with_every_other_axis(ranks, values):
 ])  # fmt: skip
 def test_expert_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, experts=4, **values)
+
+
+@pytest.mark.mpi(8, timeout=120)
+def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
+    config = TrainConfig.make(**{**SMALL, "reduction": "ring", "dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "microbatches": 2})
+    real = train(comm, config)
+    if comm.rank == 0:  # one simulation is enough: losses are the same on every rank
+        world = SimWorld(8)
+        simulated = world.run(train, config)[0]
+        assert (real.losses, real.digest) == (simulated.losses, simulated.digest)
+        assert comm.trace.sequences() == world.traces[0].sequences()

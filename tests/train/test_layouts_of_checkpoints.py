@@ -29,6 +29,7 @@ LAYOUTS = {
     "tiles": (2, {"tp": 2}),
     "shards of tiles": (4, {"tp": 2, "zero": 2}),
     "stages": (2, {"pp": 2}),
+    "shards of stages": (4, {"pp": 2, "zero": 3}),
     "all three": (8, {"tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True}),
     "parts of sequences": (4, {"cp": 2, "zero": 1}),
 }

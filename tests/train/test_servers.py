@@ -11,6 +11,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import read_traces
+from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.comm.choosers import replay, seeded
 from minidist.lesson.mpi_leg import mpiexec
@@ -21,6 +22,7 @@ from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.servers import served_bytes
 from minidist.train.session import number_of_ranks, run_comparison, run_training
 from minidist.train.trainer import NonFiniteError, train
+from minidist.train.volumes import AxisSizes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}
@@ -117,9 +119,55 @@ def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
 def test_bytes_by_hand():
     """1 server, 2 workers, 3 steps, 10 elements of 4 B: 40 B of weights, a head of 16 B."""
     made = config(servers=1, dp=2)
-    assert served_bytes(made, resolve_batches(made, 3), 10) == {
+    assert served_bytes(made, resolve_batches(made, 3), AxisSizes(0, False, [10], [], {"w": 10})) == {
         "startup": 2 * 40, "parameter_push": 6 * 56, "parameter_pull": 2 * 2 * 40 + 2 * 40, "metrics": 2 * 2 * 3 * 8,
     }  # fmt: skip
+
+
+def tensors_of(path):
+    checkpoint = Checkpoint(path)
+    return {name: checkpoint.tensor(name).tobytes() for name in checkpoint.tensors}, checkpoint.state
+
+
+def test_a_checkpoint_goes_on_with_servers_or_without(tmp_path):
+    """2 + 2 steps are 4, bit for bit, whichever half has servers: the checkpoint names tensors, not ranks."""
+    common = {"optimizer": "adam", "warmup": 3, "reduction": "ordered", "global_batch": 6, "dropout": 0.1}
+    ways = {"ps": (5, {"servers": 2}), "dp": (3, {"strategy": "auto"}), "zero": (3, {"strategy": "auto", "zero": 1})}
+
+    def run(way, path, steps, resume):
+        ranks, values = ways[way]
+        return SimWorld(ranks).run(train, config(**common, **values, steps=steps, save=str(tmp_path / path), resume=resume))[0]
+
+    whole = run("dp", "whole", 4, False)
+    expected, state = tensors_of(tmp_path / "whole")
+    for first, second in (("ps", "ps"), ("ps", "dp"), ("dp", "ps"), ("zero", "ps")):
+        run(first, f"{first}-{second}", 2, False)
+        result = run(second, f"{first}-{second}", 4, True)
+        assert (result.losses, result.first_step) == (whole.losses, 2)
+        assert tensors_of(tmp_path / f"{first}-{second}") == (expected, state)
+
+
+def test_a_resumed_asynchronous_job_counts_its_bytes(tmp_path):
+    made = {"servers": 2, "dp": 2, "consistency": "asp", "save": str(tmp_path)}
+    run_training(config(**made, steps=2), None, 60.0, tmp_path / "t.jsonl")
+    summary = run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl")
+    assert summary.volumes_hold()
+    assert len(summary.losses) == 5
+    assert Checkpoint(tmp_path).state["optimizer_steps"] == 2 * 5
+    with pytest.raises(UsageError, match="raise --steps above 5"):
+        run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_of_an_embedding_only_the_rows_that_occur_travel(servers, consistency, tmp_path):
+    values = {"model": "llama", "servers": servers, "consistency": consistency, "optimizer": "adam", "accumulation": 2}
+    verdict, _, world = compared(config(**values), servers + 2)
+    assert verdict.equal, verdict.first_difference
+    summary = run_training(config(**values, dp=2), None, 60.0, tmp_path / "t.jsonl")
+    assert summary.volumes_hold()
+    dense = 2 * 3 * sum(array.nbytes for array in world.run(serve_and_keep, config(**values))[0].weights.values())
+    assert summary.bytes_by_purpose["parameter_push"]["measured"] < 0.8 * dense
 
 
 def test_steps_are_spans_of_the_workers():
@@ -156,7 +204,7 @@ BAD = {
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
     "zero": ({"zero": 2}, 3, "does not go with --zero 2"),
     "clip": ({"clip": 1.0}, 3, "--clip does not go with --strategy ps"),
-    "save": ({"save": "x"}, 3, "--save does not go with"),
+    "every": ({"save": "x", "every": 1}, 3, "--every does not go with"),
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not go with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
     "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),

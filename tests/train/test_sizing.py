@@ -6,7 +6,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.train.sizing import MODELS, model_peak, model_states, whole_number
+from minidist.train.sizing import MODELS, deepspeed_offload, model_peak, model_states, whole_number
 
 
 def gigabytes(stages):
@@ -24,6 +24,20 @@ def test_other_accountings():
     assert estimate["stage2"]["total"] == 4 * 11_000_000_000 + 16 * 11_000_000_000 // 32
     assert estimate["stage3"]["total"] == 4 * 32_000_000 + 18 * 11_000_000_000 // 32
     assert "stage0" not in estimate
+
+
+def test_deepspeed_s_estimators_with_states_on_the_host(capsys):
+    """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N, or 4 L; P max(4 n, 18 / nodes) 1.5."""
+    p, layer = 2_851_000_000, 32_000_000
+    rows = deepspeed_offload(p, 16, layer)
+    assert rows["stage2 offload_optimizer"] == {"device": 2 * p, "host": p * 32 * 3 // 2}
+    assert rows["stage3 offload_optimizer"] == {"device": 4 * layer + p // 8, "host": p * 32 * 3 // 2}
+    assert rows["stage3 offload_optimizer zero_init"]["host"] == p * 8 * 3 // 2
+    assert rows["stage3 offload_optimizer offload_param zero_init"] == {"device": 4 * layer, "host": int(p * 9 * 1.5)}
+    assert deepspeed_offload(p, 2)["stage2 offload_optimizer"]["host"] == p * 16 * 3 // 2
+    with pytest.raises(SystemExit):
+        main(["memory", "--model", "gpt2-xl", "--dp", "8", "--accounting", "deepspeed"])
+    assert "stage3 offload_optimizer offload_param" in capsys.readouterr().err
 
 
 def test_shards_are_whole_elements():
@@ -52,6 +66,11 @@ def test_activations_are_korthikanti_s():
     assert xl.block_activations(b, s, "none") == 34 * s * b * h + 5 * a * s * s * b
     assert xl.block_activations(b, s, "selective") == 34 * s * b * h
     assert xl.block_activations(b, s, "full") == 2 * s * b * h
+
+
+def test_square_root_segments_keep_their_inputs_and_one_segment():
+    xl, s, b, h = MODELS["gpt2-xl"], 1024, 1, 1600
+    assert model_peak("gpt2-xl", 1, recompute="sqrt")["stage0"]["activations"] == 7 * 2 * s * b * h + 7 * xl.block_activations(b, s, "none")
 
 
 def test_both_forms_of_a_block_stand_beside_each_other(capsys):
@@ -105,7 +124,7 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--params", "1e9", "--accounting", "zeros"], "did you mean 'zero'"),
         (["--model", "gpt2-xxl"], "there is no model 'gpt2-xxl'"),
         (["--model", "gpt2", "--seq", "2000"], "1 to 1024"),
-        (["--model", "gpt2", "--recompute", "some"], "none, selective or full"),
+        (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
     ],
 )

@@ -20,6 +20,9 @@ def table(tmp_path, ranks, **values):
 
 @pytest.mark.parametrize(("ranks", "values"), [
     (6, {"pp": 3, "layers": 3, "zero": 1, "microbatches": 2}),
+    (6, {"pp": 2, "zero": 2, "microbatches": 3}),
+    (4, {"pp": 2, "zero": 2, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
+    (4, {"pp": 2, "zero": 3, "layers": 4, "schedule": "interleaved", "chunks": 2, "microbatches": 2, "recompute": "full"}),
     (2, {"tp": 2, "recompute": "full"}),
     (4, {"tp": 2, "sequence_parallel": True, "zero": 2, "accumulation": 2}),
     (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full", "microbatches": 3}),

@@ -12,18 +12,20 @@ all-reduce in forward and one in backward. The bias of a row-parallel layer is a
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, linear
+from minidist.autograd import Parameter, Tensor, linear, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.layout import Layout
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
 from minidist.parallel.tensor.regions import (
+    charge,
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
-    reduce_from_tensor_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
@@ -140,13 +142,27 @@ class RowParallelLinear(Module):
         if not self.input_is_parallel:
             x = scatter_to_tensor_parallel_region(x, self.comm)
         y = linear(x, self.weight, None, None, self.weight_is_in_out)
-        if self.sequence_parallel:
-            y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
-        else:
-            y = reduce_from_tensor_parallel_region(y, self.comm)
-        if self.bias is None:
-            return y
-        return y + (copy_to_tensor_parallel_region(self.bias, self.comm) if self.sequence_parallel else self.bias)
+        if not self.sequence_parallel:
+            return sum_of_products(y, self.bias, self.comm)
+        y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
+        return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
+
+
+def sum_of_products(product: Tensor, bias: Parameter | None, comm: Comm) -> Tensor:
+    """g and the bias in one node: `product`, which nobody else holds, is summed over the ranks where it lies."""
+    y, edges = product.data, ((product, None),)
+    if comm.size > 1:
+        charge(comm, "tensor_forward")
+        with purpose("tensor_forward"):
+            all_reduce(comm, y)
+    if bias is None:
+        return record("row_parallel_sum", y, edges, flops=0, storage=y.dtype)
+    y += bias.data
+
+    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        return xp.sum_rows(xp.as_rows(g), out)
+
+    return record("row_parallel_sum", y, edges, ((bias, grad),), flops=y.size, storage=y.dtype)
 
 
 def tile_of(

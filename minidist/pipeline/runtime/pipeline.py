@@ -46,7 +46,7 @@ class Pipeline:
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the global
     count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several stages share.
     data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm). reducers:
-    of each stage, when somebody else (ZeRO) has made them. prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times: seconds by
+    of each stage, when somebody else (ZeRO) has made them; reduce_each: they sum after each micro-batch (ZeRO 2). prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times: seconds by
     which actions advance a virtual clock, for teaching; by default what a Meter counted does.
 
     Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its gradient
@@ -67,6 +67,7 @@ class Pipeline:
         data: Comm | None = None,
         reduction: str = "ring",
         reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
+        reduce_each: bool = False,
         prefetch: int = 1,
         coordinates: Callable[[int], AbstractContextManager[Any]] | None = None,
         times: Times | None = None,
@@ -96,6 +97,7 @@ class Pipeline:
         self.messages = Messages(comm, self.plan, orders, home)
         self._same_plan()
         self.shared = SharedGradients(comm.dup(), {n: stage.parameters for n, stage in self.stages.items()}, tied)
+        self.reduce_each = reduce_each
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
         if data is not None and data.size > 1:
             for n, stage in sorted(self.stages.items()):
@@ -144,9 +146,9 @@ class Pipeline:
         self.messages.finish()
         if self.plan.updates != "none":
             self.shared.add()
-            self._reduce([n for n in self.reducers if n in self.shared.stages])
-            for reducer in (reducer for each in self.reducers.values() for reducer in each):
-                reducer.finish()
+            if not self.reduce_each:
+                self._reduce([n for n in self.reducers if n in self.shared.stages])
+                self._finish(list(self.reducers))
             self.shared.mark_added()
 
     def zero_grad(self) -> None:
@@ -171,7 +173,7 @@ class Pipeline:
             case "SEND_F" | "SEND_B":
                 self.messages.send(action)
             case "REDUCE_GRAD":
-                self._reduce([stage] if stage in self.reducers and stage not in self.shared.stages else [])
+                self._reduce([stage] if stage in self.reducers and stage not in self.shared.stages and not self.reduce_each else [])
             case _:
                 self._receive(action)
                 with self.coordinates(i):
@@ -186,6 +188,9 @@ class Pipeline:
                             work.run()
                     else:
                         self._backward(stage, i, "now" if kind == "B" else "deferred")
+                if self.reduce_each and kind in ("B", "W"):  # the micro-batch's gradients of the stage are all there
+                    self._reduce([stage])
+                    self._finish([stage])
                 self._advance(action, name)
 
     def _receive(self, action: Action) -> None:
@@ -238,11 +243,15 @@ class Pipeline:
 
     def _reduce(self, numbers: list[int]) -> None:
         """Start the sum over the data axis of complete stages: all buckets, in order."""
-        for reducer in (reducer for number in numbers for reducer in self.reducers[number]):
+        for reducer in (reducer for number in numbers for reducer in self.reducers.get(number, [])):
             for parameter in reversed(reducer.flat.parameters):
                 if parameter.requires_grad:
                     parameter.zero_fill() if parameter.grad is None else None
                     reducer.ready(parameter)
+
+    def _finish(self, numbers: list[int]) -> None:
+        for reducer in (reducer for number in numbers for reducer in self.reducers.get(number, [])):
+            reducer.finish()
 
     def _advance(self, action: Action, name: str) -> None:
         if self.times is not None:

@@ -1,0 +1,75 @@
+"""Two-dimensional convolution as one node: a product of the image's patches with the kernel, laid out as a matrix.
+
+    x (N, C, H, W)  ->  patches (N Ho Wo, C kh kw)  @  kernel (C kh kw, O)  ->  y (N, O, Ho, Wo)
+
+The patches are kh kw times as large as the image, so they are not kept: the weight gradient makes them again.
+"""
+
+from minidist.autograd.errors import AutogradError
+from minidist.autograd.operands import mismatch, pair
+from minidist.autograd.precision import stored
+from minidist.autograd.tensor import Tensor, record
+from minidist.base import arrays as xp
+from minidist.base.half import wide
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0) -> Tensor:
+    """x (N, C, H, W), weight (O, C, kh, kw), bias (O,) -> (N, O, Ho, Wo), Ho = (H + 2 padding - kh) // stride + 1.
+
+    2 N Ho Wo O C kh kw FLOP forward, and as many for each of input gradient and weight gradient.
+    """
+    x, weight = pair("conv2d", x, weight)
+    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[1]:
+        raise mismatch("conv2d", x, weight, "do not fit: they must be (N, C, H, W) and (O, C, kh, kw)")
+    if stride < 1 or padding < 0:
+        raise AutogradError(f"conv2d: stride {stride} must be at least 1 and padding {padding} at least 0")
+    (n, c, h, w), (o, _, kh, kw) = x.shape, weight.shape
+    ho, wo = (h + 2 * padding - kh) // stride + 1, (w + 2 * padding - kw) // stride + 1
+    if min(ho, wo) < 1:
+        raise mismatch("conv2d", x, weight, f"do not fit: the kernel is larger than the image with padding {padding}")
+    if bias is not None and bias.shape != (o,):
+        raise mismatch("conv2d", bias, weight, "do not fit: the bias must have as many elements as there are output channels")
+    windows = [(i, j, slice(i, i + stride * (ho - 1) + 1, stride), slice(j, j + stride * (wo - 1) + 1, stride)) for i in range(kh) for j in range(kw)]
+    kept_x, kept_w = x.saved(), weight.saved()
+
+    def patches(values: xp.Array) -> xp.Array:
+        padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), values.dtype, values)
+        padded[:, :, padding : padding + h, padding : padding + w] = values
+        result = xp.empty((n, ho, wo, c, kh, kw), values.dtype, values)
+        for i, j, rows, columns in windows:
+            result[..., i, j] = xp.moveaxis(padded[:, :, rows, columns], 1, -1)
+        return result.reshape(n * ho * wo, c * kh * kw)
+
+    def as_rows(g: xp.Array) -> xp.Array:
+        return xp.array(xp.moveaxis(g, 1, -1)).reshape(n * ho * wo, o)
+
+    y = patches(wide(x.data)) @ wide(weight.data).reshape(o, -1).T
+    if bias is not None:
+        y += wide(bias.data)
+    y = stored("conv2d", xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1)), x.dtype)
+
+    def grad_x(g: xp.Array) -> xp.Array:
+        back = (as_rows(g) @ wide(kept_w.data).reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
+        padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), g.dtype, g)
+        for i, j, rows, columns in windows:
+            padded[:, :, rows, columns] += xp.moveaxis(back[..., i, j], -1, 1)
+        return xp.array(padded[:, :, padding : padding + h, padding : padding + w])
+
+    def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        matrix = None if out is None else out.reshape(o, -1)
+        return xp.matmul(as_rows(g).T, patches(wide(kept_x.data)), out=matrix).reshape(weight.shape)
+
+    weights = [(weight, grad_w)]
+    if bias is not None:
+
+        def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+            return xp.sum_rows(as_rows(g), out)
+
+        weights.append((bias, grad_b))
+    flops = 2 * n * ho * wo * o * c * kh * kw
+
+    def costs() -> list[tuple[int, int]]:
+        product = (flops, x.data.nbytes + weight.data.nbytes + y.nbytes)
+        return [product, product] + [(y.size, y.nbytes)] * (bias is not None)
+
+    return record("conv2d", y, ((x, grad_x),), weights, flops=flops, costs=costs, storage=x.dtype)
