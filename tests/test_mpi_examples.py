@@ -316,3 +316,14 @@ def test_uneven_ranks(world):
     assert len(found) == 3
     if world == "simulated":
         assert all(float(weighted) < 0.7 * float(equal) for equal, weighted, _ in found)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_three_axes(world):
+    code, output = start(world, 8, "three_axes")
+    assert code == 0, output
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    for name in ("gradient_reduce", "tied", "pipeline_activation", "tensor_forward"):
+        assert f"'{name}'" in output
