@@ -77,6 +77,10 @@ class Deaths:
     def _bury(self, rank: int) -> None:
         """Take a dead rank's requests away and tell those who wait on it by name."""
         world = self.world
+        for event in world.traces[rank].messages:
+            if event.end < 0:  # nothing of a dead rank's is pending
+                event.start = max(event.start, event.posted)
+                event.end = max(event.start, self.times[rank])
         world.unwaited[rank].clear()
         world.posted[rank].clear()
         for key in [key for key in world.sends if key[1] == rank]:

@@ -182,7 +182,7 @@ class Matching:
                 request.waiter = lane
                 self._block(request)
             if request.error is not None:
-                self._raise(request.error)
+                self._raise(request.error, event)
         if request.checksum is not None:
             self._check_untouched(request)
         if receiving:
@@ -196,9 +196,9 @@ class Matching:
             lane.time = end
         event.end = lane.time
 
-    def _raise(self, error: RankDeadError) -> NoReturn:
-        """The news of a death takes one latency from there to here."""
+    def _raise(self, error: RankDeadError, event: MessageEvent) -> NoReturn:
+        """The news of a death takes one latency from there to here, and ends the wait."""
         lane = self.running
         latency, _ = self.links.cost(error.rank, lane.rank)
-        lane.time = max(lane.time, self.dead[error.rank] + latency)
+        lane.time = event.end = max(lane.time, self.dead[error.rank] + latency)
         raise error

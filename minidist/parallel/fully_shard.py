@@ -16,6 +16,7 @@ Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FS
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -283,8 +284,9 @@ class Unit:
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         comm, mine = (self.state.root.gathers, self.shard.data) if self.part is None else (self.group, self.part)
         with purpose("parameter_gather"):
+            with self.shard.on_host() if self.part is None else nullcontext():
+                mine = track(rounded(mine, self.flat.dtype), "communication")  # before it crosses: 2 bytes, not 4
             if self.pool is None or self.part is not None:
-                mine = track(rounded(mine, self.flat.dtype), "communication")
                 self.gather = all_gather(comm, mine, out=self.arriving, async_op=True)  # type: ignore[arg-type]
             else:
                 self.gather = self._fetch_and_gather(self.pool.start_fetch(mine, "communication", like=self.device))
@@ -292,7 +294,7 @@ class Unit:
     def _fetch_and_gather(self, fetch: Crossing) -> Work:
         """The gather begins in its lane when the shard has come up from the host; the copy that came goes with it."""
         channel, out = self.state.root.gathers.collective("all_gather"), self.arriving
-        return channel.post(lambda: all_gather(channel, rounded(fetch.take(), self.flat.dtype), out=out))
+        return channel.post(lambda: all_gather(channel, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
         """Wait for the gather, and let the parameters be views of what came."""
@@ -375,17 +377,16 @@ class Unit:
         if self.replicas is not None:
             with purpose("gradient_reduce"):
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm)
-        piece = rounded(piece, self.shard.dtype)
         if self.pool is None:
             self._add(piece)
             return
         root = self.state.root
         root.settle()
-        target = None if self.shard.filled else self.shard.grad_buffer()
+        target = None if self.shard.filled or piece.dtype != self.shard.dtype else self.shard.grad_buffer()
         root.descending = self, self.pool.start_store(piece, "gradient", target)
 
     def _add(self, piece: xp.Array) -> None:
-        buffer = self.shard.grad_buffer()
+        buffer, piece = self.shard.grad_buffer(), rounded(piece, self.shard.dtype)
         if self.shard.filled:
             buffer[...] += piece
         elif xp.owner(piece) is not xp.owner(buffer):  # it came in another dtype

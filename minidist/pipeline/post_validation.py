@@ -27,7 +27,7 @@ from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.comm.communicator import Request
 from minidist.nn.flat import FlatParameters
-from minidist.optim import clip_coefficient, scale_gradients_
+from minidist.optim import clip_coefficient
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.norm import block_sums, places
 from minidist.pipeline.runtime.pipeline import Loss, Pipeline
@@ -56,8 +56,8 @@ class PostValidatedPipeline(Pipeline):
     """A pipeline that also makes the optimizer's step. `step` starts a step of training; `finish` ends the last one.
 
     make_optimizer(flat): the optimizer of a stage. max_norm: clip by the global norm, as `Pipeline.clip_grad_norm_` does it, bit for
-    bit. scaler: has `scale`, which `loss` multiplies by, and `update(overflow)`; gradients are divided by it, and a step with one
-    that is not finite is skipped by all ranks. verdicts: of all steps but the one under way.
+    bit. scaler: a `DynamicLossScaler`, by whose `scale` the loss is multiplied (by `loss`): the optimizers divide by it, and a step with
+    a gradient that is not finite is skipped by all ranks. verdicts: of all steps but the one under way.
 
     Sends what a `Pipeline` sends except the metrics; instead, per step, 8 (1 + m) bytes from each stage to the next and from the last
     to every rank: the sum of squares and the losses (purpose clip_norm). Memory: a copy of weights and optimizer state (stash).
@@ -120,10 +120,8 @@ class PostValidatedPipeline(Pipeline):
     # --- the step ---
 
     def _step_optimistically(self) -> None:
-        if self.scaler is not None:
-            for flat in self.flats:
-                scale_gradients_(flat, 1.0 / self.scaler.scale)
-            self.losses /= self.scaler.scale
+        self._unscale = 1.0 if self.scaler is None else 1.0 / self.scaler.scale
+        self.losses *= self._unscale
         self._sums, self._pending, self._stepped = block_sums(self), True, False
         self.comm.waitall(self._sends)
         self._sends = []
@@ -142,13 +140,14 @@ class PostValidatedPipeline(Pipeline):
         if self._coefficient(so_far) == 1.0:
             self._stepped = True
             for optimizer in self.optimizers.values():
+                optimizer.grad_scale = self._unscale
                 optimizer.step()
 
     def _coefficient(self, squares: float) -> float | None:
         """What gradients are multiplied by; None when they are not finite."""
         if not math.isfinite(squares):
             return None
-        return 1.0 if self.max_norm is None else clip_coefficient(math.sqrt(squares), self.max_norm)
+        return 1.0 if self.max_norm is None else clip_coefficient(math.sqrt(squares) * self._unscale, self.max_norm)
 
     def _pass_on(self, at: int) -> float:
         """Place `at` adds its blocks, one after the other, to the sum of the places before it and sends it on."""
@@ -195,7 +194,7 @@ class PostValidatedPipeline(Pipeline):
         elif not self._stepped:
             raise AssertionError("a sum of squares cannot fall")
         outcome = "skipped" if coefficient is None else "kept" if coefficient == 1.0 else "amended"
-        self.verdicts.append(Verdict(outcome, math.sqrt(values[0]) if values[0] >= 0 else math.nan, values[1:].tolist()))
+        self.verdicts.append(Verdict(outcome, math.sqrt(values[0]) * self._unscale if values[0] >= 0 else math.nan, values[1:].tolist()))
         self._before = {}
         return self.verdicts[-1]
 
@@ -208,7 +207,7 @@ class PostValidatedPipeline(Pipeline):
                 optimizer.load_state_dict(before.state)
                 flat.updated()
             if coefficient is not None:
-                scale_gradients_(flat, coefficient)
+                optimizer.grad_scale = self._unscale * coefficient
                 now, optimizer.lr_factor = optimizer.lr_factor, before.lr_factor
                 optimizer.step()
                 optimizer.lr_factor = now

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minidist.base.errors import DeadlockError, RankDeadError, UnmatchedMessageError, UsageError
 from minidist.collectives import all_reduce
 from minidist.comm import ANY, LinkModel, SimWorld, explore
+from minidist.report import draw
 
 SENDS = [0, 1 << 20]
 
@@ -65,6 +66,21 @@ def test_the_news_takes_one_latency():
         return comm.time()
 
     assert isolating(2, links=LinkModel(alpha=0.25, beta=0.0)).run(program) == [None, 3.25]
+
+
+def test_in_the_picture_of_a_run_with_a_death_nobody_waits_for_ever():
+    def program(comm):
+        request = comm.irecv(one(), 1 - comm.rank)
+        if comm.rank == 0:
+            comm.compute(seconds=1.0)
+            comm.world.kill(0)
+        with pytest.raises(RankDeadError):
+            request.wait()
+
+    world = isolating(2)
+    world.run(program)
+    assert all(message.end >= message.start >= 0 for trace in world.traces for message in trace.messages)
+    assert "deadlock" not in draw("space-time", world.traces, {}).axes[0].get_title(loc="left")
 
 
 def counting(comm):

@@ -11,6 +11,7 @@ from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.comm.clock import LinkModel
+from minidist.optim import DynamicLossScaler
 from minidist.pipeline.post_validation import PostValidatedPipeline
 from minidist.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.timing import uniform
@@ -19,16 +20,16 @@ from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp
 STEPS = 5
 
 
-class Scaler:
-    """The two things that a pipeline needs of a loss scaler; halves at an overflow, doubles after two good steps."""
+class Scaler(DynamicLossScaler):
+    """Halves at an overflow, doubles after two good steps; notes what it was told."""
 
     def __init__(self):
-        self.scale, self.good, self.words = 8.0, 0, []
+        super().__init__(8.0, growth_interval=2, hysteresis=1)
+        self.words = []
 
     def update(self, overflow):
         self.words.append(overflow)
-        self.good = 0 if overflow else self.good + 1
-        self.scale *= 0.5 if overflow else 2.0 if self.good % 2 == 0 else 1.0
+        super().update(overflow)
 
 
 def everything(stages, optimizers):

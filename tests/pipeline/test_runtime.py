@@ -282,6 +282,18 @@ def test_the_measured_bubble_is_the_timing_tools(name, cost):
             assert sum(end - start for _, start, end in spans) == pytest.approx(expected.busy[rank])
 
 
+@pytest.mark.mpi(2)
+def test_under_mpi_every_rank_acts_in_the_order_of_the_timing_tool(comm):
+    """With the test above: the simulated world, MPI and the timing tool have one order."""
+    for name in ("gpipe", "1f1b", "zb-h1", "zb-v", "dualpipe", "interleaved"):
+        plan = plan_of(name, 2, 4)
+        before = len(comm.trace.spans)
+        timed(comm, plan, uniform(plan.stages))
+        acted = [span.name for span in comm.trace.spans[before:] if span.name[:1].isdigit()]
+        items = [item for item, _, _ in time_plan(plan, spans=True).spans[comm.rank]]
+        assert acted == [str(unpack(a)) for item in items for a in (item if isinstance(item, tuple) else (item,))]
+
+
 def test_a_meter_advances_the_clock_by_what_was_computed():
     def main(comm):
         with Meter():
