@@ -23,7 +23,6 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
 
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
-    yield from _not_there(config)
     yield from _compression(config)
     yield from _served(config)
     yield from check_noise(config, batches)
@@ -34,12 +33,6 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _experts(config)
     yield from _memory(config, batches)
     yield from _pipeline(config, batches)
-
-
-def _not_there(config: TrainConfig) -> Iterator[str]:
-    split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
-    if config.precision in ("fp16", "bf16") and split:
-        yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:
