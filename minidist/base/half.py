@@ -40,7 +40,7 @@ def rounded(array: xp.Array, dtype: Any) -> xp.Array:
 
     What is too large becomes infinite, without a warning: a loss scaler looks for it.
     """
-    if array.dtype == dtype:
+    if array.dtype is dtype or array.dtype == dtype:
         return array
     if dtype == np.float16 and type(array) is np.ndarray and array.dtype == np.float32:
         return _round(np.asarray(array, order="C"))
