@@ -62,7 +62,7 @@ def run(consistency, workers=3, steps=4, lr=0.1, slow=SLOW, chooser=None, comput
 
 
 for consistency in ("bsp", "asp"):
-    world, *_ = run(consistency)
+    world, *_ = run(consistency, steps=lambda comm, clock: comm.time() >= 9)  # "is this push the last one?"
     show(draw("space-time", world.traces, {"command": f"part 2 of lessons/08_parameter_server.py, {consistency}"}))
 
 # %% [markdown]

@@ -145,8 +145,8 @@ for name, ratio in answer.items():
     print(f"{name}: {ratio:.2f} of tensor parallelism's; your guess is {'right' if abs(my_guess[name] - ratio) < 0.05 else 'off'}")
 
 # %% [markdown]
-# 1.25 of it are the two regathers; the rest are the gradients of the norms and biases. The paper's figures for large models
-# leave both out: the regather is hidden behind the product beside it.
+# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little where layers are wide. The
+# paper counts neither: the same bytes, it says, as the regather can hide behind the product beside it.
 #
 # The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient, and what is sent:
 

@@ -38,7 +38,8 @@ from minidist.report import draw, show
 # ## 2 The picture first
 #
 # Ring attention on four ranks, forward and backward. In each round a rank computes with the keys that are here (F), while
-# they already travel on to its right neighbour:
+# they already travel on to its right neighbour. In backward (B) the gradients of keys and values follow them round; only their
+# last hop, home, has nothing to hide behind:
 
 # %%
 BATCH, LENGTH, HEADS, SIZE = 1, 512, 4, 16

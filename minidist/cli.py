@@ -38,7 +38,7 @@ Eager = Annotated[int, typer.Option(help="simulated: sends of up to so many byte
 
 
 def takes_config(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag for each field of TrainConfig; it receives them as its first argument, a TrainConfig."""
+    """Give a command `--config` and a flag for each field of TrainConfig; it receives both as its first argument, a TrainConfig."""
     own = inspect.signature(function)
     fields = []
     for name, info in TrainConfig.model_fields.items():
@@ -51,9 +51,18 @@ def takes_config(function: Callable[..., None]) -> Callable[..., None]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info.default, annotation=Annotated[kind, option])
         )
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]]
+    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel="Job")
+    fields.insert(0, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file]))
 
     def command(**values: Any) -> None:
-        config = TrainConfig.make(**{name: values.pop(name) for name in TrainConfig.model_fields})
+        path = values.pop("config")
+        settings = {name: values.pop(name) for name in TrainConfig.model_fields}
+        if path is not None:
+            from minidist.train.config_file import read_config
+
+            given = given_flags()
+            settings.update({name: value for name, value in read_config(path).items() if name not in given})
+        config = TrainConfig.make(**settings)
         function(config, **values)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__

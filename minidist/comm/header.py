@@ -66,8 +66,8 @@ def unpack(data: bytes) -> Header:
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), nbytes, shape)
 
 
-def compare(sent: Header, expected: Header, source: int, destination: int, where: str) -> None:
-    """Raise MismatchError naming both sides when the headers differ."""
+def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
+    """Raise MismatchError naming both sides when the headers differ. name: of the operation expected, if packing has cut it."""
     if sent == expected:
         return
     if sent.operation != expected.operation:
@@ -76,6 +76,9 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
         what, remedy = "dtype", "convert one side, or allocate the receive buffer with the sender's dtype"
     else:
         what, remedy = "shape", "both sides must use the same shape"
+    if name:
+        sent = sent._replace(operation=name) if sent.operation == expected.operation else sent
+        expected = expected._replace(operation=name)
     raise MismatchError(
         f"{what} mismatch: rank {source} sent {sent.describe()}, rank {destination} expected {expected.describe()} "
         f"at {where}; {remedy}"

@@ -199,7 +199,8 @@ class MPIWorld:
         expected = pack(header_of(request.operation, request.array))
         if request.header != expected:  # unpack both: a long name is cut alike
             compare(
-                unpack(bytes(request.header)), unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)"
+                unpack(bytes(request.header)), unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)",
+                request.operation,
             )
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)

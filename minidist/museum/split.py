@@ -139,7 +139,7 @@ EXHIBITS = [
         "Each rank's layer is an ordinary layer, with a bias, and then the results are summed. Where biases begin at zero, nothing can be "
         "seen in the first step; where they do not, the network is another one.",
         bias_on_every_rank, jobs.split(),
-        (Catch(TENSOR, "test_column_and_row_parallel_layers_are_exact_on_integers", (2, False)),),
+        (Catch(TENSOR, "test_column_and_row_parallel_layers_are_exact_on_integers", (2, False, "sgd")),),
     ),
     Exhibit(
         "8", "a fused QKV matrix is cut contiguously",

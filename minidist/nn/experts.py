@@ -20,6 +20,7 @@ from typing import Any
 from minidist.autograd import Function, Parameter, Tensor, gelu, linear, reshape, softmax
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import is_half, rounded
 from minidist.nn.module import Module
 
 
@@ -158,6 +159,7 @@ class MixtureOfExperts(Module):
 
     def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
         n, experts = probabilities.shape
-        share = Tensor(xp.as_array(first_counts, probabilities.dtype) / xp.as_array(n, probabilities.dtype))
+        kind = xp.float32 if is_half(probabilities.dtype) else probabilities.dtype  # n may be too large for two bytes
+        share = Tensor(rounded(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
         both = (probabilities.mean(0) * share).sum()
         return both * experts if self.top_k == 1 else both / experts

@@ -23,7 +23,6 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
 
 
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
-    yield from _not_there(config)
     yield from _compression(config)
     yield from _served(config)
     yield from check_noise(config, batches)
@@ -34,12 +33,6 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _experts(config)
     yield from _memory(config, batches)
     yield from _pipeline(config, batches)
-
-
-def _not_there(config: TrainConfig) -> Iterator[str]:
-    split = next((f"--{name} {degree}" for name, degree in (("tp", config.tp), ("cp", config.cp), ("experts", config.experts)) if degree > 1), None)
-    if config.precision in ("fp16", "bf16") and split:
-        yield f"--precision {config.precision} does not combine with {split} yet, whose messages and losses know float32; take fp32 or fp64"
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:
@@ -104,7 +97,12 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {})}
     for name, number in parts.items():
         if number % tp:
-            yield f"{name} {number} does not divide over --tp {tp}; take {name} {_near(number, tp)}, or --tp {_divisors(number)}"
+            near = _near(number, tp)
+            if name == "--heads":  # they must divide the width, too
+                fitting = [n for n in range(tp, config.width + 1, tp) if config.width % n == 0]
+                near = " or ".join(map(str, [*[n for n in fitting if n < number][-1:], *[n for n in fitting if n > number][:1]]))
+            change = f"{name} {near}" if near else f"a --width that is a multiple of {tp}"
+            yield f"{name} {number} does not divide over --tp {tp}; take {change}, or --tp {_divisors(number)}"
     if config.model == "llama" and llama_inner(config) % tp:
         yield f"the inner width {llama_inner(config)} does not divide over --tp {tp}; take --heads a multiple of {tp}"
     if config.sequence_parallel and config.model == "mlp":

@@ -101,7 +101,8 @@ class Layers:
             return self._mlp_forward(blocks)
         reduced = 0 if not self.others else 2 * self.others * self.activation
         sums = self._sums_of_a_block() * len(blocks) + (0.5 if self.split else 1) * first + (0.5 if self.split else 0) * last
-        losses = 3 * 2 * self.others * self.rows * self.config.context * last
+        number = 2 if self.config.precision in ("fp16", "bf16") else 1  # float32 among elements of two bytes
+        losses = 3 * 2 * self.others * self.rows * self.config.context * last * number
         result = self.attention(len(blocks))
         result[FORWARD] += int(reduced * sums) + losses + self._tiles_of_experts() * len(blocks)
         result[DISPATCH] += self._dispatch() * len(blocks)

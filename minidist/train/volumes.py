@@ -158,7 +158,7 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     if config.model != "mlp":
         border *= config.context
     border *= 1 if config.sequence_parallel else dims.tp
-    border += pipelines if config.experts else 0  # the auxiliary loss travels along
+    border += pipelines * max(1, 4 // itemsize) if config.experts else 0  # the auxiliary loss travels along
     places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
     total: Counter[str] = Counter()
     total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)

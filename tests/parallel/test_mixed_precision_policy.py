@@ -11,6 +11,8 @@ from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.optim import AdamW, DynamicLossScaler, ParameterSlice
 from minidist.parallel import (
+    CPUOffloadPolicy,
+    HostPool,
     MixedPrecisionPolicy,
     clip_shards_,
     fully_shard,
@@ -33,12 +35,14 @@ def on_the_grid(dtype):
 
 
 @quiet_overflow()
-def train(comm, half, policy, local=1, steps=4, clip=0.3):
-    """Weights, gradients and state; half: of the policy, or of the stored parameters when there is none."""
+def train(comm, half, policy, local=1, steps=4, clip=0.3, pool=None):
+    """Weights, gradients and state; half: of the policy, or of the stored parameters when there is none. pool: shards live there."""
     dtype = named_dtype(half)
     model = small_gpt(dtype=dtype) if policy is None else on_the_grid(dtype)
     for module in (*model.transformer.h, model):
         settings = {} if policy is None else {"mp_policy": policy}
+        if pool is not None:
+            settings["offload_policy"] = CPUOffloadPolicy(pool)
         fully_shard(module, mesh=comm, reduction="sum", algorithm="ordered", **settings)
     shards, scaler = shards_of(model), DynamicLossScaler(2.0**19, hysteresis=1)
     optimizer = AdamW(sharded_parameters(model), **ADAM)
@@ -65,6 +69,26 @@ def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half
             assert np.array_equal(tensors["gradients"][name], wanted["gradients"][name].astype(np.float32), equal_nan=True)
         for name, state in tensors["optimizer"].items():
             assert np.array_equal(state, wanted["optimizer"][name])
+
+
+@pytest.mark.parametrize("reduce", ["float16", "float32"])
+@pytest.mark.parametrize("local", [1, 2])
+def test_shards_on_the_host_have_the_same_bits_and_cross_in_two_bytes(local, reduce):
+    policy = MixedPrecisionPolicy(np.dtype(np.float16), np.dtype(reduce))
+
+    def on_host(comm):
+        pool = HostPool(comm)
+        result = train(comm, "float16", policy, local, pool=pool)
+        return result, pool.to_device, pool.to_host
+
+    right = SimWorld(2).run(train, "float16", policy, local)
+    for ((tensors, skipped), up, down), (wanted, wanted_skipped) in zip(SimWorld(2).run(on_host), right, strict=True):
+        assert skipped == wanted_skipped
+        for kind, arrays in wanted.items():
+            for name, array in arrays.items():
+                assert np.array_equal(tensors[kind][name], array, equal_nan=True)
+        # A shard goes up twice a micro-batch (forward, backward) in 2 bytes; its gradient down once, as it was reduced.
+        assert down / up == np.dtype(reduce).itemsize / (2 * 2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -67,6 +67,13 @@ def test_a_resumed_job_goes_on_bit_for_bit(method, tmp_path):
     assert parts[0].first_step == 2
 
 
+def test_residuals_are_in_the_memory_account():
+    for method, there in (("topk:0.05", True), ("sign", True), ("qsgd:15", False)):
+        result = run(2, compression=method, steps=3)[2][0]
+        held = sum(result.sizes[0].buckets) * 4
+        assert (result.peak_by_purpose.get("communication", 0) >= held) == there
+
+
 def residuals_after_loading(comm, path, made):
     batches = resolve_batches(made, comm.size)
     strategy = parallelize(build(made, batches, comm), comm)

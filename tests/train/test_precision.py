@@ -1,6 +1,7 @@
 """`--precision fp16` and `bf16`: every layout equals one device bit for bit, skipped steps and loss scale included."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.optim import DynamicLossScaler
-from minidist.train.checks import check_axes
 from minidist.train.compare import compare_rank, expected_snapshots
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.trainer import train
@@ -123,8 +123,19 @@ def test_wrong_settings_of_the_scaler_are_one_sentence(settings, sentence):
         DynamicLossScaler(**settings)
 
 
-@pytest.mark.parametrize("more", [{"tp": 2}, {"cp": 2}, {"experts": 2}])
-def test_what_does_not_combine_is_one_sentence(more):
-    config = TrainConfig.make(**{**GPT, **more, "precision": "fp16"})
-    with pytest.raises(UsageError, match="--precision fp16 does not combine"):
-        check_axes(config, resolve_batches(config, config.tp * config.cp))
+@pytest.mark.parametrize(
+    ("ranks", "axes"),
+    [(4, {"tp": 2, "zero": 1, "sequence_parallel": True}), (2, {"cp": 2}), (4, {"tp": 2, "pp": 2}), (4, {"pp": 2, "experts": 2, "ep": 2})],
+)
+def test_axes_that_split_sums_train_as_in_float32_and_every_byte_is_in_the_closed_form(ranks, axes):
+    def run(precision):
+        config = TrainConfig.make(**{**GPT, "lr": 3e-3, "loss_scale": 2.0**10, "steps": 3, "precision": precision, **axes})
+        world = SimWorld(ranks)
+        results = world.run(train, config)
+        measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+        assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results])
+        return np.array(results[0].losses), measured
+
+    (whole, _), (half, measured) = run("fp32"), run("fp16")
+    assert np.abs(half - whole).max() < 2e-3
+    assert measured["overflow"] == 3 * ranks * {2: 1, 4: 2}[ranks]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.base.memory import track
 from minidist.collectives import closed_form
 from minidist.comm import Comm, Work
 from minidist.parallel.gradients import Bucket
@@ -46,6 +47,10 @@ class Compressor:
         residual = self.residuals.get(bucket.index)
         return bucket.buffer.copy() if residual is None else bucket.buffer + residual
 
+    def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
+        """Remember what was not sent; it counts as memory for communication."""
+        self.residuals[bucket.index] = track(residual, "communication")
+
     def finish(self, bucket: Bucket, total: np.ndarray) -> None:
         """Put the sum into the bucket."""
         bucket.buffer[...] = total
@@ -75,7 +80,8 @@ class Compressor:
                 f"rank {self.comm.rank}: a residual of {residual.shape} {residual.dtype} for a flat gradient of "
                 f"({flat.padded_numel},) {flat.dtype}; resume with the model and --compression that it was saved with"
             )
-        self.residuals = {bucket.index: residual[bucket.slice].copy() for bucket in buckets}
+        for bucket in buckets:
+            self.keep(bucket, residual[bucket.slice].copy())
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """What else the next step depends on: arrays by name, equal on all ranks."""

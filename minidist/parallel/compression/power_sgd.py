@@ -81,7 +81,7 @@ class PowerSGD(Compressor):
                 residual[piece] = (matrix - p @ q_mine.T).reshape(-1)
                 total[piece] = (p @ q.T).reshape(-1)
                 self.queries[name] = q
-        self.residuals[bucket.index] = residual
+        self.keep(bucket, residual)
         self.finish(bucket, total)
 
 

@@ -22,7 +22,7 @@ class Sign(Compressor):
         x = self.corrected(bucket)
         scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)
         signs = np.packbits(x >= 0)
-        self.residuals[bucket.index] = x - signed(signs, scale, x.size)
+        self.keep(bucket, x - signed(signs, scale, x.size))
         scales, bits = all_gather(comm, scale), all_gather(comm, signs)
         total = np.zeros_like(x)
         for rank in range(comm.size):

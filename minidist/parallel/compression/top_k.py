@@ -45,7 +45,7 @@ class TopK(Compressor):
         largest = np.argsort(-np.abs(x), kind="stable")[:k].astype(np.int32)
         values = x[largest]
         x[largest] = 0
-        self.residuals[bucket.index] = x
+        self.keep(bucket, x)
         indices, everything = all_gather(comm, largest), all_gather(comm, values)
         total = np.zeros_like(x)
         for rank in range(comm.size):

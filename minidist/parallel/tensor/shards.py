@@ -137,7 +137,10 @@ def _boxes_of_one_cut(layout: Layout, number: int, tiles: int) -> list[tuple[Box
 
 
 def full_state_dict(module: Module, mesh: Axes) -> dict[str, xp.Array]:
-    """Qualified name to whole array: what `state_dict` of the single-device model would be. A call of all ranks."""
+    """Qualified name to whole array: what `state_dict` of the single-device model would be. A call of all ranks.
+
+    As in `state_dict`, an array that is not cut is the parameter's own, not a copy.
+    """
     done: dict[Parameter, xp.Array] = {}
     result = {}
     for name, parameter in module._all_parameters():

@@ -1,0 +1,61 @@
+"""A job in a file: the same settings as flags, flags first, and one sentence for what is wrong."""
+
+import json
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.train.config_file import read_config
+
+TOML = """
+steps = 2
+[model]
+width = 24
+context = 8
+[axes]
+dp = 2
+tp = 2
+sequence-parallel = true
+"""
+
+
+def test_tables_only_arrange(tmp_path):
+    (tmp_path / "job.toml").write_text(TOML)
+    (tmp_path / "job.json").write_text(json.dumps({"steps": 2, "a": {"width": 24, "b": {"context": 8}}, "dp": 2, "tp": 2, "sequence_parallel": True}))
+    settings = {"steps": 2, "width": 24, "context": 8, "dp": 2, "tp": 2, "sequence_parallel": True}
+    assert read_config(tmp_path / "job.toml") == read_config(tmp_path / "job.json") == settings
+
+
+def test_a_flag_overrides_the_file(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text(TOML)
+    with pytest.raises(SystemExit) as done:
+        main(["train", "--config", str(tmp_path / "job.toml"), "--dp", "1", "--json", "--trace", str(tmp_path / "trace.jsonl")])
+    assert done.value.code == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["ranks"], len(summary["losses"])) == (2, 2)
+    assert "regather" in summary["bytes_by_purpose"]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), [
+    ("job.toml", "[axes]\ntpp = 2", r"unknown setting 'axes\.tpp' \(did you mean 'tp'\?\)"),
+    ("job.toml", "tp = 2\n[axes]\ntp = 4", r"'tp' stands there twice, the second time as 'axes\.tp'"),
+    ("job.toml", "tp = ", "is no TOML"),
+    ("job.json", "{", "is no JSON"),
+    ("job.json", "[1]", "holds a list"),
+    ("job.yaml", "tp: 2", r"must be a \.toml or a \.json file"),
+    ("none.toml", None, "No such file"),
+])  # fmt: skip
+def test_what_is_wrong_is_one_sentence(name, content, sentence, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=sentence):
+        read_config(tmp_path / name)
+
+
+def test_a_wrong_value_is_that_of_the_flag(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text('[optimization]\noptimizer = "adan"')
+    with pytest.raises(SystemExit) as done:
+        main(["train", "--config", str(tmp_path / "job.toml")])
+    assert done.value.code == 2
+    assert "--optimizer 'adan'" in capsys.readouterr().err
