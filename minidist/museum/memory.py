@@ -11,7 +11,7 @@ from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim import block_square_sums, clip_grad_norm_
 from minidist.parallel import overflow, shards, zero
-from minidist.parallel.fully_shard import Unit
+from minidist.parallel.unit import Unit
 from minidist.train import data_axis, resume, strategies, trainer
 
 CHECKS = "tests/museum/test_checks.py"

@@ -5,170 +5,20 @@
 
 The link carries both directions at once, each in a lane of its own, so a crossing is hidden behind whatever computes in the
 meantime: the optimizer steps one piece while the next one comes down and the one before goes up; a block's input leaves
-while the next block computes, and comes back one block early. With NumPy there is one memory only, so device and host are
-two accounts: what is on the host is counted in the pool's, every crossing is a real copy, and takes bytes / bandwidth on
-the virtual clock. With CuPy the host is pinned memory and each direction a stream. The arithmetic is the same, and so are
-the bits. Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes a step, section 4; overlap, section 4.2);
+while the next block computes, and comes back one block early (`host.HostCopy`). The arithmetic is the same, and so are the
+bits. Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes a step, section 4; overlap, section 4.2);
 activations: Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
 """
 
-import weakref
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import meter
-from minidist.autograd.backward import current_pass
 from minidist.base import arrays as xp
-from minidist.base.errors import MinidistError, UsageError
-from minidist.base.memory import MemoryAccount, memory_account, track
-from minidist.comm import Comm, Work
-from minidist.comm.staging import is_device_array, pinned_like
+from minidist.base.errors import MinidistError
 from minidist.optim import Optimizer
 from minidist.optim.slices import as_slices
-
-STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
-
-
-class Crossing:
-    """Bytes on their way. `wait()` returns the array at its destination; until then the source stays alive."""
-
-    def __init__(self, source: xp.Array, target: xp.Array, work: Work, event: Any = None) -> None:
-        self._source, self.target, self._work, self._event = source, target, work, event
-
-    def wait(self) -> xp.Array:
-        """The array that came, once it is there."""
-        if self._source is not None:
-            self._work.wait()
-            if self._event is not None:
-                self._event.synchronize()
-            self._source = None
-        return self.target
-
-    def take(self) -> xp.Array:
-        """`wait`, and keep nothing here."""
-        array, self.target = self.wait(), None
-        return array
-
-
-class HostPool:
-    """A rank's host memory and the link to it.
-
-    bandwidth: bytes a second each way, on the virtual clock. host_bandwidth: bytes a second of the host's own memory, which
-    an optimizer's step on the host needs 7 passes of; 0: a step there takes no time. prefetch: how many blocks' inputs are
-    fetched ahead in backward. account: what lives here. to_host, to_device: bytes that have crossed.
-    """
-
-    def __init__(self, comm: Comm, bandwidth: float = 16e9, host_bandwidth: float = 0.0, prefetch: int = 1) -> None:
-        if bandwidth <= 0:
-            raise UsageError(f"the link to the host has {bandwidth:g} bytes a second; it must be above 0")
-        if host_bandwidth < 0 or prefetch < 0:
-            raise UsageError(f"host_bandwidth {host_bandwidth:g} and prefetch {prefetch}; neither may be below 0")
-        self.comm, self.bandwidth, self.host_bandwidth, self.prefetch = comm, bandwidth, host_bandwidth, prefetch
-        self.account = MemoryAccount()
-        self.to_host = self.to_device = 0
-        self._down, self._up = comm.dup(), comm.dup()  # lanes; nothing is sent
-        self._streams: dict[str, Any] = {}
-        self._leaving: Crossing | None = None  # at most one block's input leaves at a time
-        self._latest: Callable[[], HostCopy | None] = lambda: None
-
-    @contextmanager
-    def on_host(self):  # type: ignore[no-untyped-def]
-        """What is allocated in the block lives on the host."""
-        token = memory_account.set(self.account)
-        try:
-            yield
-        finally:
-            memory_account.reset(token)
-
-    def empty(self, array: xp.Array, purpose: str) -> xp.Array:
-        """Room for `array` on the host."""
-        return self.account.track(pinned_like(array) if is_device_array(array) else xp.empty_like(array), purpose)
-
-    def copy(self, array: xp.Array, purpose: str) -> xp.Array:
-        """A host copy that is part of the start: no crossing is counted, and no time passes."""
-        out = self.empty(array, purpose)
-        _copy(array, out, None)
-        return out
-
-    def start_store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> Crossing:
-        """Begin to copy a device array to the host (into `out`, a host array). Leave `array` alone until it is there."""
-        out = self.empty(array, purpose) if out is None else out
-        self.to_host += array.nbytes
-        return self._cross(array, out, self._down, "to host")
-
-    def start_fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None) -> Crossing:
-        """Begin to copy a host array to the device (into `out`, or a new array on the device of `like`)."""
-        out = track(xp.empty(array.shape, array.dtype, like), purpose) if out is None else out
-        self.to_device += array.nbytes
-        return self._cross(array, out, self._up, "to device")
-
-    def store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> xp.Array:
-        """`start_store`, and wait."""
-        return self.start_store(array, purpose, out).wait()
-
-    def fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None) -> xp.Array:
-        """`start_fetch`, and wait."""
-        return self.start_fetch(array, purpose, out, like).wait()
-
-    def step_of(self, nbytes: int) -> None:
-        """An optimizer on the host has stepped a piece of so many bytes."""
-        if self.host_bandwidth:
-            self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="optimizer")
-
-    def leave(self, array: xp.Array) -> Crossing:
-        """Swap an activation out, after the one before it is out."""
-        self.advance()
-        self.settle()
-        self._leaving = self.start_store(array, "activation")
-        return self._leaving
-
-    def settle(self) -> None:
-        """Wait until what was swapped out is out."""
-        if self._leaving is not None:
-            self._leaving.wait()
-            self._leaving = None
-
-    def advance(self) -> None:
-        """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
-        current = meter.get()
-        if current is not None:
-            self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
-
-    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
-        self.advance()
-        event = _copy(source, target, self._streams.setdefault(name, {}))
-        work = lane.collective(name).post(lambda: self._pass(source.nbytes / self.bandwidth, name))
-        return Crossing(source, target, work, event)
-
-    def _pass(self, seconds: float, name: str) -> None:
-        """Time passes in the link's lane; in the trace it is no computing."""
-        self.comm.compute(seconds=seconds, name=name)
-        spans = self.comm.trace.spans
-        if spans and spans[-1].name == name:
-            spans[-1].category = "offload"
-
-
-def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> Any:
-    """Copy between memories. NumPy: at once. CuPy: in the direction's own stream (kept in `kept`), answering an event;
-    without `kept`, at once."""
-    if not is_device_array(source) and not is_device_array(target):
-        xp.copyto(target, source)
-        return None
-    import cupy
-
-    computing = cupy.cuda.get_current_stream()
-    stream = computing if kept is None else kept.setdefault("stream", cupy.cuda.Stream(non_blocking=True))
-    stream.wait_event(computing.record())  # the values, or the room, must be ready
-    if is_device_array(source):
-        source.get(stream=stream, out=target, blocking=False)
-    else:
-        target.set(source, stream=stream)
-    event = stream.record()
-    if kept is None:
-        event.synchronize()
-    return event
+from minidist.parallel.host import Crossing, HostPool
 
 
 class HostOptimizer:
@@ -289,39 +139,6 @@ class OffloadedOptimizer(HostOptimizer):
         """The parameters on the device were changed (loaded): copy them to the host again."""
         for near, far in zip(self.device, self.host, strict=True):
             self.pool.store(near.data.reshape(-1), "parameter", far.data)
-
-
-class HostCopy:
-    """An array that waits on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
-
-    Backward reads them last in, first out, so reading one starts to fetch the `pool.prefetch` ones made before it.
-    """
-
-    def __init__(self, array: xp.Array, pool: HostPool) -> None:
-        self.pool, self.before = pool, pool._latest
-        self.array, self.like = pool.leave(array).target, array if is_device_array(array) else None
-        self.arriving: Crossing | None = None
-        pool._latest = weakref.ref(self)
-
-    @property
-    def data(self) -> xp.Array:
-        """A copy on the device."""
-        self.pool.advance()
-        self.pool.settle()
-        self.start()
-        assert self.arriving is not None
-        array, self.arriving = self.arriving.wait(), None
-        earlier = self.before()
-        for _ in range(self.pool.prefetch):
-            if earlier is not None:
-                earlier.start()
-                earlier = earlier.before()
-        return array
-
-    def start(self) -> None:
-        """Start to fetch it."""
-        if self.arriving is None:
-            self.arriving = self.pool.start_fetch(self.array, "activation", like=self.like)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,12 @@ def _tensor(config: TrainConfig) -> Iterator[str]:
         parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {})}
     for name, number in parts.items():
         if number % tp:
-            yield f"{name} {number} does not divide over --tp {tp}; take {name} {_near(number, tp)}, or --tp {_divisors(number)}"
+            near = _near(number, tp)
+            if name == "--heads":  # they must divide the width, too
+                fitting = [n for n in range(tp, config.width + 1, tp) if config.width % n == 0]
+                near = " or ".join(map(str, [*[n for n in fitting if n < number][-1:], *[n for n in fitting if n > number][:1]]))
+            change = f"{name} {near}" if near else f"a --width that is a multiple of {tp}"
+            yield f"{name} {number} does not divide over --tp {tp}; take {change}, or --tp {_divisors(number)}"
     if config.model == "llama" and llama_inner(config) % tp:
         yield f"the inner width {llama_inner(config)} does not divide over --tp {tp}; take --heads a multiple of {tp}"
     if config.sequence_parallel and config.model == "mlp":
@@ -140,6 +145,11 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
     again = budget_of(config.recompute) is not None or config.recompute in ("full", "sqrt")
     if config.pp > 1 and again and config.recompute != "full":
         yield f"--recompute {config.recompute} cuts a model into segments, and a pipeline's plan runs whole stages again; take full or selective"
+    if budget_of(config.recompute) is not None and batches.dims.splits_sums:
+        yield (
+            f"--recompute {config.recompute} runs a block once to see what it keeps, and with --tp, --cp or --ep a block sends messages; "
+            "take sqrt or full"
+        )
     reshard, n = config.reshard, batches.dims.dp * batches.dims.cp
     for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate"):
         value = getattr(config, name)

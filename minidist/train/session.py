@@ -141,7 +141,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
     dims = batches.dims
-    mesh = {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
+    mesh = {} if config.strategy == "ps" else {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,

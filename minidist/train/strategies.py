@@ -22,9 +22,10 @@ from minidist.optim import block_square_sums, norm_from_blocks
 from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
-from minidist.train.data_axis import DataAxis, Tensors, gradient_of, unit_parameters
+from minidist.train.data_axis import DataAxis, Tensors, gradient_of
 from minidist.train.job import Job
 from minidist.train.plans import cut_stages, make_plan
+from minidist.train.units import unit_parameters
 
 
 class Optimizers:

@@ -928,6 +928,64 @@ def by_message(comm, old_ranks, read, length):
     return solution("23.load_residual")(comm, old_ranks, read, length)
 
 
+def ranks_in_their_own_order(shape, traffic, node_size):
+    return [rank // node_size for rank in range(int(np.prod(shape)))]
+
+
+def least_traffic_inside(shape, traffic, node_size):
+    return solution("20.place_ranks")(shape, [-b for b in traffic], node_size)
+
+
+def all_on_one_node(shape, traffic, node_size):
+    return [0] * int(np.prod(shape))
+
+
+def as_many_layers_each(times, stages):
+    each = len(times) // stages
+    return [each] * (stages - 1) + [len(times) - each * (stages - 1)]
+
+
+def full_up_to_the_average(times, stages):
+    sizes, filled = [0], 0.0
+    for time in times:
+        if filled + time > sum(times) / stages and sizes[-1] and len(sizes) < stages:
+            sizes.append(0)
+            filled = 0.0
+        sizes[-1] += 1
+        filled += time
+    return sizes + [0] * (stages - len(sizes))
+
+
+def stages_left_empty(times, stages):
+    return [len(times)] + [0] * (stages - 1)
+
+
+def plain_least_squares(sizes, seconds):
+    beta, alpha = np.polyfit(sizes, seconds, 1)
+    return alpha, beta
+
+
+def slope_first(sizes, seconds):
+    alpha, beta = solution("27.fit_a_line")(sizes, seconds)
+    return beta, alpha
+
+
+def compares_sums(comm, weights):
+    sums = all_gather(comm, np.array([weights.sum()]))
+    return int(np.argmax(sums != sums[0])) if (sums != sums[0]).any() else -1
+
+
+def compares_with_the_left(comm, weights):
+    everybody = all_gather(comm, np.array([float(hash(weights.tobytes()) % 2**50)]))
+    return comm.rank if everybody[comm.rank] != everybody[comm.rank - 1] else -1
+
+
+def sends_the_weights(comm, weights):
+    everybody = all_gather(comm, weights.copy()).reshape(comm.size, -1)
+    different = np.flatnonzero((everybody != everybody[0]).any(axis=1))
+    return int(different[0]) if different.size else -1
+
+
 def one_piece_at_a_time(comm, pieces, down, step, up):
     for piece in range(pieces):
         up(piece, step(piece, down(piece).wait())).wait()
@@ -1192,6 +1250,17 @@ WRONG = [
     ("17.one_f_one_b", one_forward_too_many, "too far ahead"),
     ("17.one_f_one_b", nothing_ahead, "too little in flight"),
     ("17.one_f_one_b", forgets_small_m, "m is less than p"),
+    ("20.place_ranks", ranks_in_their_own_order, "may be another one than the mesh's"),
+    ("20.place_ranks", least_traffic_inside, "the other way round"),
+    ("20.place_ranks", all_on_one_node, "every node holds node_size ranks"),
+    ("25.min_max_split", as_many_layers_each, "with as many layers each do not take as long"),
+    ("25.min_max_split", full_up_to_the_average, "leaves the last one with the rest"),
+    ("25.min_max_split", stages_left_empty, "every stage has a layer"),
+    ("27.fit_a_line", plain_least_squares, "one percent counts the same"),
+    ("27.fit_a_line", slope_first, "polyfit gives the slope first"),
+    ("28.first_difference", compares_sums, "A digest of the bytes sees it"),
+    ("28.first_difference", compares_with_the_left, "the ranks give different answers"),
+    ("28.first_difference", sends_the_weights, "the weights themselves"),
     ("18.stashing", uses_the_newest_weights, "what its F saw"),
     ("18.stashing", updates_in_place, "in place"),
     ("18.stashing", returns_the_last_only, "after each update"),

@@ -22,8 +22,9 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
-from minidist.parallel.fully_shard import State, Unit
+from minidist.parallel.fully_shard import State
 from minidist.parallel.gradients import UnusedParameterError
+from minidist.parallel.unit import Unit
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}

@@ -111,6 +111,7 @@ def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
     made = config(servers=servers, dp=workers, consistency=consistency, accumulation=2)
     summary = run_training(made, None, 60.0, tmp_path / "t.jsonl", metrics=tmp_path / "m.jsonl")
     assert summary.ranks == servers + workers
+    assert not read_traces(tmp_path / "t.jsonl")[1]["mesh"]  # servers stand on no axis
     assert summary.volumes_hold()
     assert set(summary.bytes_by_purpose) == {"startup", "parameter_push", "parameter_pull", "metrics"}
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]

@@ -1,0 +1,192 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 20 The 3-D mesh
+#
+# *30 minutes. Before it: 06, 14 and 17. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and **the axis that talks most
+# on the fastest wire**.
+#
+# What it saves: each kind alone stops paying at some number of ranks; their product goes on. What it costs: three kinds of
+# messages, and a placement that decides what they cost.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.collectives import all_gather
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.parallel.dims import ParallelDims
+from minidist.report import draw, show
+from minidist.train.compare import compare_rank, expected_snapshots
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.recipe import parallelize
+from minidist.train.trainer import train
+from minidist.train.volumes import closed_form_bytes
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# Eight ranks as pp 2 x dp 2 x tp 2. The last axis is the fastest: its neighbours have neighbouring numbers.
+
+# %%
+show(draw("mesh", [], {"mesh": {"pp": 2, "dp": 2, "tp": 2}, "command": "minidist report t.jsonl --picture mesh"}))
+
+# %% [markdown]
+# One training step of a small GPT on that mesh, and who sent how much to whom:
+
+# %%
+JOB = {"layers": 4, "width": 32, "heads": 4, "context": 32, "data": "markov", "global_batch": 8, "micro_batch": 1, "precision": "fp64"}
+job = TrainConfig.make(**JOB, pp=2, dp=2, tp=2, steps=1)
+world = SimWorld(8)
+results = world.run(train, job)
+command = "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+show(draw("bytes-matrix", world.traces, {"command": command}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Rank 5 is at pp 1, dp 0, tp 1. Which three ranks does it talk to, and to which of them does it send most?
+
+# %%
+my_guess = {"peers": [4, 6, 7], "most": 7}
+
+# %% [markdown]
+# ## 4 The code
+#
+# The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The recipe applies the axes
+# to the model in a fixed order, on one page:
+
+# %%
+print(inspect.getsource(parallelize))
+dims = ParallelDims.of(8, pp=2, tp=2)
+print(dims)
+
+
+# %%
+def members(comm, axis):
+    """Everybody on the axis says its number."""
+    return all_gather(dims.axes(comm)[axis], np.array([float(comm.rank)])).astype(int).tolist()
+
+
+groups = {axis: SimWorld(8).run(members, axis)[5] for axis in ("tp", "dp", "pp")}
+print("rank 5 belongs to", groups)
+
+# %% [markdown]
+# ## 5 Check
+#
+# What rank 5 sent in that step, to whom, counted from its messages:
+
+# %%
+sent = {}
+for message in world.traces[5].sent():
+    if message.purpose not in ("startup", "metrics"):
+        sent[message.peer] = sent.get(message.peer, 0) + message.nbytes
+for axis, group in groups.items():
+    (peer,) = (rank for rank in group if rank != 5)
+    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B a step to rank {peer}")
+most = max(sent, key=sent.get)
+right = sorted(my_guess["peers"]) == sorted(sent) and my_guess["most"] == most
+print(f"peers {sorted(sent)}, most to {most}; your guess is {'right' if right else 'off'}")
+assert sorted(sent) == [1, 4, 7]
+assert most == 4
+
+# %% [markdown]
+# By purpose, beside the closed forms of the single techniques: together they send the sum.
+
+# %%
+closed = closed_form_bytes(job, resolve_batches(job, 8), [result.sizes for result in results])
+show(draw("bytes-by-purpose", world.traces, {"closed_form": closed, "command": "minidist report t.jsonl --picture bytes-by-purpose"}))
+
+# %% [markdown]
+# And it trains what one device trains, in every loss, gradient, weight and optimizer state of every step:
+
+# %%
+for layout in ({"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 4, "zero": 1}, {"tp": 2, "cp": 2, "dp": 2}):
+    config = TrainConfig.make(**JOB, **layout, steps=2)
+    verdict = SimWorld(8).run(compare_rank, config, expected_snapshots(config, 8))[0]
+    print(f"{layout}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
+    assert verdict.equal, verdict.first_difference
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Degrees whose product is not the number of ranks:
+
+# %%
+with expect(UsageError):
+    ParallelDims.of(8, pp=2, dp=3)
+
+# %% [markdown]
+# A placement that is right, and slow. Four nodes with two ranks each; a wire between nodes is twenty times slower than one inside.
+# With nodes {0,1}, {2,3}, ... the tensor axis stays inside; with nodes {0,4}, {1,5}, ... the pipeline axis does.
+
+
+# %%
+def seconds(node_of):
+    """Virtual time of the second step when rank r stands in node node_of[r]."""
+    near, far = (1e-6, 2e-10), (2e-5, 4e-9)
+    links = LinkModel(flops=5e9, memory_bandwidth=1e10, link=lambda a, b: near if node_of[a] == node_of[b] else far)
+    timed = SimWorld(8, links=links)
+    timed.run(train, job.model_copy(update={"steps": 2}))
+    first, second = (max(span.end for trace in timed.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1))
+    return second - first
+
+
+inside = {"tp": [0, 0, 1, 1, 2, 2, 3, 3], "dp": [0, 1, 0, 1, 2, 3, 2, 3], "pp": [0, 1, 2, 3, 0, 1, 2, 3]}
+times = {axis: seconds(node_of) for axis, node_of in inside.items()}
+for axis, value in times.items():
+    print(f"{axis} inside a node: {1e3 * value:6.2f} ms a step")
+assert times["tp"] == min(times.values())
+
+# %% [markdown]
+# ## 7 Exercise: ranks to nodes
+#
+# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks that differ on axis a only
+# exchange `traffic[a]` bytes. Return for each rank, in the order of its number, the node that it stands in: nodes 0, 1, 2, ...
+# with `node_size` ranks each. As few bytes between nodes as the chattiest-axis-inside rule gives.
+
+
+# %%
+def place(shape, traffic, node_size):
+    return [rank // node_size for rank in range(int(np.prod(shape)))]
+
+
+check("20.place_ranks", place)
+
+# %%
+print(inspect.getsource(solution("20.place_ranks")))
+check("20.place_ranks", solution("20.place_ranks"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each technique sees only its own.
+# - Bytes a step of a rank: tensor 8 b s h (t-1)/t a layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b s h a border and
+#   micro-batch. **Tensor inside the node**, then data, pipeline across.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 20
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `ParallelDims`, `init_device_mesh` | torchtitan `ParallelDims`; PyTorch `init_device_mesh((2, 2, 2), ("pp", "dp", "tp"))`; Megatron-LM `initialize_model_parallel` |
+# | `--pp --dp --tp` | Megatron-LM `--pipeline-model-parallel-size`, `--tensor-model-parallel-size` (dp is what is left); DeepSpeed `PipeModelDataParallelTopology` |
+# | last axis fastest | Megatron-LM `--use-tp-pp-dp-mapping` and its rank order "tp-cp-ep-dp-pp" |
+#
+# Next: [25 Plan it](25_plan_it.ipynb).

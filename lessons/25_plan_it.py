@@ -1,0 +1,203 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 25 Plan it
+#
+# *35 minutes. Before it: 05, 17 and 20. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Choose the mesh on paper. There are few ways to write 8 as pp x dp x tp; **predict the time of a step for each of them from four
+# numbers** (FLOP/s, latency, bandwidth, the work of one device) and take the best.
+#
+# What it saves: trying. What it costs: a model of the machine, which is as good as its four numbers.
+
+# %%
+import inspect
+from functools import cache
+
+from minidist.autograd import Meter
+from minidist.base.trace import only_steps
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.parallel.dims import ParallelDims
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.timing import Times, time_plan
+from minidist.report import draw, show
+from minidist.report.gantt import gantt
+from minidist.train.compare import compare_rank, expected_snapshots
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import build
+from minidist.train.trainer import train
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The same job on the same eight ranks, on three of its meshes. Red is waiting.
+
+# %%
+RANKS, LAYERS, MICRO = 8, 8, 8
+JOB = {
+    "layers": LAYERS, "width": 64, "heads": 8, "context": 32, "data": "markov", "global_batch": 8, "steps": 2, "reduction": "ring", "optimizer": "sgd",
+}  # fmt: skip
+LINKS = LinkModel(alpha=5e-6, beta=1e-9, flops=2e10, memory_bandwidth=1e18)  # so fast a memory that only FLOPs count
+
+
+def job_of(pp, dp, tp):
+    """8 samples; a pipeline takes them one by one, others all at once."""
+    return TrainConfig.make(**JOB, pp=pp, dp=dp, tp=tp, accumulation=MICRO // dp if pp > 1 else 1)
+
+
+@cache
+def measured(pp, dp, tp):
+    """Seconds of the second step in the simulated world, and its trace: the very code that trains, on a virtual clock."""
+    world = SimWorld(RANKS, links=LINKS)
+    world.run(train, job_of(pp, dp, tp))
+    first, second = (max(span.end for trace in world.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1))
+    return second - first, only_steps(world.traces, 1, 2)
+
+
+for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
+    seconds, traces = measured(*layout)
+    header = {"title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms", "command": "part 2 of lessons/25_plan_it.py"}
+    show(draw("gantt", traces, header))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Eight layers of width 64, eight samples of 32 tokens, links of 1 GB/s and 5 µs, 20 GFLOP/s a rank. Which (pp, dp, tp) is the fastest?
+
+# %%
+my_guess = (2, 2, 2)
+
+# %% [markdown]
+# ## 4 The code
+#
+# The work of one device is counted once, by running one sample through the model with a meter:
+
+# %%
+job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
+with Meter() as meter:
+    loss = job.loss(0, 0)
+    forward = sum(flops for flops, _ in meter.take()) / 8  # of one of the 8 samples
+    loss.backward()
+    backward = sum(flops for flops, _ in meter.take()) / 8
+parameters = sum(parameter.size for parameter in job.model.parameters())
+print(f"forward {forward:.3g} FLOPs a sample, backward {backward:.3g}; {parameters:,} parameters")
+
+
+# %%
+def ring(n, nbytes):
+    """All-reduce round a ring: 2 (n-1) messages of 1/n of the bytes, one after the other."""
+    return 2 * (n - 1) * (LINKS.alpha + nbytes / n * LINKS.beta)
+
+
+def predicted(pp, dp, tp):
+    """Seconds of a step: the timing tool for the pipeline, alpha-beta for what travels."""
+    m = MICRO // dp if pp > 1 else 1
+    samples = MICRO // dp // m  # of a micro-batch
+    border = samples * JOB["context"] * JOB["width"] * 4  # bytes between two layers
+    in_layers = LAYERS / pp * 2 * ring(tp, border) if tp > 1 else 0.0  # two all-reduces a layer and direction
+    F = samples * forward / pp / tp / LINKS.flops + in_layers
+    B = samples * backward / pp / tp / LINKS.flops + in_layers
+    times = Times([F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + border * LINKS.beta] * (pp - 1))
+    timing = time_plan(get_schedule("1f1b").plan(pp, m), times, spans=True)
+    return timing.makespan + (ring(dp, parameters / pp / tp * 4) if dp > 1 else 0.0), timing
+
+
+# %% [markdown]
+# ## 5 Check
+#
+# All ten meshes, on paper and on the virtual clock:
+
+# %%
+layouts = [(pp, dp, RANKS // pp // dp) for pp in (1, 2, 4, 8) for dp in (1, 2, 4, 8) if RANKS % (pp * dp) == 0]
+paper = {layout: predicted(*layout)[0] for layout in layouts}
+clock = {layout: measured(*layout)[0] for layout in layouts}
+print("(pp, dp, tp)    on paper   on the clock")
+for layout in sorted(layouts, key=paper.get):
+    print(f"{layout!s:14} {1e3 * paper[layout]:8.2f} ms {1e3 * clock[layout]:8.2f} ms")
+best = min(layouts, key=paper.get)
+print(f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}; your guess {my_guess} is {'right' if my_guess == best else 'off'}")
+assert clock[best] <= 1.1 * min(clock.values())
+
+# %% [markdown]
+# The plan says not only how long but why. The pipeline of the best mesh with stages, or of (4, 2, 1):
+
+# %%
+show(gantt([predicted(4, 2, 1)[1]], command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg"))
+
+# %% [markdown]
+# And the chosen mesh still trains what one device trains:
+
+# %%
+chosen = TrainConfig.make(**{**JOB, "precision": "fp64"}, pp=best[0], dp=best[1], tp=best[2], accumulation=MICRO // best[1] if best[0] > 1 else 1)
+verdict = SimWorld(RANKS).run(compare_rank, chosen, expected_snapshots(chosen, RANKS))[0]
+print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
+assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A model of the machine is only as good as its numbers. Take messages as free, and another mesh seems best:
+
+# %%
+real, LINKS = LINKS, LinkModel(alpha=0.0, beta=0.0, flops=2e10, memory_bandwidth=1e18)
+naive = {layout: predicted(*layout)[0] for layout in layouts}
+LINKS = real
+wrong = min(layouts, key=naive.get)
+print(f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes {1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms")
+assert clock[wrong] > 1.3 * min(clock.values())
+
+# %% [markdown]
+# And a plan for 8 ranks is no plan for 12:
+
+# %%
+with expect(ValueError):
+    ParallelDims.of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+
+# %% [markdown]
+# ## 7 Exercise: layers that are not alike
+#
+# A pipeline is as fast as its slowest stage. `cut(times, stages)`: how many consecutive layers each stage gets, so that the longest
+# stage is as short as can be. Every stage has at least one layer; there are at least as many layers as stages.
+
+
+# %%
+def cut(times, stages):
+    each = len(times) // stages
+    return [each] * (stages - 1) + [len(times) - each * (stages - 1)]
+
+
+check("25.min_max_split", cut)
+
+# %%
+print(inspect.getsource(solution("25.min_max_split")))
+check("25.min_max_split", solution("25.min_max_split"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces a layer and micro-batch for t > 1, plus the plan's bubble for p > 1,
+#   plus one ring of Ψ/(p t) for d > 1. Ten meshes take a second to try on paper.
+# - Where the paper is off, one can say what it left out: here the all-reduces of the split vocabulary, and the losses.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
+# | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
+# | `time_plan` | Zero Bubble's simulator; DeepSpeed's autotuning measures instead |
+#
+# Next: [27 For real](27_for_real.ipynb).

@@ -1,0 +1,240 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 27 For real
+#
+# *25 minutes. Before it: 05, 06 and 25. You need no GPU and no download; with an MPI (`pip install 'minidist[mpi]'`) it measures
+# processes, without one it measures this process alone.*
+#
+# ## 1 Goal
+#
+# Everything before this lesson ran on a virtual clock. Here **you measure your machine's three numbers (latency, bandwidth, FLOP/s),
+# predict the time of a job from them, and then run it**.
+#
+# What it saves: guesses. What it costs: an honest look at what the model leaves out. The digits below are of the machine on which
+# this notebook was built; yours will differ, so nothing here is compared with anything.
+
+# %%
+import inspect
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from minidist.autograd import Meter
+from minidist.base.process import tune_process
+from minidist.comm import LinkModel, SimWorld
+from minidist.lesson import check, expect, solution
+from minidist.lesson.exercises.e27_fit_a_line import fit_a_line
+from minidist.lesson.mpi_leg import mpiexec
+from minidist.report import draw, show
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import build
+from minidist.train.trainer import train
+
+tune_process()
+JOB = {"layers": 2, "width": 64, "heads": 4, "context": 64, "steps": 12, "global_batch": 8}
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The same job on two ranks, as the virtual clock sees it, with numbers that somebody made up:
+
+# %%
+world = SimWorld(2, links=LinkModel(alpha=1e-6, beta=1e-10, flops=5e9))
+world.run(train, TrainConfig.make(**{**JOB, "steps": 2}, dp=2))
+show(draw("gantt", world.traces, {"command": "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl --picture gantt"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# How long does one message of a few bytes take between two processes on your machine, in µs? And how many GFLOP/s does NumPy
+# give a training step of this small model on one core?
+
+# %%
+my_guess = {"latency": 10.0, "GFLOP/s": 50.0}
+
+# %% [markdown]
+# ## 4 The code
+#
+# Ping-pong: half of a round trip, the best of many, for a few sizes. This is the whole program:
+
+# %%
+PING_PONG = """
+import json, time
+import numpy as np
+from minidist.comm import launch
+
+def main(comm):
+    rows = []
+    for size in (8, 64, 1024, 16384, 65536, 262144, 1048576):
+        array, best = np.zeros(size, np.uint8), 1.0
+        for _ in range(60):
+            comm.barrier()
+            start = time.perf_counter()
+            for _ in range(4):
+                if comm.rank == 0:
+                    comm.send(array, 1); comm.recv(array, 1)
+                else:
+                    comm.recv(array, 0); comm.send(array, 0)
+            best = min(best, (time.perf_counter() - start) / 8)
+        rows.append((size, best))
+    if comm.rank == 0:
+        print(json.dumps(rows), flush=True)
+
+launch(main)
+"""
+print(inspect.getsource(fit_a_line))
+
+
+# %%
+def run(program, ranks):
+    """What a program prints on `ranks` processes; on virtual ranks where there is no MPI."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program)
+        launcher = mpiexec()
+        command = [launcher, "-n", str(ranks), sys.executable, str(path)] if launcher else [sys.executable, str(path), "--ranks", str(ranks)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+rows = json.loads(run(PING_PONG, 2).strip().splitlines()[-1])
+alpha, beta = fit_a_line([n for n, _ in rows], [s for _, s in rows])
+for n, seconds in rows:
+    print(f"{n:>9,} B  {1e6 * seconds:9.2f} µs   the line says {1e6 * (alpha + beta * n):9.2f} µs")
+print(f"alpha = {1e6 * alpha:.2f} µs, beta = {beta:.2e} s/B = {1e-9 / beta:.2f} GB/s")
+
+# %% [markdown]
+# FLOP/s: not a peak, but what this model's own step gets: the operations that the meter counts, over the time that they take on one device.
+
+
+# %%
+def one_device(samples):
+    """(seconds, FLOPs) of one forward and backward of so many samples; the best of several."""
+    config = TrainConfig.make(**{**JOB, "global_batch": samples}, dp=1)
+    job = build(config, resolve_batches(config, 1))
+    best, flops = float("inf"), 0.0
+    for _ in range(6):
+        with Meter() as meter:
+            start = time.perf_counter()
+            job.loss(0, 0).backward()
+            best = min(best, time.perf_counter() - start)
+            flops = sum(count for count, _ in meter.take())
+        for parameter in job.model.parameters():
+            parameter.zero_grad()
+    return best, flops
+
+
+(half, flops), (whole, _) = one_device(4), one_device(8)
+rate = flops / half
+print(f"{flops:.3g} FLOPs in {1e3 * half:.2f} ms: {1e-9 * rate:.2f} GFLOP/s (twice the samples take {whole / half:.2f} times as long)")
+print(f"your guess: {my_guess['latency']} µs and {my_guess['GFLOP/s']} GFLOP/s")
+
+# %% [markdown]
+# ## 5 Check
+#
+# The prediction, before the run: the samples of one rank, a ring over the gradients, and the optimizer (measured, too: it moves bytes rather
+# than computing).
+
+# %%
+config = TrainConfig.make(**JOB, dp=2)
+job = build(config, resolve_batches(config, 2))
+size = sum(parameter.size for parameter in job.model.parameters())
+start = time.perf_counter()
+for _ in range(5):
+    w, m, v, g = np.zeros((4, size), np.float32)
+    m += 0.1 * (g - m)
+    v += 0.1 * (g * g - v)
+    w -= m / (np.sqrt(v) + 1e-8)
+update = (time.perf_counter() - start) / 5
+parts = {"compute": flops / rate, "ring": 2 * (alpha + size * 4 / 2 * beta), "optimizer": update}
+predicted = sum(parts.values())
+print("predicted a step: " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in parts.items()) + f"; together {1e3 * predicted:.2f} ms")
+
+# %%
+TRAIN = f"""
+import time, json
+from minidist.comm import launch
+from minidist.train.config import TrainConfig
+from minidist.train.trainer import train
+
+def main(comm):
+    times = []
+    train(comm, TrainConfig.make(**{JOB!r}, dp=2), [lambda state: times.append(time.perf_counter())])
+    if comm.rank == 0:
+        steps = sorted(b - a for a, b in zip(times, times[1:]))
+        print(json.dumps(steps[len(steps) // 2]), flush=True)
+
+launch(main)
+"""
+measured = json.loads(run(TRAIN, 2).strip().splitlines()[-1])
+print(f"measured a step: {1e3 * measured:.2f} ms; measured / predicted = {measured / predicted:.2f} (within 25 % is good)")
+
+# %% [markdown]
+# Whatever the clock says, the numbers are those of one device: the same job, two ranks, in the simulated world, beside one.
+
+# %%
+exact = {**JOB, "steps": 2, "precision": "fp64"}
+two = SimWorld(2).run(train, TrainConfig.make(**exact, dp=2))[0].losses
+one = SimWorld(1).run(train, TrainConfig.make(**exact, dp=1))[0].losses
+print(f"max |loss_parallel - loss_single| = {max(abs(a - b) for a, b in zip(two, one, strict=True)):.1e}")
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Fit the line the way a spreadsheet does, by least squares of the seconds: a microsecond is nothing beside the millisecond of the largest
+# message, and the latency comes out as whatever is left over.
+
+# %%
+slope, intercept = np.polyfit([n for n, _ in rows], [s for _, s in rows], 1)
+print(f"latency by plain least squares: {1e6 * intercept:.2f} µs; the smallest message took {1e6 * rows[0][1]:.2f} µs")
+with expect(AssertionError):
+    assert abs(intercept - rows[0][1]) < 0.01 * rows[0][1], "the line misses the small messages"
+
+# %% [markdown]
+# ## 7 Exercise: fit a line through six decades
+#
+# `fit(sizes, seconds)`: (alpha, beta) of seconds = alpha + beta * size, so that *relative* errors are small for small and for large messages.
+# The measurements have a few percent of noise; some took twice as long because somebody else used the machine.
+
+
+# %%
+def fit(sizes, seconds):
+    beta, alpha = np.polyfit(sizes, seconds, 1)
+    return alpha, beta
+
+
+check("27.fit_a_line", fit)
+
+# %%
+check("27.fit_a_line", solution("27.fit_a_line"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Three numbers predict a step**: FLOPs / rate + 2 (n-1) (alpha + Ψ beta / n) + the optimizer's bytes.
+# - Measure the rate on the model's own step. When the prediction misses, find what the model has left out: more processes than cores, caches,
+#   memory bandwidth that the ranks share, a header before each message.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 minidist train --dp 2 --layers 2 --width 64 --steps 12
+#     minidist bench collectives --ranks 2
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | ping-pong | OSU micro-benchmarks `osu_latency`, `osu_bw`; nccl-tests |
+# | alpha, beta | Hockney's model; LogGP's L and G |
+# | the meter's FLOPs over the time | model FLOPs utilization (PaLM, appendix B); Megatron-LM's "TFLOP/s per GPU" |

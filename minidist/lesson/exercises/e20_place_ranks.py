@@ -1,0 +1,94 @@
+"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside."""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+
+def place_ranks(shape: Sequence[int], traffic: Sequence[float], node_size: int) -> list[int]:
+    """Number the ranks anew with the chattiest axis fastest; neighbours in that order share a node."""
+    order = sorted(range(len(shape)), key=lambda axis: traffic[axis])  # the most bytes last
+    nodes = []
+    for coordinate in np.ndindex(*shape):
+        number = 0
+        for axis in order:
+            number = number * shape[axis] + coordinate[axis]
+        nodes.append(number // node_size)
+    return nodes
+
+
+def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
+    """A mesh of powers of two, distinct bytes for each axis, a node that holds some of it."""
+    draw = case.generator()
+    shape = tuple(int(n) for n in 2 ** draw.integers(0, 3, 3))
+    ranks = int(np.prod(shape))
+    sizes = [n for n in (1, 2, 4, 8, 16) if ranks % n == 0]
+    return shape, draw.permutation([1.0, 10.0, 100.0]).tolist(), int(draw.choice(sizes))
+
+
+def crossing(shape: Sequence[int], traffic: Sequence[float], nodes: Sequence[int]) -> float:
+    """Bytes between nodes: of all pairs of ranks that differ on one axis only."""
+    total = 0.0
+    places = list(np.ndindex(*shape))
+    for (i, a), (j, b) in itertools.combinations(enumerate(places), 2):
+        different = [axis for axis in range(len(shape)) if a[axis] != b[axis]]
+        if len(different) == 1 and nodes[i] != nodes[j]:
+            total += traffic[different[0]]
+    return total
+
+
+def judge(case: Case, answers: Sequence[Any]) -> str:
+    shape, traffic, node_size = problem(case)
+    ranks = int(np.prod(shape))
+    nodes = list(answers[0]) if isinstance(answers[0], list | tuple | np.ndarray) else []
+    if len(nodes) != ranks:
+        return f"return one node for each of the {ranks} ranks of the mesh {shape}"
+    counts = Counter(int(node) for node in nodes)
+    if counts != Counter(dict.fromkeys(range(ranks // node_size), node_size)):
+        return f"mesh {shape}: the nodes hold {dict(sorted(counts.items()))} ranks; each of 0 to {ranks // node_size - 1} must hold {node_size}"
+    mine, best = crossing(shape, traffic, nodes), crossing(shape, traffic, place_ranks(shape, traffic, node_size))
+    if mine > best:
+        return f"mesh {shape} with traffic {traffic} and nodes of {node_size}: {mine:g} B between nodes, {best:g} are enough"
+    return ""
+
+
+def says(*words: str) -> Any:
+    def when(failure: Failure) -> bool:
+        return any(word in failure.message for word in words)
+
+    return when
+
+
+def is_the_least_chatty_inside(failure: Failure) -> bool:
+    shape, traffic, node_size = problem(failure.case)
+    opposite = place_ranks(shape, [-bytes_ for bytes_ in traffic], node_size)
+    return "between nodes" in failure.message and list(failure.answers[0]) == opposite
+
+
+EXERCISES = [
+    Exercise(
+        name="20.place_ranks",
+        solution=place_ranks,
+        arguments=lambda case, comm: problem(case),
+        expected=lambda case: (),
+        judge=judge,
+        cases=lambda: [Case(1, size) for size in range(40)],
+        par=Case(1, 8),
+        label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
+        communicates=False,
+        hints=(
+            Hint(says("return one node"), "a list with the node of rank 0, rank 1, and so on; np.ndindex(*shape) goes through them in order"),
+            Hint(says("the nodes hold"), "every node holds node_size ranks: number the ranks in some order, then divide by node_size"),
+            Hint(is_the_least_chatty_inside, "the other way round: the axis with the *most* bytes must be the fastest in your order"),
+            Hint(
+                says("between nodes"),
+                "the order in which you number the ranks may be another one than the mesh's: the axis with the most bytes fastest, then the next",
+            ),
+        ),
+    )
+]

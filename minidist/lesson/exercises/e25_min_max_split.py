@@ -1,0 +1,92 @@
+"""Lesson 25: layers that are not alike, cut into stages so that the slowest stage is as fast as can be."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+
+def min_max_split(times: Sequence[float], stages: int) -> list[int]:
+    """best[k][n]: the slowest of k stages that hold the first n layers; the last one begins at some layer j."""
+    ends = [0.0]
+    for time in times:
+        ends.append(ends[-1] + time)
+    layers = len(times)
+    best = [[0.0] + [float("inf")] * layers]
+    begins = []
+    for _ in range(stages):
+        row, begin = [float("inf")] * (layers + 1), [0] * (layers + 1)
+        for n in range(1, layers + 1):
+            for j in range(n):
+                slowest = max(best[-1][j], ends[n] - ends[j])
+                if slowest < row[n]:
+                    row[n], begin[n] = slowest, j
+        best.append(row)
+        begins.append(begin)
+    sizes: list[int] = []
+    n = layers
+    for begin in reversed(begins):
+        sizes.insert(0, n - begin[n])
+        n = begin[n]
+    return sizes
+
+
+def times_of(case: Case) -> list[float]:
+    """Layers of very different length: an embedding, a head, blocks."""
+    return [float(t) for t in case.generator().integers(1, 20, case.size)]
+
+
+def slowest(times: Sequence[float], sizes: Sequence[int]) -> float:
+    cuts = np.cumsum([0, *sizes])
+    return max(sum(times[a:b]) for a, b in pairwise(cuts))
+
+
+def judge(case: Case, answers: Sequence[Any]) -> str:
+    times, stages = times_of(case), case.seed
+    if not isinstance(answers[0], list | tuple | np.ndarray):
+        return f"return a list with the number of layers of each of the {stages} stages"
+    sizes = [int(n) for n in answers[0]]
+    if len(sizes) != stages:
+        return f"{len(sizes)} stages instead of {stages}"
+    if sum(sizes) != len(times):
+        return f"the stages hold {sum(sizes)} layers together, the model has {len(times)}"
+    if min(sizes) < 1:
+        return f"a stage of {sizes} is without a layer"
+    mine, best = slowest(times, sizes), slowest(times, min_max_split(times, stages))
+    if mine > best:
+        return f"layers {[round(t) for t in times]} on {stages} stages as {sizes}: the slowest takes {mine:g}, {best:g} can be had"
+    return ""
+
+
+def says(*words: str) -> Any:
+    def when(failure: Failure) -> bool:
+        return any(word in failure.message for word in words)
+
+    return when
+
+
+EXERCISES = [
+    Exercise(
+        name="25.min_max_split",
+        solution=min_max_split,
+        arguments=lambda case, comm: (times_of(case), case.seed),
+        expected=lambda case: (),
+        judge=judge,
+        cases=lambda: [Case(1, layers, stages) for layers in (1, 2, 3, 5, 8, 12) for stages in (1, 2, 3, 4, 8) if stages <= layers],
+        par=Case(1, 8, 4),
+        label=lambda case: f"{case.size} layer{'s' * (case.size != 1)}, {case.seed} stage{'s' * (case.seed != 1)}",
+        communicates=False,
+        hints=(
+            Hint(says("return a list"), "a list of whole numbers, one for each stage, that add up to the number of layers"),
+            Hint(says("without a layer", "stages instead", "layers together"), "every layer is in one stage and every stage has a layer"),
+            Hint(
+                says("can be had"),
+                "stages with as many layers each do not take as long each, and filling stage after stage up to the average leaves the last "
+                "one with the rest: try every place where the last stage could begin, and cut what is before it in the best way",
+            ),
+        ),
+    )
+]

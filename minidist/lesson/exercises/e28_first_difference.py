@@ -1,0 +1,71 @@
+"""Lesson 28: are the replicas still equal, bit for bit, without sending them?"""
+
+import hashlib
+
+import numpy as np
+
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+
+def first_difference(comm: Comm, weights: np.ndarray) -> int:
+    """Everybody gathers everybody's digest, 16 B each, and looks for the first that is not rank 0's."""
+    mine = np.frombuffer(hashlib.blake2b(weights.tobytes(), digest_size=16).digest(), np.uint8).copy()
+    digests = all_gather(comm, mine).reshape(comm.size, 16)
+    different = np.flatnonzero((digests != digests[0]).any(axis=1))
+    return int(different[0]) if different.size else -1
+
+
+def replicas(case: Case) -> list[np.ndarray]:
+    """Equal ones; in some cases one or two ranks have two entries exchanged, or the last bit of one flipped."""
+    draw = case.generator()
+    base = draw.standard_normal(case.size)
+    result = [base.copy() for _ in range(case.ranks)]
+    if case.size > 1 and case.ranks > 1 and case.seed % 3:
+        for rank in draw.choice(case.ranks, min(2, case.ranks - 1), replace=False):
+            if case.seed % 3 == 1:
+                result[rank][[0, 1]] = result[rank][[1, 0]]  # the sum stays as it was
+            else:
+                result[rank][-1] = np.nextafter(result[rank][-1], np.inf)
+    return result
+
+
+def truth(case: Case) -> int:
+    arrays = replicas(case)
+    return next((rank for rank, array in enumerate(arrays) if not np.array_equal(array, arrays[0])), -1)
+
+
+def cases() -> list[Case]:
+    """Long arrays, so that a digest is shorter than they are."""
+    return sorted(Case(ranks, size, seed) for ranks in (1, 2, 3, 5) for size in (8, 40) for seed in range(3)) + [Case(8, 100, 4)]
+
+
+def compared_sums(failure: Failure) -> bool:
+    return failure.kind == "wrong" and failure.case.seed % 3 == 1 and failure.answers[0] == -1
+
+
+EXERCISES = [
+    Exercise(
+        name="28.first_difference",
+        solution=first_difference,
+        arguments=lambda case, comm: (replicas(case)[comm.rank],),
+        expected=lambda case: [truth(case)] * case.ranks,
+        cases=cases,
+        par=Case(4, 100, 1),
+        limits=("bytes",),
+        unit="weight",
+        hints=(
+            Hint(lambda f: f.kind == "limit", "these are the weights themselves, or nearly; a digest of 16 bytes says as much"),
+            Hint(compared_sums, "two entries were exchanged: their sum is what it was. A digest of the bytes sees it"),
+            Hint(
+                lambda f: f.kind == "wrong" and any(answer != f.answers[0] for answer in f.answers),
+                "the ranks give different answers, and one that acts on it leaves the others waiting: everybody must see everybody's digest",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong",
+                "the lowest rank that differs from rank 0, in any bit, or -1; an almost equal array is not equal",
+            ),
+        ),
+    )
+]

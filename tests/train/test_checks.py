@@ -1,0 +1,64 @@
+"""What does not go together is one sentence with the numbers and the nearest settings that do, before any rank starts."""
+
+import re
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.train.compare import tier_of
+from minidist.train.config import TrainConfig, resolve_dims
+from minidist.train.session import number_of_ranks
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    ({"tp": 3}, "--heads 4 does not divide over --tp 3; take a --width that is a multiple of 3, or --tp 1, 2, 4"),
+    ({"tp": 3, "width": 48}, "--heads 4 does not divide over --tp 3; take --heads 3 or 6, or --tp 1, 2, 4"),
+    ({"tp": 3, "model": "mlp"}, "--width 64 does not divide over --tp 3; take --width 63 or 66, or --tp 1, 2, 4"),
+    ({"tp": 2, "model": "llama", "heads": 6, "kv_heads": 3, "width": 48}, "--kv-heads 3 does not divide over --tp 2"),
+    ({"sequence_parallel": True}, "--sequence-parallel splits the sequence over the tensor-parallel ranks; add --tp 2"),
+    ({"tp": 2, "sequence_parallel": True, "context": 7}, "--context 7 does not divide into 2 parts for --sequence-parallel; take --context 4 or 8"),
+    ({"tp": 2, "sequence_parallel": True, "model": "mlp"}, "which an MLP does not have"),
+    ({"cp": 65}, "--cp 65 leaves ranks without any of the --context 64 tokens; take at most 64"),
+    ({"cp": 2, "model": "mlp"}, "--cp 2 splits sequences, which an MLP does not have; take --dp 2"),
+    ({"cp": 3, "attention": "ulysses"}, "deals the 4 .* heads of a rank to --cp 3 ranks, which does not divide; take --cp 1, 2, 4, or --attention ring"),
+    ({"experts": 4, "ep": 3, "dp": 3}, "--experts 4 do not divide over --ep 3; take --experts 3 or 6"),
+    ({"ep": 2, "dp": 2}, "--experts 0 do not divide over --ep 2; take --experts 2"),
+    ({"ep": 2, "experts": 4}, "--ep 2 does not divide --dp 1"),
+    ({"experts": 1, "top_k": 2}, "--top-k 2 of --experts 1: a token cannot visit more experts than there are"),
+    ({"experts": 4, "model": "llama"}, "--experts belongs to --model gpt, not to llama"),
+    ({"experts": 4, "recompute": "full"}, "--recompute full keeps of a block its input .* take --recompute selective, or a pipeline"),
+    ({"experts": 4, "ep": 2, "dp": 2, "zero": 3}, "--zero 3 gathers a block over one group of ranks, and with --ep 2 its experts have another"),
+    ({"model": "llama", "heads": 4, "kv_heads": 3}, "--heads 4 do not share --kv-heads 3 evenly; take one of 1, 2, 4"),
+    ({"model": "gpt", "kv_heads": 2}, "--kv-heads belongs to --model llama"),
+    ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt"),
+    ({"model": "llama", "width": 12}, "--width 12 is not a multiple of 2 x --heads 4; try --heads 3 or --heads 6"),
+    ({"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4}, "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule zb-v"),
+    ({"pp": 2, "schedule": "pipedream", "model": "llama", "save": "x"}, "--save needs a moment at which no micro-batch is under way"),
+])  # fmt: skip
+def test_what_does_not_fit_is_one_sentence(values, sentence):
+    with pytest.raises(UsageError, match=sentence) as caught:
+        number_of_ranks(TrainConfig.make(**values), None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{"tp": 3, "width": 48}, {"tp": 3, "model": "mlp"}, {"cp": 3, "attention": "ulysses"}, {"model": "llama", "width": 12}])
+def test_what_a_sentence_proposes_works(values):
+    with pytest.raises(UsageError) as caught:
+        number_of_ranks(TrainConfig.make(**values), None)
+    name, numbers = re.findall(r"(?:take|try) --(\S+) (\d+)", str(caught.value))[-1]
+    fixed = {**values, name: int(numbers)}
+    number_of_ranks(TrainConfig.make(**fixed), None)
+
+
+def test_the_tier_follows_from_what_is_cut():
+    def tier(**values):
+        config = TrainConfig.make(**{"reduction": "ordered", **values})
+        return tier_of(config, resolve_dims(config))
+
+    assert tier(dp=2, pp=2, zero=3) == "ordered"
+    for axis in ({"tp": 2}, {"cp": 2}, {"dp": 2, "ep": 2, "experts": 2}):
+        assert tier(**axis, precision="fp64", steps=5) == "float"
+        with pytest.raises(UsageError, match=r"cuts the sums inside a micro-batch.*--precision fp64"):
+            tier(**axis)
+        with pytest.raises(UsageError, match="at most 5 steps"):
+            tier(**axis, precision="fp64", steps=6)
