@@ -9,11 +9,12 @@ import pytest
 
 from minidist.autograd import Meter, ShapeError, Tensor, causal_attention
 from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.nn import GPT, GPTConfig, Llama
+from minidist.nn import GPT, Block, GPTConfig, Llama
 from minidist.nn.llama import grouped_query_attention
 from minidist.nn.recompute import recompute
 from minidist.parallel import DistributedDataParallel
@@ -376,6 +377,28 @@ def test_no_rank_computes_more_than_another_in_zigzag():
     work = SimWorld(4).run(pairs)
     assert len({sum(w) for w in work}) == 1
     assert len({w for ws in work for w in ws}) == 1  # each step too
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_rank_keeps_its_share_of_a_block_and_no_scores(dropout):
+    """16 sbh / P values, two norms' deviations and the log of the sum of each query and head; with dropout masks, of 1 byte."""
+    batch, length, width, heads = 2, 16, 24, 4
+
+    def main(comm):
+        mine = sequence_positions(length, comm.rank, comm.size)
+        x = Tensor(np.ones((batch, len(mine), width), np.float32), requires_grad=True)
+        config = GPTConfig(n_embd=width, n_head=heads, dropout=dropout, attention_dropout=dropout)
+        with account_memory() as account, batch_coordinates(positions=mine, length=length):
+            block = Block(config, np.float32, attention_fn=RingAttention(comm, length))
+            block.initialize(0)
+            y = block(x)
+            return account.by_purpose["activation"] - y.data.nbytes
+
+    rows = batch * length
+    for ranks in (1, 2, 4):
+        values = 16 * rows * width + 2 * rows + heads * rows
+        masks = 2 * rows * width + heads * rows * length if dropout else 0
+        assert SimWorld(ranks).run(main) == [(4 * values + masks) // ranks] * ranks
 
 
 def test_rounds_are_charged_between_their_messages_and_hide_them():

@@ -75,18 +75,19 @@ class RingAttention:
         grouped = _grouped(wide(q.data), kv_heads)  # of two bytes: keys and values travel so, and are widened block by block
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
         o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
+        result = rounded(_ungrouped(o), q.dtype)  # backward reads it again: who comes next keeps it anyway
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-            q, k, v, do = (_grouped(array, kv_heads) for array in (wide(kept_q.data), kept_k.data, kept_v.data, wide(g)))
+            k, v = (_grouped(kept.data, kv_heads) for kept in (kept_k, kept_v))
+            q, o, do = (_grouped(wide(array), kv_heads) for array in (kept_q.data, result, g))
             dq, dk, dv = self._backward(q, k, v, do, o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
-        result = _ungrouped(o)
         # What was computed was counted block by block, between the messages.
         costs = lambda: [(0, 0)] * 3  # noqa: E731
-        saved = (o, log_sum, *(drop or ())[:1])
+        saved = (log_sum, *(drop or ())[:1])
         return record("ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=saved, storage=q.dtype)
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
