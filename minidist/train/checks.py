@@ -147,6 +147,11 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
     again = budget_of(config.recompute) is not None or config.recompute in ("full", "sqrt")
     if config.pp > 1 and again and config.recompute != "full":
         yield f"--recompute {config.recompute} cuts a model into segments, and a pipeline's plan runs whole stages again; take full or selective"
+    if budget_of(config.recompute) is not None and batches.dims.splits_sums:
+        yield (
+            f"--recompute {config.recompute} runs a block once to see what it keeps, and with --tp, --cp or --ep a block sends messages; "
+            "take sqrt or full"
+        )
     reshard, n = config.reshard, batches.dims.dp * batches.dims.cp
     for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate"):
         value = getattr(config, name)

@@ -47,7 +47,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
         forwards = passes
         if plan is not None and _replays_stages(config):
             forwards += passes
-        elif config.recompute == "full":
+        elif config.recompute in ("full", "sqrt"):  # segments of blocks, too, run all of them again
             total.update(_times(layers.forward(blocks, False, False), passes))
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))

@@ -110,6 +110,7 @@ class PipelineOrder:
     def __init__(self, job: Job) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
         modules, self.tied = cut_stages(job.config, job.model, plan.stages)
+        self.groups = job.config.dp_replicate if job.config.zero == 3 else 1
         self.each = job.config.zero >= 2  # are replicas summed in every micro-batch?
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
         self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}

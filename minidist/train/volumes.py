@@ -107,7 +107,7 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
             each_step += k * everybody_else * (units - axis.resident) if stages_replayed else 0
             total["parameter_gather"] += (steps * each_step + (steps - skipped) * everybody_else * axis.resident) * itemsize
             if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
-                total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * units * itemsize
+                total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * (units - axis.resident) * itemsize
     return total
 
 

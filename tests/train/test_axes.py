@@ -32,6 +32,7 @@ def holds(ranks, tier, **values):
     (6, {"pp": 3, "zero": 3, "layers": 3, "microbatches": 3, "recompute": "full"}),
     (4, {"pp": 2, "zero": 3, "schedule": "interleaved", "chunks": 2, "layers": 4}),
     (4, {"pp": 2, "zero": 3, "experts": 4}),
+    (8, {"pp": 2, "zero": 3, "dp_replicate": 2, "persistence_threshold": 100, "microbatches": 2}),
     (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
     (2, {"model": "llama", "zero": 3}),
     (2, {"experts": 4, "zero": 3}),
