@@ -94,6 +94,7 @@ class TrainConfig(BaseModel):
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
     noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between two losses on held-out data, the last tenth")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
 
     @property
