@@ -166,8 +166,8 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
             result.take(f"{precision}.enabled", True, precision=precision)
-            if rest.get("loss_scale") == 0:
-                result.take(f"{precision}.loss_scale", rest.pop("loss_scale"))  # 0 means dynamic
+            if precision == "fp16":
+                _loss_scale(rest, result)
         elif values.get("enabled", False) == "auto":
             result.leave(f"{precision}.enabled", "auto: something else was to fill it in")
         else:
@@ -177,6 +177,16 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             _leave_all(f"{precision}.{key}", value, result)
 
     return section
+
+
+def _loss_scale(rest: Settings, result: Translation) -> None:
+    """A dynamic loss scale; a fixed one (loss_scale above 0) is not what minidist does and stays in `rest`."""
+    if rest.get("loss_scale", 0) != 0:
+        return
+    for key, names in (("loss_scale", {}), ("initial_scale_power", {"loss_scale": lambda v: 2.0**v}), ("loss_scale_window", {"loss_scale_interval": int})):
+        if isinstance(rest.get(key), int | float):
+            value = rest.pop(key)
+            result.take(f"fp16.{key}", value, **{name: convert(value) for name, convert in names.items()})
 
 
 def _zero(section: Mapping[str, Any], result: Translation) -> None:
@@ -200,6 +210,8 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
                 result.leave(f"{name}.device", "minidist offloads to the host's memory")
             for inner in set(value) - {"device"}:
                 _leave_all(f"{name}.{inner}", value[inner], result)
+        elif key == "stage3_param_persistence_threshold" and stage == 3:
+            result.take(name, value, persistence_threshold=int(value))
         elif key == "overlap_comm" and value is True:
             result.take(name, value)
         else:
