@@ -159,6 +159,9 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
             result.leave(name, why)
 
 
+LOSS_SCALE = {"loss_scale_window": "loss_scale_interval", "hysteresis": "loss_scale_hysteresis", "min_loss_scale": "loss_scale_floor"}
+
+
 def _half(precision: str) -> Callable[[Any, Translation], None]:
     def section(values: Mapping[str, Any], result: Translation) -> None:
         rest = {key: value for key, value in values.items() if key != "enabled"}
@@ -166,8 +169,16 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
             result.take(f"{precision}.enabled", True, precision=precision)
+            if rest.get("loss_scale") == 0:
+                result.take(f"{precision}.loss_scale", rest.pop("loss_scale"))  # 0 means dynamic
             if precision == "fp16":
-                _loss_scale(rest, result)
+                if isinstance(rest.get("initial_scale_power"), int):
+                    power = rest.pop("initial_scale_power")
+                    result.take("fp16.initial_scale_power", power, loss_scale=2.0**power)
+                for key, setting in LOSS_SCALE.items():
+                    if key in rest:
+                        value = rest.pop(key)
+                        result.take(f"fp16.{key}", value, **{setting: value})
         elif values.get("enabled", False) == "auto":
             result.leave(f"{precision}.enabled", "auto: something else was to fill it in")
         else:
@@ -177,16 +188,6 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             _leave_all(f"{precision}.{key}", value, result)
 
     return section
-
-
-def _loss_scale(rest: Settings, result: Translation) -> None:
-    """A dynamic loss scale; a fixed one (loss_scale above 0) is not what minidist does and stays in `rest`."""
-    if rest.get("loss_scale", 0) != 0:
-        return
-    for key, names in (("loss_scale", {}), ("initial_scale_power", {"loss_scale": lambda v: 2.0**v}), ("loss_scale_window", {"loss_scale_interval": int})):
-        if isinstance(rest.get(key), int | float):
-            value = rest.pop(key)
-            result.take(f"fp16.{key}", value, **{name: convert(value) for name, convert in names.items()})
 
 
 def _zero(section: Mapping[str, Any], result: Translation) -> None:

@@ -185,7 +185,9 @@ def make_optimizer(job: Job, parameters: Any) -> Optimizer:
 def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
     if config.precision != "fp16":
         return None
-    return DynamicLossScaler(config.loss_scale, growth_interval=config.loss_scale_interval)
+    return DynamicLossScaler(
+        config.loss_scale, growth_interval=config.loss_scale_interval, hysteresis=config.loss_scale_hysteresis, floor=config.loss_scale_floor
+    )
 
 
 def _schedule(config: TrainConfig) -> Any:
