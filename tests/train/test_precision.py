@@ -85,9 +85,11 @@ def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path):
         assert results[0].loss_scale["scale"] <= first[0].loss_scale["scale"]
 
 
-def test_the_loss_falls_as_in_float32():
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("sgd", 0.3)])  # Adam does not see a scale, SGD does
+def test_the_loss_falls_as_in_float32(optimizer, lr):
     def last(precision):
-        config = TrainConfig.make(**{**GPT, "loss_scale": 2.0**14, "steps": 30, "micro_batch": 4, "precision": precision, "lr": 3e-3})
+        config = TrainConfig.make(**{**GPT, "loss_scale": 2.0**14, "steps": 30, "micro_batch": 4, "precision": precision})
+        config = config.model_copy(update={"lr": lr, "optimizer": optimizer, "clip": 0.5 if optimizer == "adamw" else None})
         return np.array(SimWorld(1).run(train, config)[0].losses)
 
     whole = last("fp32")
