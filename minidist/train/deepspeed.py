@@ -211,6 +211,8 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
                 result.leave(f"{name}.device", "minidist offloads to the host's memory")
             for inner in set(value) - {"device"}:
                 _leave_all(f"{name}.{inner}", value[inner], result)
+        elif key == "stage3_param_persistence_threshold" and stage == 3:
+            result.take(name, value, persistence_threshold=int(value))
         elif key == "overlap_comm" and value is True:
             result.take(name, value)
         else:

@@ -151,6 +151,16 @@ def test_precision_comes_from_the_section_that_is_enabled():
         "loss_scale": 4096.0, "loss_scale_interval": 100, "loss_scale_hysteresis": 3, "loss_scale_floor": 2,
     }  # fmt: skip
     assert [key for key, _ in said.ignored] == ["fp16.auto_cast"]
+    fixed = translate({**SMALL, "fp16": {"enabled": True, "loss_scale": 128}})
+    assert "loss_scale" not in fixed.settings
+    assert [key for key, _ in fixed.ignored] == ["fp16.loss_scale"]
+
+
+def test_stage_3s_threshold():
+    stage = {"stage": 3, "stage3_param_persistence_threshold": 1000, "stage3_max_live_parameters": 1}
+    said = translate({**SMALL, "zero_optimization": stage})
+    assert said.settings["persistence_threshold"] == 1000
+    assert [key for key, _ in said.ignored] == ["zero_optimization.stage3_max_live_parameters"]
 
 
 def test_flags_and_file_do_not_contradict_each_other():
