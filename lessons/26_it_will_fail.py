@@ -125,7 +125,8 @@ whole = run(4, zero=3, steps=6)
 run(4, zero=3, steps=4, every=2, save=str(folder))
 for path in sorted(folder.rglob("*")):
     if path.is_file():
-        print(f"{path.relative_to(folder)}  {path.stat().st_size:,} B")
+        size = f"  {path.stat().st_size:,} B" if path.suffix == ".safetensors" else ""
+        print(f"{path.relative_to(folder)}{size}")
 checkpoint = Checkpoint(folder)
 name = "optimizer/transformer.h.0.mlp.c_fc.weight/exp_avg"
 print(f"\n{len(checkpoint.tensors)} global tensors; {name}: shape {checkpoint.tensors[name]['shape']}, pieces")
