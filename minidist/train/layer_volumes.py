@@ -13,7 +13,7 @@ sum and of the position table. Ring attention sends K and V round, (P-1) hops of
 (2P-1) hops in backward; Ulysses (P-1)/P of q, k, v and the output each way. Experts: (e-1) E C w each way, there and back.
 
 What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first step,
-the empty pass by which a pipeline learns the shapes at its borders.
+the empty pass by which a pipeline learns the shapes at its borders, or the two by which a budget learns what a block keeps.
 """
 
 from collections import Counter
@@ -21,6 +21,7 @@ from collections import Counter
 from minidist.base.layout import chunk_sizes
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
+from minidist.nn.recompute import budget_of
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.pipeline.plan import Plan
 from minidist.train.config import Batches, TrainConfig
@@ -31,8 +32,8 @@ FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "re
 Elements = Counter[str]
 
 
-def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
-    """Elements, by purpose, that all ranks together send inside layers in `config.steps` steps."""
+def layer_elements(config: TrainConfig, batches: Batches, replayed: int = 0) -> Elements:
+    """Elements, by purpose, that all ranks together send inside layers in `config.steps` steps. replayed: blocks that a budget runs again."""
     dims = batches.dims
     if not dims.splits_sums:
         return Counter()
@@ -41,14 +42,17 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     layers = Layers(config, batches)
     passes = config.steps * batches.accumulation  # of each replica
     total: Elements = Counter()
-    for stage, blocks in enumerate(_blocks(config, batches, stages)):
+    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
         first, last = stage == 0, stage == stages - 1
         forward, backward = layers.forward(blocks, first, last), layers.backward(blocks, first, last)
         forwards = passes
         if plan is not None and _replays_stages(config):
             forwards += passes
-        elif config.recompute == "full":
+        elif config.recompute in ("full", "sqrt"):  # sqrt cuts all blocks into segments
             total.update(_times(layers.forward(blocks, False, False), passes))
+        elif budget_of(config.recompute) is not None:
+            total.update(_times(layers.forward(blocks[:replayed], False, False), passes))
+            total.update(_times(layers.forward(blocks[:1], False, False), 2))  # run twice at the start, to see what it keeps
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
         total.update(_times(forward, forwards))
@@ -71,7 +75,7 @@ def _replays_stages(config: TrainConfig) -> bool:
     return config.recompute == "full" and config.offload != "activations"
 
 
-def _blocks(config: TrainConfig, batches: Batches, stages: int) -> list[range]:
+def blocks_of_stages(config: TrainConfig, batches: Batches, stages: int) -> list[range]:
     """The blocks (of an MLP: layers) of each stage."""
     ends, result = 0, []
     model = None if config.partition == "uniform" else build(config, batches).model

@@ -111,6 +111,7 @@ class PipelineOrder:
         plan = make_plan(job.config, job.batches.accumulation)
         modules, self.tied = cut_stages(job.config, job.model, plan.stages)
         self.each = job.config.zero >= 2  # are replicas summed in every micro-batch?
+        self.groups = job.config.dp_replicate  # hybrid sharding: neighbours are summed first, then the groups
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
         self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}
 

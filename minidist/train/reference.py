@@ -122,7 +122,8 @@ def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name
     def of_stage_in_each(stage: int, sites: slice) -> Array | None:
         return _fold(
             _fold(
-                _fold(_fold(contributions[replica * local + i][sites]) for replica in range(order.replicas)) for i in numbers
+                _fold_replicas(lambda replica, i=i: _fold(contributions[replica * local + i][sites]), order.replicas, order.groups)  # type: ignore[misc]
+                for i in numbers
             )
             for numbers in order.additions[stage]
         )
@@ -138,14 +139,19 @@ def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> 
     """Add contributions[micro-batch number] (each a list of sites in backward order) as `order` declares; None if none."""
     local = len(contributions) // order.replicas
     (sequence,) = order.microbatches  # one stage
-    group = order.replicas // order.groups
 
     def over_replicas(of_one: Callable[[int], Array | None]) -> Array | None:
-        return _fold(_fold(of_one(first + replica) for replica in range(group)) for first in range(0, order.replicas, group))
+        return _fold_replicas(of_one, order.replicas, order.groups)
 
     if order.synchronize_each:
         return _fold(over_replicas(lambda replica, i=i: _fold(contributions[replica * local + i])) for i in sequence)  # type: ignore[misc]
     return over_replicas(lambda replica: _fold(site for i in sequence for site in contributions[replica * local + i]))
+
+
+def _fold_replicas(of_one: Callable[[int], Array | None], replicas: int, groups: int) -> Array | None:
+    """The replicas of each group of neighbours in rank order, then the groups."""
+    group = replicas // groups
+    return _fold(_fold(of_one(first + replica) for replica in range(group)) for first in range(0, replicas, group))
 
 
 def _fold(parts: Iterable[Array | None]) -> Array | None:

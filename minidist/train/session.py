@@ -114,7 +114,7 @@ def run_training(
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
-            writable(metrics)
+            writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
@@ -136,7 +136,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         closed = served_bytes(config, batches, first.sizes[0], first.first_step)
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
+        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped, first.replayed)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }

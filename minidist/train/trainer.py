@@ -25,6 +25,7 @@ from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.data import BatchesAhead, microbatch_numbers
+from minidist.nn.recompute import budget_of, replayed_blocks
 from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import Job, build
 from minidist.train.noise import NoiseMeter
@@ -72,6 +73,7 @@ class TrainResult:
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
     noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
+    replayed: int = 0  # blocks that --recompute budget:BYTES runs again
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -119,7 +121,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
             None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before}, exponents,
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
-            None if noise is None else noise.result(),
+            None if noise is None else noise.result(), 0 if budget_of(config.recompute) is None else replayed_blocks(job.model),
         )  # fmt: skip
 
 

@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidist.collectives.closed_form import recursive_doubling_all_reduce
+from minidist.nn.recompute import budget_of
 from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 from minidist.train.config import Batches, TrainConfig
-from minidist.train.layer_volumes import layer_elements
-from minidist.train.plans import crossings_of, make_plan
+from minidist.train.layer_volumes import blocks_of_stages, layer_elements
+from minidist.train.plans import crossings_into, crossings_of, make_plan
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
 ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
@@ -51,10 +52,11 @@ class AxisSizes:
     resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
 
-def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0) -> dict[str, int]:
+def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0, replayed: int = 0) -> dict[str, int]:
     """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order.
 
     skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1, 2).
+    replayed: with --recompute budget:BYTES, the blocks that run again.
     """
     dims = batches.dims
     pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage; the others are alike
@@ -63,7 +65,9 @@ def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
         _data_axes(config, batches, pipeline, skipped), _norms(config, batches, pipeline, skipped), _losses(config, batches), _overflow(config, batches),
     ):  # fmt: skip
         total.update(volumes)
-    total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
+    total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches, replayed).items()})
+    if budget_of(config.recompute) is not None:  # context-parallel ranks agree on what a block keeps
+        total["startup"] += dims.dp * dims.tp * 2 * (dims.cp - 1) * 2 * NUMBER
     if config.check_replicas:
         parts = sum(axis.held for axes in sizes for axis in axes)
         total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
@@ -107,7 +111,7 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
             each_step += k * everybody_else * (units - axis.resident) if stages_replayed else 0
             total["parameter_gather"] += (steps * each_step + (steps - skipped) * everybody_else * axis.resident) * itemsize
             if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
-                total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * units * itemsize
+                total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * (units - axis.resident) * itemsize
     return total
 
 
@@ -176,8 +180,11 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
             total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
     if config.zero >= 2:
         total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
+    sent = crossings * border
+    if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
+        sent -= crossings_into(plan, plan.stages - 1) * (border - border // dims.tp)  # the last layer takes rows: only a tile each
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
-        total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
+        total[name] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
     return total
 
 

@@ -32,6 +32,7 @@ def holds(ranks, tier, **values):
     (6, {"pp": 3, "zero": 3, "layers": 3, "microbatches": 3, "recompute": "full"}),
     (4, {"pp": 2, "zero": 3, "schedule": "interleaved", "chunks": 2, "layers": 4}),
     (4, {"pp": 2, "zero": 3, "experts": 4}),
+    (8, {"pp": 2, "zero": 3, "dp_replicate": 2, "model": "llama", "microbatches": 2}),
     (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
     (2, {"model": "llama", "zero": 3}),
     (2, {"experts": 4, "zero": 3}),
@@ -62,6 +63,7 @@ def test_tensor_parallel_with_every_other_axis(ranks, values):
     (4, {"cp": 2, "attention": "ulysses", "zero": 1, "recompute": "selective"}),
     (4, {"cp": 2, "pp": 2, "schedule": "zb-h1", "recompute": "full", "dropout": 0.1}),
     (8, {"cp": 2, "tp": 2, "zero": 3, "model": "llama", "sequence_parallel": True}),
+    (3, {"cp": 3, "context": 10, "layers": 4, "recompute": "budget:45000"}),  # uneven parts: ranks agree on what runs again
 ])  # fmt: skip
 def test_context_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, **values)
