@@ -452,7 +452,7 @@ def schedule(
     """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
     from minidist.pipeline import passes
     from minidist.pipeline.plan import load_plan
-    from minidist.report.schedules import FORMATS, judge, limit_sentence, write
+    from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
 
     form = "json" if json_output else form
     if form not in FORMATS:
@@ -462,7 +462,7 @@ def schedule(
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
-        judged.append(judge(plan, times, profile, receives, spans=form in ("text", "svg", "versions", "perfetto")))
+        judged.append(judge(plan, times, profile, receives, spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE)))
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:

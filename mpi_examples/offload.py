@@ -10,9 +10,10 @@ from minidist.train.trainer import train
 
 
 def main(comm):
-    for offload in ("none", "optimizer", "activations"):
+    for offload in ("none", "optimizer", "activations", "parameters"):
         recompute = "full" if offload == "activations" else "none"
-        config = TrainConfig.make(layers=4, context=64, micro_batch=4, steps=3, zero=2, offload=offload, recompute=recompute)
+        zero = 3 if offload == "parameters" else 2
+        config = TrainConfig.make(layers=4, context=64, micro_batch=4, steps=3, zero=zero, offload=offload, recompute=recompute)
         result = train(comm, config)
         if comm.rank == 0:
             host = result.host or {"peak": 0, "to_host": 0, "to_device": 0}

@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.half import add_into
+
 if TYPE_CHECKING:
     from minidist.autograd.parameter import Parameter
 
@@ -60,9 +62,15 @@ class Node:
         if self.grad is None:
             self.grad, self.owned = gradient, fresh
         elif self.owned:
-            self.grad += gradient
+            if gradient.itemsize == 2:
+                add_into(self.grad, gradient)
+            else:
+                self.grad += gradient
         elif fresh:
-            gradient += self.grad
+            if gradient.itemsize == 2:
+                add_into(gradient, self.grad)
+            else:
+                gradient += self.grad
             self.grad, self.owned = gradient, True
         else:
             self.grad, self.owned = self.grad + gradient, True

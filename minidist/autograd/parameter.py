@@ -17,6 +17,7 @@ from minidist.autograd.modes import contribution_recorder, parameter_reads
 from minidist.autograd.node import Node
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
+from minidist.base.half import add_into
 from minidist.base.layout import Layout
 from minidist.base.memory import track
 
@@ -235,7 +236,11 @@ class Parameter(Tensor):
                 xp.copyto(self._buffer(), self._check(contribution))
             self.stale = False
         else:
-            self._grad += self._check(contribution(None) if callable(contribution) else contribution)
+            value = self._check(contribution(None) if callable(contribution) else contribution)
+            if value.itemsize == 2:
+                add_into(self._grad, value)
+            else:
+                self._grad += value
         self.contributions += 1
 
     def _buffer(self) -> xp.Array:

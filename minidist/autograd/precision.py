@@ -40,7 +40,7 @@ def result_dtype(name: str, storage: Any) -> Any:
 
 def stored(name: str, value: xp.Array, storage: Any) -> xp.Array:
     """A result as the rule of operation `name` stores it."""
-    return rounded(value, result_dtype(name, storage))
+    return value if storage.itemsize != 2 else rounded(value, result_dtype(name, storage))
 
 
 def common_dtype(name: str, first: Any, second: Any) -> Any | None:

@@ -40,7 +40,7 @@ def rounded(array: xp.Array, dtype: Any) -> xp.Array:
 
     What is too large becomes infinite, without a warning: a loss scaler looks for it.
     """
-    if array.dtype == dtype:
+    if array.dtype is dtype or array.dtype == dtype:
         return array
     if dtype == np.float16 and type(array) is np.ndarray and array.dtype == np.float32:
         return _round(np.asarray(array, order="C"))
@@ -49,7 +49,11 @@ def rounded(array: xp.Array, dtype: Any) -> xp.Array:
 
 
 def add_into(total: xp.Array, contribution: xp.Array) -> None:
-    """total += contribution for 1-D arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but faster."""
+    """total += contribution for arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but faster."""
+    if type(total) is not np.ndarray or not (total.flags.c_contiguous and contribution.flags.c_contiguous):
+        total += contribution
+        return
+    total, contribution = total.reshape(-1), contribution.reshape(-1)
     with xp.quiet_overflow():
         for start in range(0, total.size, _BLOCK):
             part = total[start : start + _BLOCK]
@@ -118,7 +122,7 @@ def _round_block(x: xp.Array, out: xp.Array) -> None:
     np.copyto(out, bits, casting="unsafe")
     lost = x != x
     if lost.any():
-        out[lost] = 0x7E00
+        out[lost] = (word[lost] >> np.uint32(16)) & np.uint32(0x8000) | np.uint32(0x7E00)
 
 
 def named_dtype(name: str) -> Any:

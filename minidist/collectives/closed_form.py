@@ -225,6 +225,7 @@ VOLUMES: dict[tuple[str, str], Callable[..., Volume]] = {
     ("all_reduce", "ring"): all_reduce,
     ("all_reduce", "ordered"): all_reduce,
     ("all_to_all", "pairwise"): all_to_all,
+    ("all_to_all", "linear"): all_to_all,
     ("broadcast", "binomial"): binomial_broadcast,
     ("reduce", "binomial"): reduce,
     ("all_reduce", "binomial"): lambda size, ranks, rank: _sum(

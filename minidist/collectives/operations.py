@@ -28,7 +28,7 @@ def check_op(op: str, array: np.ndarray) -> None:
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
     if op in ("sum", "avg") and isinstance(total, np.ndarray) and is_half(total.dtype):
-        add_into(total.reshape(-1), contribution.reshape(-1))
+        add_into(total, contribution)
         return
     _UFUNCS[op](total, contribution, out=total)
 

@@ -243,6 +243,7 @@ TIMES: dict[tuple[str, str], Callable[[float, int, float, float], float]] = {
         ordered_reduce_scatter_time(nbytes, n, alpha, beta) + steps_time(nbytes, n, alpha, beta)
     ),
     ("all_to_all", "pairwise"): steps_time,
+    ("all_to_all", "linear"): ordered_reduce_scatter_time,
     ("broadcast", "binomial"): binomial_down_time,
     ("reduce", "binomial"): binomial_up_time,
     ("all_reduce", "binomial"): lambda nbytes, n, alpha, beta: (

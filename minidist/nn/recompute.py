@@ -25,15 +25,12 @@ CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")
 
 
 def recompute(
-    model: Module, what: str, pack: Callable[[Any], Any] | None = None, shape: tuple[int, ...] | None = None, dtype: Any = None,
-    agree: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
-) -> Module:  # fmt: skip
+    model: Module, what: str, pack: Callable[[Any], Any] | None = None, shape: tuple[int, ...] | None = None, dtype: Any = None
+) -> Module:
     """Let the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
 
     pack: with "full", "sqrt" or "budget:N", what a segment's input becomes until backward reads it (see `checkpoint`).
     shape, dtype: of a block's input, for "budget:N", which runs the first block twice to see how much it keeps.
-    agree: from the bytes of a block's input and inside to those that all ranks take which talk inside a block. They must
-    run the same blocks again, though with an uneven part of the sequence each keeps another number of bytes.
     Call it before a strategy wraps the model. Errors: UsageError for another word, for a model without blocks, for
     "selective" where there is no attention, for a budget that nothing fits, and for a budget of an MLP.
     """
@@ -51,7 +48,6 @@ def recompute(
             raise UsageError(f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are not; use 'sqrt' or 'full'")
         others = (owner.angles(shape[1]),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
         nbytes, inside = measured(blocks[0], shape, dtype, *others)
-        nbytes, inside = (nbytes, inside) if agree is None else agree((nbytes, inside))
         sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
         vars(owner)["segments"] = (sizes, pack)
         return model
@@ -75,12 +71,6 @@ def budget_of(what: str) -> int | None:
     if word != "budget" or not number.isdecimal():
         raise UsageError(f"recompute {what!r}; it must be one of {', '.join(CHOICES)}")
     return int(number)
-
-
-def replayed_blocks(model: Module) -> int:
-    """Blocks in segments: how many run again in backward under "sqrt" or "budget:N"."""
-    owner, _ = _blocks(model)
-    return sum(vars(owner).get("segments", ((), None))[0])
 
 
 def _blocks(model: Module) -> tuple[Module, list[Module]]:

@@ -49,10 +49,11 @@ def numbers(values: Sequence[float]) -> str:
 
 
 def text_gantt(timing: Timing, width: int = 100, versions: Sequence[int] | None = None, longest: float | None = None) -> str:
-    """Lines of at most `width` characters: title, a row a rank, and the figures. `longest`: the end of the axis of time."""
+    """Lines of at most `width` characters: title, a row a rank (if the timing has spans), and the figures. `longest`: the end of
+    the axis of time."""
     spans = timing.spans
     if spans is None:
-        raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
+        return "\n".join([title_of(timing)[:width], *_figures(timing, width, versions)]) + "\n"
     margin = len(f"rank {len(spans) - 1} ")
     longest = longest or timing.makespan or 1.0
     room = max(width - margin, 10)
@@ -75,14 +76,17 @@ def text_gantt(timing: Timing, width: int = 100, versions: Sequence[int] | None 
                 text = text[0] * (last - first)
             cells[first:last] = text.ljust(last - first, "-") if last > first else ""
         lines.append((f"rank {rank} ".ljust(margin) + "".join(cells)).rstrip())
-    lines.append(f"idle {numbers(timing.idle)} | makespan {timing.makespan:g} | cost {timing.cost:g} | lower bound {timing.lower_bound:g}"[:width])
+    return "\n".join(lines + _figures(timing, width, versions)) + "\n"
+
+
+def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list[str]:
     held = f"peak {numbers(timing.peak)} micro-batch activations"
     if timing.peak_bytes:
         held += f" = {numbers(timing.peak_bytes)} B"
     if versions is not None:
         held += f" | weight versions {numbers(versions)}"
-    lines.append(held[:width])
-    return "\n".join(lines) + "\n"
+    ends = f"makespan {timing.makespan:g} | cost {timing.cost:g} | lower bound {timing.lower_bound:g}"
+    return [f"idle {numbers(timing.idle)} | {ends}"[:width], held[:width]]
 
 
 def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":

@@ -32,7 +32,7 @@ from minidist.train.bench_step import environment
 
 KIB = 1024
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes
-ROUND_BYTES = 32 * 1024 * KIB  # a round sums about so many bytes, at most 200 arrays
+ROUND_SECONDS, MOST = 0.1, 200  # a side's share of a round takes about so long, and is at most so many calls
 OPPONENTS = ("MPI_Allreduce", "gloo")
 BEST = "best of ours"  # the algorithm with the least median
 
@@ -81,10 +81,9 @@ def gloo_side(world: MPIWorld, comm: Comm) -> Side | None:
 
 def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of one call of each side in each round: the slowest rank's."""
-    repeats = max(1, min(200, ROUND_BYTES // size))
     buffer, start_values = np.empty(size // 4, np.float32), np.full(size // 4, world.rank + 1, np.float32)
     times: dict[str, list[float]] = {name: [] for name in sides}
-    total = world.size * (world.size + 1) // 2
+    total, repeats = world.size * (world.size + 1) // 2, {}
     for name, side in sides.items():
         buffer[:] = start_values
         side(buffer)
@@ -93,14 +92,19 @@ def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> 
                 f"rank {world.rank}: {name} of {size} B gave {buffer[:3]}, not {total}; no ratio is given"
             )
     buffer[:] = 0
+    for name, side in sides.items():
+        began = time.perf_counter()
+        side(buffer)
+        seconds = world.base.allreduce(time.perf_counter() - began, op=world.MPI.MAX)
+        repeats[name] = max(1, min(MOST, int(ROUND_SECONDS / seconds)))
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
             sides[name](buffer)
             world.base.Barrier()
             began = time.perf_counter()
-            for _ in range(repeats):
+            for _ in range(repeats[name]):
                 sides[name](buffer)
-            mine = (time.perf_counter() - began) / repeats
+            mine = (time.perf_counter() - began) / repeats[name]
             times[name].append(world.base.allreduce(mine, op=world.MPI.MAX))
     return times
 

@@ -8,6 +8,7 @@ from minidist.parallel.compression import check_compression
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 from minidist.train.config import Batches, TrainConfig, flag, updates_of
+from minidist.train.evaluate import problems as evaluate_problems
 from minidist.train.job import build, llama_inner
 from minidist.train.local_steps import check_local_steps
 from minidist.train.noise import check_noise
@@ -27,6 +28,7 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _served(config)
     yield from check_noise(config, batches)
     yield from check_local_steps(config, batches)
+    yield from evaluate_problems(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
@@ -145,6 +147,11 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
     again = budget_of(config.recompute) is not None or config.recompute in ("full", "sqrt")
     if config.pp > 1 and again and config.recompute != "full":
         yield f"--recompute {config.recompute} cuts a model into segments, and a pipeline's plan runs whole stages again; take full or selective"
+    if budget_of(config.recompute) is not None and batches.dims.splits_sums:
+        yield (
+            f"--recompute {config.recompute} runs a block once to see what it keeps, and with --tp, --cp or --ep a block sends messages; "
+            "take sqrt or full"
+        )
     reshard, n = config.reshard, batches.dims.dp * batches.dims.cp
     for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate"):
         value = getattr(config, name)

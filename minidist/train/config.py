@@ -84,6 +84,8 @@ class TrainConfig(BaseModel):
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
     loss_scale: float = Field(2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it")
     loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
+    loss_scale_hysteresis: int = Field(2, ge=1, description="fp16: overflows until the loss scale first falls after it has grown")
+    loss_scale_floor: float = Field(1.0, gt=0, description="fp16: the loss scale falls no further; three overflows in a row there are an error")
     recompute: str = Field("none", description="activations computed again in backward: none, full, selective, sqrt or budget:BYTES")
     offload: Literal["none", "optimizer", "activations", "parameters"] = Field("none", description="what lives in host memory")
 
@@ -92,6 +94,7 @@ class TrainConfig(BaseModel):
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
     noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between two losses on held-out data, the last tenth")
     check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
 
     @property

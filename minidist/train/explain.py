@@ -36,7 +36,7 @@ def explain(config: TrainConfig, translation: Translation, ranks: int | None, pa
             measured[message.purpose] += message.nbytes
             messages[message.purpose] += 1
     batches = resolve_batches(once, size)
-    closed = closed_form_bytes(once, batches, [result.sizes for result in results], replayed=results[0].replayed)
+    closed = closed_form_bytes(once, batches, [result.sizes for result in results])
     warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
     answer: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.honoured],

@@ -13,7 +13,7 @@ sum and of the position table. Ring attention sends K and V round, (P-1) hops of
 (2P-1) hops in backward; Ulysses (P-1)/P of q, k, v and the output each way. Experts: (e-1) E C w each way, there and back.
 
 What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first step,
-the empty pass by which a pipeline learns the shapes at its borders, or the two by which a budget learns what a block keeps.
+the empty pass by which a pipeline learns the shapes at its borders.
 """
 
 from collections import Counter
@@ -21,7 +21,6 @@ from collections import Counter
 from minidist.base.layout import chunk_sizes
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
-from minidist.nn.recompute import budget_of
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.pipeline.plan import Plan
 from minidist.train.config import Batches, TrainConfig
@@ -32,8 +31,8 @@ FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "re
 Elements = Counter[str]
 
 
-def layer_elements(config: TrainConfig, batches: Batches, replayed: int = 0) -> Elements:
-    """Elements, by purpose, that all ranks together send inside layers in `config.steps` steps. replayed: blocks that a budget runs again."""
+def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
+    """Elements, by purpose, that all ranks together send inside layers in `config.steps` steps."""
     dims = batches.dims
     if not dims.splits_sums:
         return Counter()
@@ -48,11 +47,8 @@ def layer_elements(config: TrainConfig, batches: Batches, replayed: int = 0) -> 
         forwards = passes
         if plan is not None and _replays_stages(config):
             forwards += passes
-        elif config.recompute in ("full", "sqrt"):  # sqrt cuts all blocks into segments
+        elif config.recompute in ("full", "sqrt"):  # segments of blocks, too, run all of them again
             total.update(_times(layers.forward(blocks, False, False), passes))
-        elif budget_of(config.recompute) is not None:
-            total.update(_times(layers.forward(blocks[:replayed], False, False), passes))
-            total.update(_times(layers.forward(blocks[:1], False, False), 2))  # run twice at the start, to see what it keeps
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
         total.update(_times(forward, forwards))

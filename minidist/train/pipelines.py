@@ -31,7 +31,7 @@ class PipelineParallel(Strategy):
             # The copies of a tied weight lie in other places of other arrays: only this order gives both the same bits.
             ordered = "ordered" if any(p.name in tied for p in module.parameters()) else None
             own = data_axes(job, module, axes, number, ordered, tied)
-            for axis in own:
+            for axis in own if job.config.zero != 2 else ():  # ZeRO 2 gives a bucket's memory back while backward runs
                 axis.by_hand()
             stages.append(PipelineStage(module, number, [flat for axis in own for flat in axis.flats]))
             reducers[number] = [reducer for axis in own for reducer in axis.reducers]
@@ -110,8 +110,8 @@ class PipelineOrder:
     def __init__(self, job: Job) -> None:
         plan = make_plan(job.config, job.batches.accumulation)
         modules, self.tied = cut_stages(job.config, job.model, plan.stages)
+        self.groups = job.config.dp_replicate if job.config.zero == 3 else 1
         self.each = job.config.zero >= 2  # are replicas summed in every micro-batch?
-        self.groups = job.config.dp_replicate  # hybrid sharding: neighbours are summed first, then the groups
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
         self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}
 

@@ -17,11 +17,7 @@ axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in 
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
@@ -46,7 +42,7 @@ def parallelize(job: Job, comm: Comm) -> Strategy:
     deal_out_experts(job, axes)
     split_layers(job, axes)
     split_sequences(job, axes)
-    recompute_blocks(job, axes)
+    recompute_blocks(job)
     if axes.pp.size > 1 and updates_of(job.config.schedule) != "flush":
         return AsynchronousPipeline(job, axes)
     if axes.pp.size > 1:
@@ -100,7 +96,7 @@ def _at(function: Any, positions: Any, what: Any, given: Any = None) -> Any:
     return function(what, positions)
 
 
-def recompute_blocks(job: Job, axes: Axes) -> None:
+def recompute_blocks(job: Job) -> None:
     """4: blocks keep their input only (full), segments of blocks do (sqrt, budget:BYTES), or attention (selective).
 
     A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the blocks'
@@ -112,13 +108,4 @@ def recompute_blocks(job: Job, axes: Axes) -> None:
         rows = config.context if job.positions is None else len(job.positions)
         rows //= config.tp if config.sequence_parallel else 1
         shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
-        recompute(job.model, config.recompute, pack, shape, job.dtype, partial(_largest, axes.cp))
-
-
-def _largest(comm: Comm, numbers: tuple[int, int]) -> tuple[int, int]:
-    """The largest of all ranks, each number by itself (purpose startup): parts of a sequence may be uneven."""
-    array = np.array(numbers, dtype=np.int64)
-    if comm.size > 1:
-        with purpose("startup"):
-            all_reduce(comm, array, "max", algorithm="ordered")
-    return int(array[0]), int(array[1])
+        recompute(job.model, config.recompute, pack, shape, job.dtype)

@@ -120,13 +120,10 @@ def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name
         )
 
     def of_stage_in_each(stage: int, sites: slice) -> Array | None:
-        return _fold(
-            _fold(
-                _fold_replicas(lambda replica, i=i: _fold(contributions[replica * local + i][sites]), order.replicas, order.groups)  # type: ignore[misc]
-                for i in numbers
-            )
-            for numbers in order.additions[stage]
-        )
+        def of_micro_batch(i: int) -> Array | None:
+            return _fold_replicas(lambda replica: _fold(contributions[replica * local + i][sites]), order.replicas, order.groups)
+
+        return _fold(_fold(of_micro_batch(i) for i in numbers) for numbers in order.additions[stage])
 
     if order.each:
         return _fold(of_stage_in_each(stage, sites) for stage, sites in order.sites(name))
@@ -149,7 +146,7 @@ def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> 
 
 
 def _fold_replicas(of_one: Callable[[int], Array | None], replicas: int, groups: int) -> Array | None:
-    """The replicas of each group of neighbours in rank order, then the groups."""
+    """The replicas in rank order, inside so many groups of neighbours, then the groups (hybrid sharding)."""
     group = replicas // groups
     return _fold(_fold(of_one(first + replica) for replica in range(group)) for first in range(0, replicas, group))
 

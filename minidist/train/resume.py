@@ -29,7 +29,7 @@ from minidist.train.strategies import Strategy
 # What the bits of the next step depend on; a resumed job must not differ in it.
 FIXED = (
     "model", "layers", "width", "heads", "kv_heads", "context", "dropout", "attention_dropout", "experts", "top_k", "capacity_factor",
-    "aux_loss_weight", "data", "optimizer", "momentum", "weight_decay", "precision", "seed",
+    "aux_loss_weight", "data", "optimizer", "momentum", "weight_decay", "precision", "seed", "evaluate_every",
 )  # fmt: skip
 
 

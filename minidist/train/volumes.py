@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidist.collectives.closed_form import recursive_doubling_all_reduce
-from minidist.nn.recompute import budget_of
 from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
@@ -52,11 +51,10 @@ class AxisSizes:
     resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
 
-def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0, replayed: int = 0) -> dict[str, int]:
+def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0) -> dict[str, int]:
     """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order.
 
     skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1, 2).
-    replayed: with --recompute budget:BYTES, the blocks that run again.
     """
     dims = batches.dims
     pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage; the others are alike
@@ -65,9 +63,7 @@ def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
         _data_axes(config, batches, pipeline, skipped), _norms(config, batches, pipeline, skipped), _losses(config, batches), _overflow(config, batches),
     ):  # fmt: skip
         total.update(volumes)
-    total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches, replayed).items()})
-    if budget_of(config.recompute) is not None:  # context-parallel ranks agree on what a block keeps
-        total["startup"] += dims.dp * dims.tp * 2 * (dims.cp - 1) * 2 * NUMBER
+    total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
     if config.check_replicas:
         parts = sum(axis.held for axes in sizes for axis in axes)
         total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)

@@ -61,6 +61,12 @@ def test_a_sum_of_two_is_rounded_once(dtype):
         total = a.copy()
         add_into(total, b)
         assert np.array_equal(bits(total), bits(rounded(a.astype(np.float32) + b.astype(np.float32), dtype)))
+        for shape in ((200, 200), (40_000,)):  # strided; and with infinities of both signs
+            a[:4], b[:4] = [np.inf, np.inf, -np.inf, np.nan], [1, -np.inf, -np.inf, 1]
+            total, other = a.reshape(shape).copy().T, b.reshape(shape).T
+            expected = total + other
+            add_into(total, other)
+            assert np.array_equal(bits(np.ascontiguousarray(total)), bits(np.ascontiguousarray(expected)))
 
 
 @HALVES

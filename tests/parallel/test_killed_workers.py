@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import RankDeadError
 from minidist.comm import SimWorld
-from minidist.comm.choosers import drawn, earliest, explore
+from minidist.comm.choosers import drawn, earliest, explore, seeded
 from minidist.parallel import parameter_server as ps
 from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient
 
@@ -59,8 +59,8 @@ def pushed(world, rank, server, cfg, steps, compute):
     posted = int(np.searchsorted(ends, len(sends), side="right"))
     if world.eager_bytes:
         return posted, posted  # what was sent is on the wire and arrives
-    done = sum(m.end >= 0 for m in sends)
-    return int(np.searchsorted(ends, done, side="right")), posted
+    pulls = sum(m.kind == "receive" and m.peer == server and m.purpose == "parameter_pull" for m in world.traces[rank].messages)
+    return max(0, pulls - 1), posted  # it asked for the next weights: all pushes before had been received
 
 
 def messages_of(cfg, workers, steps, rank, compute=gradient):
@@ -91,6 +91,15 @@ def test_at_every_message_in_every_order(consistency, eager_bytes):
             check(world, results, cfg, steps)
             runs += 1
     assert runs > messages_of(cfg, 2, steps, 1)
+
+
+def test_half_a_push_of_which_nobody_asks_for_the_rest_again():
+    """Several die at once, so that one server hears of a death in the middle of a push, another one before it."""
+    cfg = config(2, "ssp:0", "sgd", sparse=frozenset(["table"]))
+    for deaths in ({4: 4}, {4: 4, 3: 3}, {2: 10, 4: 5}, {2: 6, 3: 6, 4: 6}):
+        for seed in range(3):
+            world, results = run(cfg, 3, 3, deaths, sparse_gradient, chooser=seeded(seed), eager_bytes=1 << 20)
+            check(world, results, cfg, 3, sparse_gradient)
 
 
 @given(data=st.data())

@@ -371,3 +371,15 @@ def test_the_timing_tool_is_linear():
 
     seconds(64)
     assert seconds(1024) < 30 * max(seconds(128), 0.01)
+
+
+@given(st.integers(2, 6), st.integers(1, 12))
+def test_eager_1f1b_hides_latency_for_more_activations(p, m):
+    """Without latency it takes as long as 1F1B; with some it is never later, and with enough micro-batches earlier."""
+    eager, plain = plan("eager-1f1b", p, m), plan("1f1b", p, m)
+    assert time_plan(eager).makespan == time_plan(plain).makespan
+    assert time_plan(eager).peak == [min(m, 2 * (p - 1 - s) + 1) for s in range(p)]
+    slow = uniform(p, comm=0.5)
+    assert time_plan(eager, slow).makespan <= time_plan(plain, slow).makespan
+    if m >= 2 * p:
+        assert time_plan(eager, slow).makespan < time_plan(plain, slow).makespan

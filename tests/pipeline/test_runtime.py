@@ -37,7 +37,7 @@ from tests.pipeline.cases import (
 )
 from tests.pipeline.test_plans import random_plans, takes
 
-SYNCHRONOUS = ["naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
+SYNCHRONOUS = ["naive", "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
 
 
 def equal_mlp(plan, optimizer="sgd", **options):

@@ -96,6 +96,13 @@ def test_svg_has_numbers_bubble_and_legend(call, tmp_path):
     assert bars["1F1"] == (2, 1)
 
 
+def test_a_large_plan_is_figures_without_a_picture(call):
+    code, out, _ = call("schedule", "1f1b", "--stages", 64, "--microbatches", 3000)
+    assert code == 0
+    assert out.splitlines()[1].startswith("idle 189 186")
+    assert len(out.splitlines()) == 3
+
+
 def test_the_strips_show_how_many_activations_are_alive():
     timing = time_plan(get_schedule("1f1b").plan(4, 8), spans=True)
     figure = gantt([timing])
@@ -162,6 +169,8 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
         (("1f1b", "--stages", 2, "--microbatches", 0), "--microbatches is 0"),
         (("interleaved", "--stages", 2, "--microbatches", 2, "--chunks", 0), "--chunks is 0"),
         (("interleaved", "--stages", 4, "--microbatches", 6), "take 4 or 8"),
+        (("1f1b", "--stages", 10**8, "--microbatches", 10**8), "do not fit in memory; a plan has at most 50,000,000 forwards"),
+        (("pipedream", "--stages", 3, "--microbatches", 6, "--option", "replicas=2,2"), "make 4 ranks and there are 3"),
         (("bad.csv",), "bad.csv, line 2, cell 2: '1Q0' is not an action"),
         (("none.csv",), "cannot read the plan 'none.csv'"),
         (("wrong.csv",), "0B0 stands before 0F0"),

@@ -28,6 +28,7 @@ from minidist.train.session import number_of_ranks
     ({"experts": 1, "top_k": 2}, "--top-k 2 of --experts 1: a token cannot visit more experts than there are"),
     ({"experts": 4, "model": "llama"}, "--experts belongs to --model gpt, not to llama"),
     ({"experts": 4, "recompute": "full"}, "--recompute full keeps of a block its input .* take --recompute selective, or a pipeline"),
+    ({"tp": 2, "recompute": "budget:40000"}, "--recompute budget:40000 runs a block once to see what it keeps, and with --tp, --cp or --ep a block sends messages"),
     ({"experts": 4, "ep": 2, "dp": 2, "zero": 3}, "--zero 3 gathers a block over one group of ranks, and with --ep 2 its experts have another"),
     ({"model": "llama", "heads": 4, "kv_heads": 3}, "--heads 4 do not share --kv-heads 3 evenly; take one of 1, 2, 4"),
     ({"model": "gpt", "kv_heads": 2}, "--kv-heads belongs to --model llama"),

@@ -1,5 +1,7 @@
 """The training loop with sharded state: the same promise and the same closed forms as data parallelism."""
 
+from collections import Counter
+
 import pytest
 
 from minidist.base.errors import UsageError
@@ -54,6 +56,17 @@ FLAGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2, "zero": 3}], ids=str)
+def test_segments_send_again_what_their_blocks_send(layout):
+    config = TrainConfig.make(**{**GPT, "clip": None}, **layout, micro_batch=1, recompute="sqrt")
+    world = SimWorld(2)
+    results = world.run(train, config)
+    measured: Counter[str] = Counter()
+    for trace in world.traces:
+        measured.update(trace.bytes_by_purpose())
+    assert measured == closed_form_bytes(config, resolve_batches(config, 2), [r.sizes for r in results])
+
+
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
     config = TrainConfig.make(**{**GPT, "steps": 2}, **SMALL, zero=3, reduction="ordered", dropout=0.1, **flags)
@@ -79,6 +92,7 @@ def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
         ({"zero": 3, "reshard_after_forward": "false", "recompute": "sqrt"}, "take one of them"),
         ({"zero": 1, "offload": "parameters"}, "add --zero 3"),
         ({"recompute": "budget"}, "budget:BYTES"),
+        ({"recompute": "budget:9000", "tp": 2}, "take sqrt or full"),
     ],
 )
 def test_flags_that_do_not_go_together_are_one_sentence(flags, sentence):

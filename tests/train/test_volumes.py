@@ -31,8 +31,6 @@ def table(tmp_path, ranks, **values):
     (8, {"cp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "recompute": "full"}),
     (3, {"cp": 3, "context": 10, "recompute": "full"}),
     (2, {"tp": 2, "recompute": "sqrt"}),
-    (4, {"tp": 2, "sequence_parallel": True, "layers": 4, "recompute": "budget:40000", "accumulation": 2}),
-    (3, {"cp": 3, "context": 10, "layers": 4, "recompute": "budget:14000"}),
     (3, {"tp": 3, "pp": 1, "model": "mlp", "data": "glyphs", "layers": 3, "recompute": "sqrt"}),
     (6, {"tp": 3, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 2, "microbatches": 2, "partition": "2,1"}),
     (4, {"pp": 2, "zero": 3, "persistence_threshold": 100, "microbatches": 2}),

@@ -39,12 +39,12 @@ def read_records(traces: Sequence[Trace], config: ServerConfig) -> list[ServerRe
 
 
 def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRecord:
-    whole = _whole_pushes(trace)
+    deaths = _deaths(trace)
+    whole = _whole_pushes(trace, servers, deaths)
     total = [0] * workers
     for place in whole:
         total[trace.messages[place].peer - servers] += 1
-    deaths = _deaths(trace)
-    missed = {worker for _, worker, _ in deaths}  # dead, and the server does not know it yet
+    missed = {death.worker for death in deaths}  # dead, and the server does not know it yet
     seen = [0] * workers
     record = ServerRecord([], {(worker, 0): 0 for worker in range(workers)}, [])
 
@@ -58,10 +58,10 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
             record.times.append(time)
 
     def bury(place: float) -> None:
-        while deaths and deaths[0][0] <= place:
-            _, worker, time = deaths.pop(0)
-            missed.discard(worker)
-            apply_clocks(time)
+        while deaths and deaths[0].known <= place:
+            death = deaths.pop(0)
+            missed.discard(death.worker)
+            apply_clocks(death.time)
 
     for place, message in enumerate(trace.messages):
         bury(place)
@@ -81,25 +81,29 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
     return record
 
 
-def _whole_pushes(trace: Trace) -> set[int]:
-    """Places of the heads whose push came whole: no receive up to the next message of another kind was left waiting."""
-    whole, head = set(), -1
-    for place, message in enumerate(trace.messages):
-        if message.kind != "receive" or message.purpose != "parameter_push":
-            head = -1
-        elif message.wildcard:
-            head = place if message.peer >= 0 else -1
-            whole |= {head} - {-1}
-        elif message.end < 0:
-            whole.discard(head)
-    return whole
+@dataclass
+class Death:
+    """A worker that died before its last push: when its server knew, and whether a push of it had come by half."""
+
+    known: int  # messages of the server before that
+    worker: int
+    time: float
+    half: bool
 
 
-def _deaths(trace: Trace) -> list[tuple[int, int, float]]:
-    """(messages before it was known, worker, time) of each worker that died before its last push, in that order."""
-    pattern = re.compile(r"worker (\d+) is dead, known after (\d+) messages")
+def _deaths(trace: Trace) -> list[Death]:
+    pattern = re.compile(r"worker (\d+) is dead, known after (\d+) messages(, half a push thrown away)?")
     found = [(pattern.fullmatch(span.name), span.start) for span in trace.spans if span.category == "death"]
-    return [(int(match[2]), int(match[1]), time) for match, time in found if match]
+    return [Death(int(match[2]), int(match[1]), time, bool(match[3])) for match, time in found if match]
+
+
+def _whole_pushes(trace: Trace, servers: int, deaths: Sequence[Death]) -> set[int]:
+    """Places of the heads of pushes, without those that were thrown away."""
+    heads = {place for place, m in enumerate(trace.messages) if m.wildcard and m.peer >= 0}
+    for death in deaths:
+        if death.half:
+            heads.discard(max(p for p in heads if p < death.known and trace.messages[p].peer == servers + death.worker))
+    return heads
 
 
 def replay(

@@ -61,6 +61,7 @@ class Server:
         self.read = dict.fromkeys(workers, 0)  # the version that each worker computes with
         self.pending: dict[int, deque[Array]] = {w: deque() for w in workers}  # received, not yet applied
         self.waiting: dict[int, int] = {}  # worker -> the clock that it wants to start
+        self.receiving = -1  # the worker whose push has begun to come
         self.staleness: list[int] = []
 
     def serve(self) -> None:
@@ -78,14 +79,16 @@ class Server:
                 self._apply()
 
     def bury(self, error: RankDeadError) -> None:
-        """Go on without a worker; the trace keeps after how many messages that was, for the replay."""
+        """Go on without a worker; the trace keeps after how many messages that was, and of what, for the replay."""
         worker = self.comm.members.index(error.rank) - self.config.servers
         if worker < 0:
             raise error  # a server, and with it its weights
         if self.done[worker] < inf:
             now, known = self.comm.time(), len(self.comm.trace.messages)
-            span = SpanEvent(self.comm.rank, "main", f"worker {worker} is dead, known after {known} messages", now, now, "death")
-            self.comm.trace.spans.append(span)
+            half = ", half a push thrown away" if self.receiving == worker else ""
+            name = f"worker {worker} is dead, known after {known} messages{half}"
+            self.comm.trace.spans.append(SpanEvent(self.comm.rank, "main", name, now, now, "death"))
+        self.receiving = -1
         self.done[worker] = inf
         self.waiting.pop(worker, None)
 
@@ -95,6 +98,7 @@ class Server:
         with purpose("parameter_push"):
             head = xp.empty(2 + len(shard.sparse), xp.int64)
             rank = self.comm.recv(head, ANY)
+            worker = self.receiving = rank - self.config.servers
             clock, last, *touched = head.tolist()
             contributions: dict[str, Any] = {}
             if shard.dense:
@@ -110,7 +114,7 @@ class Server:
                     self.comm.recv(ids, rank)
                     self.comm.recv(values, rank)
                 contributions[key] = Rows(ids, values)
-        worker = rank - self.config.servers
+        self.receiving = -1
         self.pending[worker].append(shard.gradient(contributions))
         self.clock[worker] = clock
         return worker, clock, bool(last)

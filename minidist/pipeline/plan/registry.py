@@ -20,6 +20,7 @@ from minidist.pipeline.plan.action import Item, parts, stage_of
 from minidist.pipeline.plan.plan import Plan
 
 Orders = Sequence[Sequence[Item]]
+LARGEST = 50_000_000  # forwards of a plan
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Schedule:
                 "--chunks out, or take interleaved or looped-bfs"
             )
         v = self.chunks or chunks or 2
+        if stages * v * microbatches > LARGEST:
+            raise UsageError(f"{stages:,} ranks x {v} chunks x {microbatches:,} micro-batches do not fit in memory; a plan has at most {LARGEST:,} forwards")
         known = inspect.signature(self.function).parameters
         for option in options:
             if option not in known:
