@@ -84,5 +84,5 @@ def test_a_timeout_is_a_number_of_seconds_that_a_thread_can_wait(seconds):
 
 
 def test_a_file_that_cannot_be_written_is_named_with_its_flag():
-    with pytest.raises(UsageError, match="the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
+    with pytest.raises(UsageError, match=r"the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
         writable("/dev/null/x", "--metrics")
