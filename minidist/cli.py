@@ -660,6 +660,20 @@ def bench_memory(
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
 
+@bench_app.command("hybrid")
+def bench_hybrid(
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 2,
+    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
+    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 2,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    json_output: Json = False,
+) -> None:
+    """The share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
+    from minidist.train.bench_hybrid import bench_hybrid as bench
+
+    show_bench(bench(rounds, dp, tp, pp), json_output)
+
+
 def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
     """The environment, then a row a measurement."""
     if result is None:

@@ -21,7 +21,7 @@ from minidist.base.errors import UsageError
 
 PURPOSES = (
     "gradient_reduce", "parameter_gather", "tensor_forward", "tensor_backward", "regather", "pipeline_activation",
-    "pipeline_gradient", "tied", "dispatch", "loss_divisor", "overflow", "clip_norm", "metrics", "checkpoint",
+    "pipeline_gradient", "tied", "dispatch", "loss_divisor", "overflow", "clip_norm", "metrics", "evaluation", "checkpoint",
     "startup", "parameter_push", "parameter_pull", "user",
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from minidist.data.ahead import BatchesAhead
 from minidist.data.cache import cached
-from minidist.data.datasets import Dataset, SampleDataset, TokenDataset
+from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, hold_out
 from minidist.data.entropy import bigram_entropy, unigram_entropy
 from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
@@ -24,6 +24,7 @@ __all__ = [
     "bigram_entropy",
     "cached",
     "glyphs",
+    "hold_out",
     "idx_folder",
     "load_dataset",
     "markov",

@@ -5,7 +5,7 @@ samples there are (`samples(context)`), what a set of them is (`rows(indices, co
 (`is_tokens`). Data lie as they came (bytes, a memory map) and are widened only for the rows that are asked for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,3 +77,17 @@ class SampleDataset:
 
 
 Dataset = TokenDataset | SampleDataset
+
+HELD_OUT = 0.1  # of the data, its last part
+
+
+def hold_out(dataset: Dataset) -> tuple[Dataset, Dataset]:
+    """(what is trained on, the last tenth): of tokens or of samples."""
+    if isinstance(dataset, TokenDataset):
+        cut = int(dataset.tokens.size * (1 - HELD_OUT))
+        return replace(dataset, tokens=dataset.tokens[:cut]), replace(dataset, tokens=dataset.tokens[cut:])
+    cut = int(len(dataset.inputs) * (1 - HELD_OUT))
+    return (
+        replace(dataset, inputs=dataset.inputs[:cut], targets=dataset.targets[:cut]),
+        replace(dataset, inputs=dataset.inputs[cut:], targets=dataset.targets[cut:]),
+    )

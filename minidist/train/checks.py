@@ -8,6 +8,7 @@ from minidist.parallel.compression import check_compression
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 from minidist.train.config import Batches, TrainConfig, flag, updates_of
+from minidist.train.evaluate import problems as evaluate_problems
 from minidist.train.job import build, llama_inner
 from minidist.train.local_steps import check_local_steps
 from minidist.train.noise import check_noise
@@ -27,6 +28,7 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _served(config)
     yield from check_noise(config, batches)
     yield from check_local_steps(config, batches)
+    yield from evaluate_problems(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)

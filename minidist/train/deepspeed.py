@@ -159,6 +159,9 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
             result.leave(name, why)
 
 
+LOSS_SCALE = {"loss_scale_window": "loss_scale_interval", "hysteresis": "loss_scale_hysteresis", "min_loss_scale": "loss_scale_floor"}
+
+
 def _half(precision: str) -> Callable[[Any, Translation], None]:
     def section(values: Mapping[str, Any], result: Translation) -> None:
         rest = {key: value for key, value in values.items() if key != "enabled"}
@@ -168,6 +171,14 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             result.take(f"{precision}.enabled", True, precision=precision)
             if rest.get("loss_scale") == 0:
                 result.take(f"{precision}.loss_scale", rest.pop("loss_scale"))  # 0 means dynamic
+            if precision == "fp16":
+                if isinstance(rest.get("initial_scale_power"), int):
+                    power = rest.pop("initial_scale_power")
+                    result.take("fp16.initial_scale_power", power, loss_scale=2.0**power)
+                for key, setting in LOSS_SCALE.items():
+                    if key in rest:
+                        value = rest.pop(key)
+                        result.take(f"fp16.{key}", value, **{setting: value})
         elif values.get("enabled", False) == "auto":
             result.leave(f"{precision}.enabled", "auto: something else was to fill it in")
         else:
@@ -200,6 +211,8 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
                 result.leave(f"{name}.device", "minidist offloads to the host's memory")
             for inner in set(value) - {"device"}:
                 _leave_all(f"{name}.{inner}", value[inner], result)
+        elif key == "stage3_param_persistence_threshold" and stage == 3:
+            result.take(name, value, persistence_threshold=int(value))
         elif key == "overlap_comm" and value is True:
             result.take(name, value)
         else:

@@ -16,8 +16,9 @@ from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler, hold_out, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
+from minidist.nn.recompute import budget_of
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -37,6 +38,7 @@ class Job:
     schedule: Any  # step -> factor of the learning rate
     sampler: Any  # a GlobalBatchSampler, or what serves its batches ahead
     pool: HostPool | None = None  # host memory, when something is offloaded
+    held_out: Any = None  # a sampler of data that is never trained on, with --evaluate-every
     positions: Any = None  # of this rank's tokens in their sequence, when sequences are split
     scaler: DynamicLossScaler | None = None  # of float16
 
@@ -85,9 +87,13 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     """Everything for one rank, from a config that `check` has passed. comm: whose host memory offloading uses."""
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset = load_dataset(config.data)
+    held_out = None
+    if config.evaluate_every:
+        dataset, rest = hold_out(dataset)
+        held_out = GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
-    return Job(config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config))
+    return Job(config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config), held_out=held_out)
 
 
 def check(config: TrainConfig, processes_here: int = 1) -> None:
@@ -121,6 +127,10 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
         )
     if config.recompute == "selective" and config.model == "mlp":
         raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
+    if config.model == "mlp" and budget_of(config.recompute) is not None:
+        raise UsageError(
+            f"--recompute {config.recompute} measures one block and takes the others for its like, which layers of an MLP are not; use --recompute sqrt or full"
+        )
     if config.offload == "activations" and config.recompute in ("none", "selective"):
         raise UsageError(
             f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, sqrt or budget:BYTES, not {config.recompute}"
@@ -180,7 +190,9 @@ def make_optimizer(job: Job, parameters: Any) -> Optimizer:
 def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
     if config.precision != "fp16":
         return None
-    return DynamicLossScaler(config.loss_scale, growth_interval=config.loss_scale_interval)
+    return DynamicLossScaler(
+        config.loss_scale, growth_interval=config.loss_scale_interval, hysteresis=config.loss_scale_hysteresis, floor=config.loss_scale_floor
+    )
 
 
 def _schedule(config: TrainConfig) -> Any:

@@ -39,6 +39,8 @@ class MetricsFile:
             "seconds": round(time.perf_counter() - self._began, 6),
             "bytes_sent": sum(state.strategy.axes.comm.trace.bytes_by_purpose().values()),
         }
+        if state.held_out_loss is not None:
+            record["held_out_loss"] = state.held_out_loss
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()  # who follows the file sees each step
 

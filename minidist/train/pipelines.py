@@ -31,7 +31,7 @@ class PipelineParallel(Strategy):
             # The copies of a tied weight lie in other places of other arrays: only this order gives both the same bits.
             ordered = "ordered" if any(p.name in tied for p in module.parameters()) else None
             own = data_axes(job, module, axes, number, ordered, tied)
-            for axis in own:
+            for axis in own if job.config.zero != 2 else ():  # ZeRO 2 gives a bucket's memory back while backward runs
                 axis.by_hand()
             stages.append(PipelineStage(module, number, [flat for axis in own for flat in axis.flats]))
             reducers[number] = [reducer for axis in own for reducer in axis.reducers]

@@ -13,10 +13,12 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
+from minidist.parallel.dims import ParallelDims
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.compare_served import compare_served, serve_and_keep
 from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
+from minidist.train.evaluate import evaluation_bytes
 from minidist.train.job import check
 from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
@@ -43,10 +45,11 @@ class Summary:
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
     noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
+    held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()), *(("noise_scale",) if self.noise_scale else ()))
+        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()), *(("noise_scale",) if self.noise_scale else ()), *(("held_out",) if self.held_out else ()))
         return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
@@ -73,6 +76,8 @@ class Summary:
             samples = self.noise_scale["samples"]
             worth = "not known: the gradient is lost in its noise" if samples is None else f"{samples:,.1f} samples"
             lines.append("gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(worth, **self.noise_scale))
+        if self.held_out:
+            lines.append("loss on held-out data: " + ", ".join(f"{loss:.4f} after {step} steps" for step, loss in self.held_out.items()))
         if self.host:
             lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
         return "\n".join(lines)
@@ -114,7 +119,7 @@ def run_training(
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
-            writable(metrics)
+            writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
@@ -137,15 +142,17 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
+        if evaluation := evaluation_bytes(config, batches, first.first_step):
+            closed["evaluation"] = evaluation
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
     dims = batches.dims
-    mesh = {} if config.strategy == "ps" else {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
+    mesh = {} if config.strategy == "ps" else mesh_of(dims)
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest, first.host, first.loss_scale, first.noise_scale,
+        first.digest, first.host, first.loss_scale, first.noise_scale, first.held_out or None,
     )  # fmt: skip
 
 
@@ -177,7 +184,8 @@ def run_comparison(
         return None
     verdict: Comparison = outcome.results[0]
     if trace is not None:
-        header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command}
+        mesh = mesh_of(resolve_dims(config, size))
+        header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command, "mesh": mesh}
         write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
     return verdict
 
@@ -192,3 +200,8 @@ def _served_comparison(
     if trace is not None:
         write_traces(trace, outcome.traces, world=outcome.world, command=command)
     return compare_served(config, outcome.results, outcome.traces)
+
+
+def mesh_of(dims: ParallelDims) -> dict[str, int]:
+    """The axes of a mesh with their ranks, slowest first, for the trace's header."""
+    return {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}

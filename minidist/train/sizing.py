@@ -158,9 +158,10 @@ def model_peak(
     """The full peak of a step of `batch` sequences a rank: {"model", "parameters", "stage0": {..., "total"}, ..., "not_counted"}.
 
     Beside the model states each stage has: activations (of all blocks; with full recomputation their inputs and one block
-    whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output projection and of the last norm), gathered (stage 3: what is left of
-    the model, and one block), prefetch (stage 3), reducing (stage 3: gradients of the rest, of a block, and of one on its
-    way, in 2 bytes). It is the sum, so an upper bound: the parts need not meet at one moment.
+    whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output projection and of
+    the last norm), gathered (stage 3: what is left of the model, and one block), prefetch (stage 3), reducing (stage 3:
+    gradients of the rest, of a block, and of one on its way, in 2 bytes). It is the sum, so an upper bound: the parts need
+    not meet at one moment. With the accounting deepspeed also `offload`, see `deepspeed_offload`.
     """
     if name not in MODELS:
         raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")

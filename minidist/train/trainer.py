@@ -26,6 +26,7 @@ from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.data import BatchesAhead, microbatch_numbers
 from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.evaluate import evaluate
 from minidist.train.job import Job, build
 from minidist.train.noise import NoiseMeter
 from minidist.train.recipe import parallelize
@@ -52,6 +53,7 @@ class StepState:
     loss: float
     job: Job
     strategy: Strategy
+    held_out_loss: float | None = None  # in the steps in which it was computed
 
 
 Observer = Callable[[StepState], None]
@@ -72,6 +74,7 @@ class TrainResult:
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
     noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
+    held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -95,6 +98,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         if config.prefetch_batches:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
         noise = NoiseMeter(strategy) if config.noise_scale else None
+        held_out: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         for step in range(done, config.steps):
             began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
@@ -110,8 +114,10 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
                 account.stop()
                 comm.trace.memory.extend(account.samples())
+            if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
+                held_out[step + 1] = evaluate(job, strategy)
             for observer in observers:
-                observer(StepState(comm.rank, step, losses[-1], job, strategy))
+                observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out.get(step + 1)))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses)
         scaler, exponents = job.scaler, count_exponents(strategy.gradients(), scale)
@@ -119,7 +125,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
             None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before}, exponents,
             None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
-            None if noise is None else noise.result(),
+            None if noise is None else noise.result(), held_out,
         )  # fmt: skip
 
 

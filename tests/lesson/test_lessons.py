@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import time
 from pathlib import Path
 
 import nbformat
@@ -21,12 +20,10 @@ each_changed_lesson = pytest.mark.parametrize("source", [s for s in LESSONS if n
 
 
 @each_changed_lesson
-def test_a_lesson_runs_as_a_script_in_under_20_seconds(source, monkeypatch, capsys):
+def test_a_lesson_runs_as_a_script(source, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("minidist.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
-    start = time.perf_counter()
     runpy.run_path(str(source), run_name="__main__")
-    assert time.perf_counter() - start < 20
     alone = ("01", "02", "10", "16", "17", "18", "19", "20", "25", "27")  # their exercises send nothing
     assert "there is no MPI here" in capsys.readouterr().out or source.name[:2] in alone
 

@@ -200,6 +200,17 @@ def test_a_sent_gradient_is_let_go_when_it_must_have_arrived(name):
     assert many == few
 
 
+def test_an_evaluation_keeps_two_sent_activations():
+    def main(comm, m):
+        with account_memory() as account:
+            stages, _ = split_model(MLP([16] * 4, dtype=np.float64), 3, [comm.rank])
+            batch = [np.ones((ROWS, 16)) for _ in range(m)]
+            Pipeline(comm, plan_of("forward-only", 3, m, chunks=1), stages, mlp_loss).step(batch, batch)
+        return account.peak_by_purpose["activation"]
+
+    assert SimWorld(3).run(main, 6) == SimWorld(3).run(main, 24)
+
+
 def test_gpipe_with_recomputation_keeps_the_borders_and_one_stage():
     """GPipe: m tensors of the border and the activations of one micro-batch; without recomputation m times the activations."""
     width, m, layers = 16, 6, 3

@@ -76,6 +76,16 @@ def test_expert_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, experts=4, **values)
 
 
+def test_zero_2_gives_a_stages_gradients_back_while_backward_runs():
+    """ZeRO 1 has all gradients of the stage and its shard of the sums; ZeRO 2 the shard, a bucket that travels and one that fills."""
+
+    def most(zero):
+        config = TrainConfig.make(**{**SMALL, "pp": 2, "layers": 8, "width": 32, "zero": zero, "microbatches": 2, "reduce_bucket_size": 2000})
+        return SimWorld(8).run(train, config)[0].peak_by_purpose["gradient"]
+
+    assert most(2) < 0.5 * most(1)
+
+
 @pytest.mark.mpi(8, timeout=120)
 def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
     config = TrainConfig.make(**{**SMALL, "reduction": "ring", "dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "microbatches": 2})

@@ -144,9 +144,23 @@ def test_deepspeeds_own_adam_is_adamw_and_its_warmup_logarithmic():
 
 def test_precision_comes_from_the_section_that_is_enabled():
     assert translate({**SMALL, "bf16": {"enabled": True}, "fp16": {"enabled": False}}).settings["precision"] == "bf16"
-    said = translate({**SMALL, "fp16": {"enabled": True, "loss_scale": 0, "hysteresis": 2}})
+    scale = {"loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 100, "hysteresis": 3, "min_loss_scale": 2}
+    said = translate({**SMALL, "fp16": {"enabled": True, "auto_cast": True, **scale}})
     assert said.settings["precision"] == "fp16"
-    assert [key for key, _ in said.ignored] == ["fp16.hysteresis"]
+    assert {key: value for key, value in said.settings.items() if key.startswith("loss_scale")} == {
+        "loss_scale": 4096.0, "loss_scale_interval": 100, "loss_scale_hysteresis": 3, "loss_scale_floor": 2,
+    }  # fmt: skip
+    assert [key for key, _ in said.ignored] == ["fp16.auto_cast"]
+    fixed = translate({**SMALL, "fp16": {"enabled": True, "loss_scale": 128}})
+    assert "loss_scale" not in fixed.settings
+    assert [key for key, _ in fixed.ignored] == ["fp16.loss_scale"]
+
+
+def test_stage_3s_threshold():
+    stage = {"stage": 3, "stage3_param_persistence_threshold": 1000, "stage3_max_live_parameters": 1}
+    said = translate({**SMALL, "zero_optimization": stage})
+    assert said.settings["persistence_threshold"] == 1000
+    assert [key for key, _ in said.ignored] == ["zero_optimization.stage3_max_live_parameters"]
 
 
 def test_flags_and_file_do_not_contradict_each_other():

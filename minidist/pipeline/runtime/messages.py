@@ -32,6 +32,8 @@ class Messages:
         self.comm, self.skips, self.plan, self.orders, self.home = comm, comm.dup(), plan, orders, home
         self.tags = self._number_messages()
         self.borders = Borders()
+        # With several stages on a rank the receiver may be busy with another one for long: then nobody waits before the end.
+        self.evaluates = plan.updates == "none" and plan.stages == plan.ranks
         self.begin()
 
     def begin(self) -> None:
@@ -40,6 +42,7 @@ class Messages:
         self.ready: dict[Bound, list[Any]] = {}
         self.sends: dict[Bound, list[Request]] = {}
         self.taken: set[Bound] = set()
+        self.last_two: list[Bound] = []
 
     def know(self, borders: Borders) -> None:
         """Shapes of the borders; with them it is known when each gradient that is sent must have arrived."""
@@ -119,6 +122,10 @@ class Messages:
 
     def _send(self, bound: Bound) -> None:
         direction, stage, target, i = bound
+        if self.evaluates:  # no gradient will say that it arrived: two on their way are enough for who takes them in turn
+            self.last_two.append(bound)
+            if len(self.last_two) > 2:
+                self._wait(self.last_two.pop(0))
         comm, tag = self._channel(direction, stage, target, i)
         with purpose(PURPOSES[direction]):
             arrays = self.ready.pop(bound)
@@ -191,9 +198,10 @@ class Messages:
             for direction, source in (("F", stage - 1), ("B", stage + 1)):
                 if 0 <= source < self.plan.stages and self.home[source, i] != rank:
                     pair = self.home[source, i], rank
-                    tags[direction, stage, i] = counts.get(pair, 0)
+                    tags[direction, stage, i] = counts.get(pair, 0) % LARGEST_TAG
                     counts[pair] = counts.get(pair, 0) + TENSORS
-        if max(counts.values(), default=0) > LARGEST_TAG:
+        # A stream takes its micro-batches in order at both ends, so a tag may come again: what is older arrives first.
+        if max(counts.values(), default=0) > LARGEST_TAG and self.plan.updates in ("flush", "none"):
             raise UsageError(
                 f"plan {self.plan.name!r} sends {max(counts.values()) // TENSORS} messages between two ranks, at most 2,048 fit; take "
                 "fewer micro-batches"
