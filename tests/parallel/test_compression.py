@@ -175,9 +175,13 @@ def quantized(x, levels, draws):
 
 
 def test_qsgd_stays_within_a_byte_where_the_norm_is_rounded_down():
-    """The square of a denormal is one too, so its root can be smaller than the number: 1.2 x 127 levels are no byte."""
+    """A square may be a denormal with few digits, its root smaller than the number: then x/norm > 1, and 1.2 x 127 is no byte."""
+    below = 0
     for tiny in np.linspace(1.6e-162, 9e-162, 50):
-        quantized(np.array([tiny, -tiny]), 127, np.zeros(2))
+        level, norm = quantize(np.array([tiny, 0.0]), 127, np.zeros(2))
+        below += norm[0] < tiny
+        assert level[0] == 127 or norm[0] > tiny
+    assert below > 5
 
 
 def test_qsgd_draws_anew_for_every_rank_and_step_and_repeats_with_the_seed():

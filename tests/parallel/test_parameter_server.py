@@ -5,6 +5,7 @@ misplaced update changes bits.
 """
 
 import itertools
+import re
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import MismatchError, UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.choosers import drawn, earliest, explore, seeded
 from minidist.optim import SGD, Adam, ParameterSlice
@@ -323,8 +324,50 @@ BAD = {
     "a row that is not there": (
         lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row_7, 1), r"each id must be in 0\.\.6",
     ),
+    "rows by a fraction": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([0.7])), 1), r"'table' need a 1-D array of integer",
+    ),
+    "rows in a table": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([[1]])), 1), r"'table' need a 1-D array of integer",
+    ),
+    "rows in a list": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row([1]), 1), r"'table' need a 1-D array of integer",
+    ),
+    "a gradient that is missing": (
+        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {"a": x["a"]}, 1), r"worker \d, clock 0: no gradient of 'b'",
+    ),
+    "rows that are missing": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), lambda w, k, x: {"a": x["a"], "b": x["b"], "d": x["d"]}, 1),
+        "no gradient of 'table'",
+    ),
+    "a gradient in a list": (
+        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {**x, "b": [1.0] * 5}, 1), "'b' has shape none, being no array",
+    ),
+    "weights that are integers": (lambda c: (config(1, "asp"), {"a": np.ones(1, int)}, gradient, 1), "weights are int64.* pass floats"),
     "a gradient of another shape": (lambda c: (config(1, "asp"), initial(), _wrong_shape, 1), r"'b' has shape \(4,\)"),
 }  # fmt: skip
+
+
+def _row(ids):
+    return lambda worker, clock, weights: {**gradient(worker, clock, weights), "table": ps.Rows(ids, np.ones((1, 2), FLOATS))}
+
+
+UNLIKE = {
+    "servers": (lambda rank: (config(1 + (rank == 1), "asp"), initial()), "parameter_server/2 asp"),
+    "consistency": (lambda rank: (config(2, ["asp", "bsp"][rank == 1]), initial()), "parameter_server/2 bsp"),
+    "sparse keys": (lambda rank: (config(1, "asp", sparse=frozenset(["table"] * (rank == 1))), initial()), "table.*table.* sparse"),
+    "shapes": (lambda rank: (config(1, "asp"), {"a": np.ones([(3, 2), (2, 3)][rank == 1])}), r"a\[3, 2\].*a\[2, 3\]"),
+    "names": (lambda rank: (config(1, "asp"), {"ab"[rank == 1]: np.ones(3)}), r"a\[3\].*b\[3\]"),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+@pytest.mark.parametrize("eager_bytes", SENDS)
+def test_ranks_that_do_not_agree_are_told_before_the_first_push(what, eager_bytes):
+    arguments, words = UNLIKE[what]
+    with pytest.raises(MismatchError, match=r"rank 0 sent .*rank 1 expected .*") as error:
+        SimWorld(4, eager_bytes=eager_bytes).run(lambda comm: ps.run(comm, *arguments(comm.rank), gradient, 2))
+    assert re.search(words, str(error.value))
 
 
 def _row_7(worker, clock, weights):
