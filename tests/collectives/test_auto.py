@@ -80,8 +80,8 @@ def test_auto_is_the_algorithm_that_it_chose(operation, ranks):
 
 @pytest.mark.parametrize("operation", ["gather", "all_gather", "scatter", "reduce_scatter"])
 def test_ragged_chunks_are_chosen_for_by_the_whole(operation):
-    """By its own chunk each rank would choose alone: here one chunk is a MiB and the others nothing."""
-    case = Case(operation, "auto", 8, 2**17, counts=(0, 0, 0, 2**17, 0, 0, 0, 0))
+    """By its own chunk each rank would choose alone: here one chunk is 32 KiB and the others nothing."""
+    case = Case(operation, "auto", 8, 2**12, counts=(0, 0, 0, 2**12, 0, 0, 0, 0))
     world = SimWorld(8)
     results = world.run(case.call)
     (taken,) = {m.operation for trace in world.traces for m in trace.messages}
