@@ -168,7 +168,7 @@ class Checkpoint:
         root = Path(directory)
         if name is None:
             if not (root / "latest").exists():
-                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); give the directory of --save, or leave out --resume")
+                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); name one that train --save has written, or train without --resume")
             name = (root / "latest").read_text(encoding="utf-8").strip()
         self.path = root / name
         metadata = self.path / "metadata.json"
