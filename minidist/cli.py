@@ -237,6 +237,9 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
+        for name, value, default in (("batch", batch, 1), ("seq", seq, None), ("recompute", recompute, "none"), ("prefetch", prefetch, 1)):
+            if value != default:
+                raise UsageError(f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME")
         number = whole_number(params or "")
         stages = model_states(number, dp, accounting)
         if accounting == "deepspeed":
