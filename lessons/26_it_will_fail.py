@@ -30,7 +30,7 @@ from minidist.base.errors import MinidistError, UsageError
 from minidist.checkpoint import Checkpoint, Piece, Storage, save
 from minidist.comm import SimWorld
 from minidist.lesson import check, expect, solution
-from minidist.report import show
+from minidist.report import draw, show
 from minidist.report.frame import new_figure, tidy
 from minidist.train.config import TrainConfig
 from minidist.train.trainer import train
@@ -185,6 +185,13 @@ for at in range(3):
     except MinidistError as error:
         fate = f"{type(error).__name__}: rank {error.rank} died"
     print(f"rank 1 dies at its write number {at}: {fate}; latest is {(folder / 'latest').read_text()}")
+
+# %% [markdown]
+# What the ranks say to each other in the save that was finished: three barriers of empty messages. Everybody has a folder to
+# write to; everybody has written; everybody may go on.
+
+# %%
+show(draw("space-time", world.traces, {"command": "part 5 of lessons/26_it_will_fail.py"}))
 
 # %% [markdown]
 # ## 6 Break it

@@ -237,6 +237,9 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
+        for name, value, default in (("batch", batch, 1), ("seq", seq, None), ("recompute", recompute, "none"), ("prefetch", prefetch, 1)):
+            if value != default:
+                raise UsageError(f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME")
         number = whole_number(params or "")
         stages = model_states(number, dp, accounting)
         if accounting == "deepspeed":
@@ -534,7 +537,7 @@ def partition(
 @takes_config
 def profile(
     config: TrainConfig,
-    rounds: Annotated[int, typer.Option(help="timed passes of each block")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="timed passes of each block")] = 5,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
 ) -> None:
     """Time each block of the model on this machine: a PROFILE.json for minidist partition and train --partition."""
@@ -571,7 +574,7 @@ def bench_collectives(
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
     if simulated:
         module: Any = virtual
-        result = virtual.bench_virtual_collectives(operation, ranks or 16, LinkModel(alpha, beta), lengths or virtual.SIZES)
+        result = virtual.bench_virtual_collectives(operation, 16 if ranks is None else ranks, LinkModel(alpha, beta), lengths or virtual.SIZES)
     else:
         module = real
         result = real.bench_collectives(2 if ranks is None else ranks, rounds, lengths or real.SIZES)
@@ -617,7 +620,7 @@ def bench_step(
     tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
     against: Annotated[str | None, typer.Option(help="with --ranks or --tp: torch, or none for our sides alone")] = "torch",
     zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
     """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
@@ -649,7 +652,7 @@ def bench_pipeline(
     stages: Annotated[int, typer.Option(help="processes, a stage each")] = 2,
     schedule: Annotated[str, typer.Option(help="1f1b or gpipe (others without a ratio to PyTorch)")] = "1f1b",
     microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
     """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one rank."""
@@ -661,13 +664,27 @@ def bench_pipeline(
 @bench_app.command("memory")
 def bench_memory(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 12,
     json_output: Json = False,
 ) -> None:
     """What the account of memory costs a training step, when it is on and when it keeps a timeline."""
     from minidist.train.bench_memory import bench_memory as bench
 
     show_bench(bench(cases or None, rounds=rounds), json_output)
+
+
+@bench_app.command("hybrid")
+def bench_hybrid(
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 2,
+    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
+    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 2,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    json_output: Json = False,
+) -> None:
+    """The share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
+    from minidist.train.bench_hybrid import bench_hybrid as bench
+
+    show_bench(bench(rounds, dp, tp, pp), json_output)
 
 
 def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:

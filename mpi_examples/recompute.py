@@ -10,7 +10,7 @@ from minidist.train.trainer import train
 
 
 def main(comm):
-    for what in ("none", "selective", "full", "sqrt"):
+    for what in ("none", "selective", "sqrt", "full"):
         config = TrainConfig.make(layers=4, context=64, micro_batch=4, steps=3, zero=3, dropout=0.1, recompute=what)
         result = train(comm, config)
         if comm.rank == 0:

@@ -302,9 +302,9 @@ def test_offload(world):
     assert code == 0, output
     rows = [line.split() for line in output.splitlines()]
     assert len({row[2] for row in rows}) == 1  # the same loss
-    nothing, optimizer, activations = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
+    nothing, optimizer, activations, parameters = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
     assert nothing["host"] == nothing["crossed"] == "0"
-    assert "0" not in (optimizer["host"], activations["crossed"])
+    assert "0" not in (optimizer["host"], activations["crossed"], parameters["host"])
 
 
 @pytest.mark.parametrize("world", WORLDS)

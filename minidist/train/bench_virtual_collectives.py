@@ -24,6 +24,8 @@ def bench_virtual_collectives(
         raise UsageError(f"no collective {operation!r}{nearest(operation, algorithms())}; one of {', '.join(sorted(algorithms()))}")
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+    if min(sizes) < 0:
+        raise UsageError(f"bench collectives --sizes {','.join(map(str, sizes))}; an array has at least 0 bytes")
     links = links or LinkModel()
     rows = []
     for nbytes in sizes:

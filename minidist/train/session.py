@@ -13,6 +13,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
+from minidist.parallel.dims import ParallelDims
 from minidist.train.checks import check_axes
 from minidist.train.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.train.compare_served import compare_served, serve_and_keep
@@ -118,7 +119,7 @@ def run_training(
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
-            writable(metrics)
+            writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
@@ -147,7 +148,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }
     dims = batches.dims
-    mesh = {} if config.strategy == "ps" else {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}
+    mesh = {} if config.strategy == "ps" else mesh_of(dims)
     write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
     return Summary(
         outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
@@ -183,7 +184,8 @@ def run_comparison(
         return None
     verdict: Comparison = outcome.results[0]
     if trace is not None:
-        header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command}
+        mesh = mesh_of(resolve_dims(config, size))
+        header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command, "mesh": mesh}
         write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
     return verdict
 
@@ -198,3 +200,8 @@ def _served_comparison(
     if trace is not None:
         write_traces(trace, outcome.traces, world=outcome.world, command=command)
     return compare_served(config, outcome.results, outcome.traces)
+
+
+def mesh_of(dims: ParallelDims) -> dict[str, int]:
+    """The axes of a mesh with their ranks, slowest first, for the trace's header."""
+    return {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}

@@ -8,13 +8,12 @@ first, whole, and are summed over the data axis then (`pipeline.runtime.shared`)
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from minidist.base.trace import purpose
 from minidist.parallel import Shard
-from minidist.pipeline.runtime.shared import Group, SharedGradients, Site
+from minidist.pipeline.runtime.shared import Group, SharedGradients, Site, sum_over_places
 
 
 class SharedShards:
@@ -38,26 +37,8 @@ class SharedShards:
         return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
 
     def _add(self, group: Group, own: list[Site]) -> None:
-        comm = self.comm
-        sums: dict[Site, Any] = {
-            site: np.concatenate([shard.grad_buffer() for shard in self._units(site[0], group)]) for site in own
-        }
-        like, requests = sums[own[0]], []
-        for tag, site in enumerate(group.sites):
-            if site not in sums:
-                sums[site] = np.empty_like(like)
-                requests.append(comm.irecv(sums[site], site[1], tag))
-        for tag, site in enumerate(group.sites):
-            if site[1] == comm.rank:
-                others = sorted({rank for _, rank in group.sites} - {comm.rank})
-                requests += [comm.isend(sums[site], rank, tag) for rank in others]
-        comm.waitall(requests)
-        total: Any = None
-        for stage in sorted({stage for stage, _ in group.sites}):
-            of_stage: Any = None
-            for site in sorted(site for site in group.sites if site[0] == stage):
-                of_stage = sums[site] if of_stage is None else of_stage + sums[site]
-            total = of_stage if total is None else total + of_stage
+        sums = {site: np.concatenate([shard.grad_buffer() for shard in self._units(site[0], group)]) for site in own}
+        total = sum_over_places(self.comm, group, sums)
         for stage, _ in own:
             start = 0
             for shard in self._units(stage, group):

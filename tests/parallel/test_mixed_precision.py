@@ -157,7 +157,7 @@ def assert_equal_bits(result, expected):
     assert_same(view(tensors), view(wanted))
 
 
-@pytest.mark.parametrize(("dtype", "ranks"), [*(("float16", n) for n in (1, 2, 3, 4, 5, 8)), ("bfloat16", 3)])
+@pytest.mark.parametrize(("dtype", "ranks"), [*(("float16", n) for n in (1, 2, 3, 4, 5, 8)), ("bfloat16", 2)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_equals_one_device_bit_for_bit(name, dtype, ranks):
     expected = one_device(name, dtype, ranks, 2, 4, 0.3, ())
@@ -170,7 +170,7 @@ def test_every_strategy_equals_one_device_bit_for_bit(name, dtype, ranks):
     assert all(array.dtype == np.float32 for array in expected[0]["optimizer"].values())
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(name=st.sampled_from(STRATEGIES), ranks=st.integers(1, 5), local=st.integers(1, 3), clip=st.sampled_from([None, 0.05]))
 def test_with_frozen_parameters_ragged_shards_and_any_accumulation(name, ranks, local, clip):
     expected = one_device(name, "bfloat16", ranks, local, 1, clip, FROZEN)

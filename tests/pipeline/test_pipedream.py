@@ -18,7 +18,7 @@ from minidist.pipeline.partition import Stage, noam
 from minidist.pipeline.passes import lower
 from minidist.pipeline.pipedream import PipeDream, _apart
 from minidist.pipeline.plan import from_csv
-from minidist.pipeline.runtime import PipelineStage, split_model
+from minidist.pipeline.runtime import PipelineStage, messages, split_model
 from minidist.pipeline.timing import Times, time_plan
 from minidist.pipeline.validate import validate
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
@@ -152,6 +152,14 @@ def record(comm):
 @pytest.mark.mpi(2)
 def test_mpi_has_the_same_bits_and_the_same_messages(comm):
     assert record(comm) == SimWorld(2).run(record)[comm.rank]
+
+
+def test_a_stream_longer_than_there_are_tags(monkeypatch):
+    expected = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
+    monkeypatch.setattr(messages, "LARGEST_TAG", 32)  # four messages of eight tensors
+    results = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
+    for (_, mine, *_), (_, theirs, *_) in zip(results, expected, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_two_streams_one_after_the_other():

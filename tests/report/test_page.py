@@ -1,7 +1,6 @@
 """The page of a run: whole in one file, and looked at in a browser; the export for the viewer keeps the viewer's rules."""
 
 import os
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -138,7 +137,8 @@ def test_a_page_and_a_picture_are_not_mixed_up(runs):
 
 def test_gantt_and_mesh_are_pictures_too(runs):
     assert draw_report(runs / "mixed.jsonl", "gantt", runs / "gantt.svg").read_text().count('id="compute') >= 2 * 4 * 8
-    assert re.search("4 ranks|mesh", draw_report(runs / "mixed.jsonl", "mesh", runs / "mesh.svg").read_text())
+    assert "pp 2 x dp 2 = 4 ranks" in draw_report(runs / "mixed.jsonl", "mesh", runs / "mesh.svg").read_text()
+    assert "dp 3 = 3 ranks" in draw_report(runs / "compared.jsonl", "mesh", runs / "mesh.svg").read_text()
 
 
 # --- the viewer's rules ---

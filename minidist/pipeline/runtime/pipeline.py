@@ -46,8 +46,9 @@ class Pipeline:
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the global
     count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several stages share.
     data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm). reducers:
-    of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each micro-batch (ZeRO 2). prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times: seconds by
-    which actions advance a virtual clock, for teaching; by default what a Meter counted does.
+    of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each micro-batch (ZeRO 2).
+    prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times:
+    seconds by which actions advance a virtual clock, for teaching; by default what a Meter counted does.
 
     Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its gradient
     (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B a micro-batch (metrics). Raises PlanError

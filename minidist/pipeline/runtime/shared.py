@@ -88,22 +88,7 @@ class SharedGradients:
     def _add(self, group: Group, own: list[Site]) -> None:
         comm, first = self.comm, [self.mine[own[0][0], name] for name in group.names]
         sums: dict[Site, Any] = {site: np.concatenate([_gradient(self.mine[site[0], name]) for name in group.names]) for site in own}
-        requests = []
-        for tag, site in enumerate(group.sites):
-            if site not in sums:
-                sums[site] = np.empty(sum(p.size for p in first), first[0].dtype)
-                requests.append(comm.irecv(sums[site], site[1], tag))
-        for tag, site in enumerate(group.sites):
-            if site[1] == comm.rank:
-                others = sorted({rank for _, rank in group.sites} - {comm.rank})
-                requests += [comm.isend(sums[site], rank, tag) for rank in others]
-        comm.waitall(requests)
-        total: Any = None
-        for stage in sorted({stage for stage, _ in group.sites}):
-            of_stage: Any = None
-            for site in sorted(site for site in group.sites if site[0] == stage):
-                of_stage = sums[site] if of_stage is None else of_stage + sums[site]
-            total = of_stage if total is None else total + of_stage
+        total = sum_over_places(comm, group, sums)
         at = 0
         for name, parameter in zip(group.names, first, strict=True):
             for stage, _ in own:
@@ -111,6 +96,30 @@ class SharedGradients:
                 copy.since_reduction[...] = total[at : at + parameter.size].reshape(parameter.shape)  # type: ignore[index]
                 copy.contributions = max(copy.contributions, 1)
             at += parameter.size
+
+
+def sum_over_places(comm: Comm, group: Group, sums: dict[Site, Any]) -> Any:
+    """The sum of what all places of a group have, 1-D: a stage's ranks in rank order, then the stages. sums: this rank's places'.
+
+    Each place's array goes to every other rank of the group.
+    """
+    requests, everybodys, like = [], dict(sums), next(iter(sums.values()))
+    for tag, site in enumerate(group.sites):
+        if site not in sums:
+            everybodys[site] = np.empty_like(like)
+            requests.append(comm.irecv(everybodys[site], site[1], tag))
+    for tag, site in enumerate(group.sites):
+        if site in sums:
+            others = sorted({rank for _, rank in group.sites} - {comm.rank})
+            requests += [comm.isend(sums[site], rank, tag) for rank in others]
+    comm.waitall(requests)
+    total: Any = None
+    for stage in sorted({stage for stage, _ in group.sites}):
+        of_stage: Any = None
+        for site in sorted(site for site in group.sites if site[0] == stage):
+            of_stage = everybodys[site] if of_stage is None else of_stage + everybodys[site]
+        total = of_stage if total is None else total + of_stage
+    return total
 
 
 def _gradient(parameter: Parameter) -> Any:
