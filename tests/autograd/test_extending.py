@@ -191,6 +191,19 @@ def test_a_recomputed_segment_may_return_several_tensors(used, mode):
         np.testing.assert_array_equal(again, plain)
 
 
+def test_a_replay_adds_nothing_to_a_gradient_that_others_hold():
+    """An output that is used inside the segment, too: its sum must not be made in the array that the other summand received."""
+    w, other, x = Parameter(draws(3, 3), name="w"), Tensor(draws(2, 3), requires_grad=True), Tensor(draws(2, 3), requires_grad=True)
+
+    def segment(t):
+        h = t @ w
+        return h, (h * h).sum()
+
+    h, squares = checkpoint(segment, x)
+    (((h + other) * 3.0).sum() + squares).backward()
+    np.testing.assert_array_equal(other.grad, np.full((2, 3), 3.0))
+
+
 def test_recomputation_keeps_only_the_inputs_of_segments():
     def peak(recompute):
         x = Tensor(draws(100, 50), requires_grad=True)
