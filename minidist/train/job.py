@@ -19,6 +19,7 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.data import GlobalBatchSampler, hold_out, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
+from minidist.nn.recompute import budget_of
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -137,6 +138,10 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
         )
     if config.recompute == "selective" and config.model == "mlp":
         raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
+    if config.model == "mlp" and budget_of(config.recompute) is not None:
+        raise UsageError(
+            f"--recompute {config.recompute} measures one block and takes the others for its like, which layers of an MLP are not; use --recompute sqrt or full"
+        )
     if config.offload == "activations" and config.recompute in ("none", "selective"):
         raise UsageError(
             f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, sqrt or budget:BYTES, not {config.recompute}"

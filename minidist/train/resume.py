@@ -8,6 +8,7 @@ masks depend on seed, step and sample. So there is no random state to be saved, 
 """
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,13 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def check_saving(config: TrainConfig) -> None:
-    """UsageError when the flags about checkpoints do not fit together."""
+    """UsageError when the flags about checkpoints do not fit together, or nothing can be written where they point. Makes the directory."""
     if config.save is None and (config.resume or config.every is not None):
         raise UsageError(f"{'--resume' if config.resume else '--every'} needs --save DIR: the directory of the checkpoints")
+    if config.save is not None and not config.resume:
+        try:
+            Path(config.save).mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=config.save):
+                pass
+        except OSError as error:
+            raise UsageError(f"checkpoints cannot be written to --save {config.save}: {error.strerror}; choose another directory") from None

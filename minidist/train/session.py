@@ -119,7 +119,7 @@ def run_training(
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
-            writable(metrics)
+            writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:

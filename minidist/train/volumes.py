@@ -27,8 +27,8 @@ from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 from minidist.train.config import Batches, TrainConfig
-from minidist.train.layer_volumes import layer_elements
-from minidist.train.plans import crossings_of, make_plan
+from minidist.train.layer_volumes import blocks_of_stages, layer_elements
+from minidist.train.plans import crossings_into, crossings_of, make_plan
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
 ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
@@ -196,8 +196,11 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
             total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
     if config.zero >= 2:
         total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
+    sent = crossings * border
+    if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
+        sent -= crossings_into(plan, plan.stages - 1) * (border - border // dims.tp)  # the last layer takes rows: only a tile each
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
-        total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
+        total[name] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
     return total
 
 

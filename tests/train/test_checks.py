@@ -5,6 +5,7 @@ import re
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.comm.launch import execute, writable
 from minidist.train.compare import tier_of
 from minidist.train.config import TrainConfig, resolve_dims
 from minidist.train.session import number_of_ranks
@@ -32,6 +33,10 @@ from minidist.train.session import number_of_ranks
     ({"experts": 4, "ep": 2, "dp": 2, "zero": 3}, "--zero 3 gathers a block over one group of ranks, and with --ep 2 its experts have another"),
     ({"model": "llama", "heads": 4, "kv_heads": 3}, "--heads 4 do not share --kv-heads 3 evenly; take one of 1, 2, 4"),
     ({"model": "gpt", "kv_heads": 2}, "--kv-heads belongs to --model llama"),
+    ({"model": "mlp", "recompute": "budget:5000"}, "--recompute budget:5000 measures one block .* use --recompute sqrt or full"),
+    ({"zero": 3, "reshard_after_forward": "²"}, "--reshard-after-forward '²'; it must be true, false or a number"),
+    ({"recompute": "budget:²"}, "must be one of none, full, selective, sqrt, budget:BYTES"),
+    ({"save": "/dev/null/checkpoints"}, "checkpoints cannot be written to --save /dev/null/checkpoints: .*; choose another directory"),
     ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt"),
     ({"model": "llama", "width": 12}, "--width 12 is not a multiple of 2 x --heads 4; try --heads 3 or --heads 6"),
     ({"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4}, "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule zb-v"),
@@ -64,3 +69,21 @@ def test_the_tier_follows_from_what_is_cut():
             tier(**axis)
         with pytest.raises(UsageError, match="at most 5 steps"):
             tier(**axis, precision="fp64", steps=6)
+
+
+@pytest.mark.parametrize("name", ["capacity_factor", "lr", "aux_loss_weight", "weight_decay", "loss_scale"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_setting_is_a_finite_number(name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} (inf|nan): input should be"):
+        TrainConfig.make(**{name: value})
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_timeout_is_a_number_of_seconds_that_a_thread_can_wait(seconds):
+    with pytest.raises(UsageError, match=r"--timeout \S+; it must be at least 0 seconds"):
+        execute(lambda comm: None, ranks=1, timeout=seconds)
+
+
+def test_a_file_that_cannot_be_written_is_named_with_its_flag():
+    with pytest.raises(UsageError, match=r"the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
+        writable("/dev/null/x", "--metrics")
