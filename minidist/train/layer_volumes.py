@@ -62,7 +62,7 @@ def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
     """The same of one forward pass of all micro-batches."""
     stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
     layers, total = Layers(config, batches), Counter[str]()
-    for stage, blocks in enumerate(_blocks(config, batches, stages)):
+    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
         total.update(layers.forward(blocks, stage == 0, stage == stages - 1))
     return _times(total, batches.dims.dp * batches.accumulation) if batches.dims.splits_sums else Counter()
 

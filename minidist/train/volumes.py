@@ -159,8 +159,14 @@ def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
 
 
 def crossing_elements(config: TrainConfig, batches: Batches) -> int:
-    """Elements of activations that cross the borders of all pipelines in a step."""
-    return crossings_of(make_plan(config, batches.accumulation))[0] * _border(config, batches) if batches.dims.pp > 1 else 0
+    """Elements of activations that go from rank to rank in all pipelines in a step (an asynchronous plan: in the job)."""
+    if batches.dims.pp == 1:
+        return 0
+    plan, border = make_plan(config, batches.accumulation), _border(config, batches)
+    sent = crossings_of(plan)[0] * border
+    if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
+        sent -= crossings_into(plan, plan.stages - 1) * (border - border // batches.dims.tp)  # the last layer takes rows: only a tile each
+    return sent
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
@@ -177,8 +183,7 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     """Activations and their gradients, what stages share, and what is said at the start."""
     dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
-    crossings, paths, _ = crossings_of(plan)
-    border = _border(config, batches)
+    paths = crossings_of(plan)[1]
     places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
     total: Counter[str] = Counter()
     total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
@@ -196,9 +201,7 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
             total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
     if config.zero >= 2:
         total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
-    sent = crossings * border
-    if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
-        sent -= crossings_into(plan, plan.stages - 1) * (border - border // dims.tp)  # the last layer takes rows: only a tile each
+    sent = crossing_elements(config, batches)
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
         total[name] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
     return total

@@ -57,6 +57,7 @@ def test_evaluating_changes_nothing_of_the_training():
     (2, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "zero": 2}),
     (4, {"pp": 2, "zero": 3, "schedule": "interleaved", "chunks": 2, "layers": 4, "microbatches": 2, "global_batch": 4}),
     (2, {"pp": 2, "model": "mlp", "data": "glyphs", "precision": "fp16"}),
+    (4, {"pp": 2, "tp": 2, "model": "mlp", "data": "glyphs", "layers": 1}),
     (5, {"zero": 3, "global_batch": 5, "recompute": "sqrt"}),
     (4, {"zero": 3, "persistence_threshold": 40, "dp_replicate": 2}),
     (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "microbatches": 2}),
