@@ -186,6 +186,10 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         below = total // (accumulation * dp) * accumulation * dp if config.micro_batch is None else total // (micro * dp) * micro * dp
         step = accumulation * dp if config.micro_batch is None else micro * dp
         choices = f"{below} or {below + step}" if below else f"{step}"
+        if config.micro_batch is not None and (config.accumulation or config.microbatches) is not None:  # all three were given
+            choices = f"{micro * accumulation * dp}"
+            if total % (micro * accumulation) == 0:
+                choices += f", or {total // (micro * accumulation)} data-parallel ranks in the place of {dp}"
         raise UsageError(
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
