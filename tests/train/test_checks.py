@@ -6,6 +6,9 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm.launch import execute, writable
+from minidist.report.frame import new_figure, save
+from minidist.report.page import write_page
+from minidist.report.perfetto import write_perfetto
 from minidist.train.compare import tier_of
 from minidist.train.config import TrainConfig, resolve_dims
 from minidist.train.session import number_of_ranks
@@ -82,6 +85,14 @@ def test_a_setting_is_a_finite_number(name, value):
 def test_a_timeout_is_a_number_of_seconds_that_a_thread_can_wait(seconds):
     with pytest.raises(UsageError, match=r"--timeout \S+; it must be at least 0 seconds"):
         execute(lambda comm: None, ranks=1, timeout=seconds)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html", ".json"])
+def test_a_picture_that_cannot_be_written_is_one_sentence(suffix):
+    figure, path = new_figure(1, 1), f"/dev/null/x{suffix}"
+    write = {".svg": lambda: save(figure, path), ".html": lambda: write_page(path, [], {}), ".json": lambda: write_perfetto(path, [])}[suffix]
+    with pytest.raises(UsageError, match=r"the output cannot be written to /dev/null/x.*; choose another --output"):
+        write()
 
 
 def test_a_file_that_cannot_be_written_is_named_with_its_flag():
