@@ -19,7 +19,7 @@ import typer
 
 from minidist import __version__
 from minidist.base.errors import MinidistError, UsageError, nearest
-from minidist.comm.launch import tune
+from minidist.comm.launch import tune, writable
 from minidist.train.config import TrainConfig, flag
 
 app = typer.Typer(
@@ -549,7 +549,7 @@ def profile(
     if output is None:
         print(text)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        writable(output, "--output")
         output.write_text(text + "\n", encoding="utf-8")
         say(f"written: {output}")
 
