@@ -19,7 +19,7 @@ import typer
 
 from minidist import __version__
 from minidist.base.errors import MinidistError, UsageError, nearest
-from minidist.comm.launch import tune
+from minidist.comm.launch import tune, writable
 from minidist.train.config import TrainConfig, flag
 
 app = typer.Typer(
@@ -237,6 +237,9 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
+        for name, value, default in (("batch", batch, 1), ("seq", seq, None), ("recompute", recompute, "none"), ("prefetch", prefetch, 1)):
+            if value != default:
+                raise UsageError(f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME")
         number = whole_number(params or "")
         stages = model_states(number, dp, accounting)
         if accounting == "deepspeed":
@@ -247,7 +250,7 @@ def memory(
         from minidist.report.frame import save
         from minidist.report.zero_bars import zero_bars
 
-        title = f"{model or params} parameters on {dp} ranks, {accounting} accounting"
+        title = f"{model or params} parameters on {dp} rank{'s' * (dp != 1)}, {accounting} accounting"
         figure = zero_bars(stages, title=title, command=command_line())
         if output:
             say(f"written: {save(figure, output)}")
@@ -255,7 +258,7 @@ def memory(
             with TemporaryDirectory() as folder:
                 print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
     else:
-        say(f"{model or params} on {dp} ranks, {accounting} accounting")
+        say(f"{model or params} on {dp} rank{'s' * (dp != 1)}, {accounting} accounting")
         say(table(stages))
         if "offload" in stages:
             say(offload_table(stages["offload"]))  # type: ignore[arg-type]
@@ -393,7 +396,11 @@ def museum(
 
     if output is not None and number is None:
         raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
-    visits = [visit(exhibit, tests) for exhibit in (exhibits() if number is None else find(number))]
+    chosen, visits = exhibits() if number is None else find(number), []
+    for seen, exhibit in enumerate(chosen):
+        if len(chosen) > 5 and seen % 10 == 0:
+            say(f"museum: {len(chosen) - seen} exhibits to see{', each with its tests' if tests else ''}")
+        visits.append(visit(exhibit, tests))
     if output is not None:
         from minidist.report.frame import save
 
@@ -434,7 +441,9 @@ def staleness(
 
 @app.command()
 def schedule(
-    plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
+    plans: Annotated[
+        list[str] | None, typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is")
+    ] = None,
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
     microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")] = None,
     chunks: Annotated[int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")] = None,
@@ -451,12 +460,16 @@ def schedule(
 ) -> None:
     """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
     from minidist.pipeline import passes
-    from minidist.pipeline.plan import load_plan
+    from minidist.pipeline.plan import load_plan, schedules
     from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
 
     form = "json" if json_output else form
     if form not in FORMATS:
         raise UsageError(f"--format {form!r}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
+    if not plans:
+        for name, entry in schedules().items():
+            print(f"{name:24} {entry.about()}")
+        return
     judged = []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
@@ -536,7 +549,7 @@ def profile(
     if output is None:
         print(text)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        writable(output, "--output")
         output.write_text(text + "\n", encoding="utf-8")
         say(f"written: {output}")
 

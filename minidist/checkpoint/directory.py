@@ -183,7 +183,7 @@ class Checkpoint:
         root = Path(directory)
         if name is None:
             if not (root / "latest").exists():
-                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); give the directory of --save, or leave out --resume")
+                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); name one that train --save has written, or train without --resume")
             name = _latest(root)
         self.path = root / name
         metadata = self.path / "metadata.json"

@@ -19,7 +19,7 @@ from minidist.autograd import Tensor, checkpoint
 from minidist.base.errors import UsageError
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module
-from minidist.nn.segments import budgeted_segments, measured, sqrt_segments
+from minidist.nn.segments import budgeted_segments, measured, run_again, sqrt_segments
 
 CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")
 
@@ -53,7 +53,7 @@ def recompute(
         return model
     for block in blocks:
         if what == "full":
-            vars(block)["forward"] = partial(checkpoint, block.forward, pack=pack)
+            vars(block)["forward"] = partial(run_again, block.forward, [block], pack=pack)
         else:
             attentions: list[Any] = [module for module in block.modules() if hasattr(module, "attention_fn")]
             if not attentions:

@@ -28,7 +28,7 @@ class TrainConfig(BaseModel):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
-    capacity_factor: float = Field(1.25, gt=0, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this")
+    capacity_factor: float = Field(1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this")
     aux_loss_weight: float = Field(0.01, ge=0, allow_inf_nan=False, description="weight of the experts' balancing loss")
     data: str = Field("", description="pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
     prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank makes ahead; 0: none")
@@ -186,6 +186,10 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         below = total // (accumulation * dp) * accumulation * dp if config.micro_batch is None else total // (micro * dp) * micro * dp
         step = accumulation * dp if config.micro_batch is None else micro * dp
         choices = f"{below} or {below + step}" if below else f"{step}"
+        if config.micro_batch is not None and (config.accumulation or config.microbatches) is not None:  # all three were given
+            choices = f"{micro * accumulation * dp}"
+            if total % (micro * accumulation) == 0:
+                choices += f", or {total // (micro * accumulation)} data-parallel ranks in the place of {dp}"
         raise UsageError(
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"

@@ -5,12 +5,13 @@ the step. That is why one device and many can be compared at all.
 """
 
 import os
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from minidist.autograd import Tensor, cross_entropy
+from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
@@ -67,6 +68,16 @@ class Job:
         logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
         loss = self.model.loss_fn(logits, targets, self.divisor)
         return loss if not auxiliary else self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
+
+    @contextmanager
+    def evaluating(self) -> Iterator["Job"]:
+        """In the block: the job on held-out data, its model without dropout, nothing recorded for backward."""
+        self.model.eval()
+        try:
+            with no_grad():
+                yield replace(self, sampler=self.held_out)
+        finally:
+            self.model.train()
 
     def scaled(self, loss: Any) -> Any:
         """The loss from which backward starts: in float16 times the loss scale."""

@@ -58,6 +58,15 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     return _times(total, dims.dp)
 
 
+def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
+    """The same of one forward pass of all micro-batches."""
+    stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
+    layers, total = Layers(config, batches), Counter[str]()
+    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
+        total.update(layers.forward(blocks, stage == 0, stage == stages - 1))
+    return _times(total, batches.dims.dp * batches.accumulation) if batches.dims.splits_sums else Counter()
+
+
 def _times(elements: Elements, factor: int) -> Elements:
     return Counter({name: count * factor for name, count in elements.items()})
 

@@ -119,10 +119,11 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
         raise UsageError(f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is; load it with Checkpoint")
     saved, config = checkpoint.state["config"], job.config
     for name in FIXED:
-        if saved[name] != getattr(config, name):
+        then = saved.get(name, TrainConfig.model_fields[name].default)  # of a checkpoint from before there was this setting
+        if then != getattr(config, name):
             raise UsageError(
-                f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {saved[name]}, this job has {getattr(config, name)}; "
-                f"resume with {flag(name)} {saved[name]}"
+                f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {then}, this job has {getattr(config, name)}; "
+                + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {then}")
             )
     if checkpoint.state["global_batch"] != job.batches.global_batch:
         raise UsageError(

@@ -142,8 +142,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
-        if evaluation := evaluation_bytes(config, batches, first.first_step):
-            closed["evaluation"] = evaluation
+        for name, volume in evaluation_bytes(config, batches, [result.sizes for result in results], first.first_step).items():
+            closed[name] = closed.get(name, 0) + volume
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }

@@ -224,3 +224,13 @@ def test_metadata_that_are_no_object_are_damaged(tmp_path):
     (tmp_path / "step-00000001" / "metadata.json").write_text("[1]")
     with pytest.raises(UsageError, match="missing or damaged"):
         Checkpoint(tmp_path)
+
+
+def test_what_a_killed_save_left_is_not_in_the_next_one(tmp_path):
+    left = tmp_path / ".saving"
+    left.mkdir()
+    for name in ("rank-0003.safetensors", "rank-0003.json", "metadata.json"):
+        (left / name).write_bytes(b"of another save")
+    (path,) = SimWorld(1).run(write, tmp_path, 1)
+    assert sorted(file.name for file in path.iterdir()) == ["metadata.json", "rank-0000.safetensors"]
+    assert_holds(tmp_path, 1)

@@ -40,6 +40,7 @@ def table(tmp_path, ranks, **values):
     (8, {"experts": 4, "ep": 2, "dp": 4, "tp": 2, "zero": 1, "top_k": 2}),
     (8, {"experts": 4, "ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "context": 12, "attention": "ulysses"}),
     (4, {"experts": 4, "ep": 2, "pp": 2, "recompute": "full", "microbatches": 2}),
+    (4, {"experts": 4, "ep": 2, "dp": 2, "tp": 2, "recompute": "full"}),
 ])  # fmt: skip
 def test_every_byte_is_in_the_closed_form(ranks, values, tmp_path):
     table(tmp_path, ranks, **values)
