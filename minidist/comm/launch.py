@@ -120,7 +120,7 @@ def execute(
 ) -> Outcome:  # fmt: skip
     """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
     tune()
-    if timeout < 0:
+    if not timeout >= 0:
         raise UsageError(f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report)")
     if eager_bytes < 0:
         raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from minidist.base.errors import UsageError, nearest
 from minidist.parallel.dims import ParallelDims
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.plan import get_schedule, read_csv
 
 
 class TrainConfig(BaseModel):
@@ -101,9 +101,9 @@ class TrainConfig(BaseModel):
     def reshard(self) -> bool | int:
         """What `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
         text = self.reshard_after_forward.lower()
-        if text not in ("true", "false") and not text.isdigit():
+        if text not in ("true", "false") and not text.isdecimal():
             raise UsageError(f"--reshard-after-forward {self.reshard_after_forward!r}; it must be true, false or a number of ranks")
-        return int(text) if text.isdigit() else text == "true"
+        return int(text) if text.isdecimal() else text == "true"
 
     @model_validator(mode="before")
     @classmethod
@@ -174,6 +174,8 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
         accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
+        if config.schedule.endswith(".csv"):  # it says how many it has
+            accumulation = read_csv(config.schedule).microbatches
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp
@@ -186,6 +188,8 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         below = total // (accumulation * dp) * accumulation * dp if config.micro_batch is None else total // (micro * dp) * micro * dp
         step = accumulation * dp if config.micro_batch is None else micro * dp
         choices = f"{below} or {below + step}" if below else f"{step}"
+        if config.micro_batch is not None and (config.accumulation or config.microbatches) is not None:
+            choices = f"{micro * accumulation * dp}"
         raise UsageError(
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"

@@ -26,8 +26,10 @@ def test_an_inconsistent_triple_prints_the_equation_and_a_remedy_that_works(tota
     if total == micro * accumulation * ranks:
         assert resolve_batches(config, ranks).global_batch == total
         return
-    with pytest.raises(UsageError, match=rf"{total} != {micro} x {accumulation} x {ranks}"):
+    with pytest.raises(UsageError, match=rf"{total} != {micro} x {accumulation} x {ranks}") as caught:
         resolve_batches(config, ranks)
+    proposed = int(str(caught.value).split("--global-batch ")[1])
+    assert resolve_batches(config.model_copy(update={"global_batch": proposed}), ranks).global_batch == proposed
 
 
 @given(total=st.integers(1, 200), ranks=sizes)
