@@ -139,7 +139,7 @@ print(f"parameters: {held[0]:,} of {whole:,}; the norms and two biases are whole
 assert answer["bytes"] == formula
 for name, value in answer.items():
     verdict = "right" if abs(my_guess[name] - value) <= 0.02 * value else "off"
-    print(f"{name}: {value:,.3f}; your guess is {verdict}")
+    print(f"{name}: {value:,.5g}; your guess is {verdict}")
 
 # %% [markdown]
 # Is it the same training? A GPT with two layers, five steps, against one device; the tiles are gathered for the comparison:

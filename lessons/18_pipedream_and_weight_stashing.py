@@ -275,4 +275,4 @@ check("18.two_versions", solution("18.two_versions"))
 # | NOAM | "number of active minibatches", PipeDream |
 # | delayed gradients | asynchronous SGD; "staleness" (lesson 08) |
 #
-# Next: 19 Interleaved and zero bubble, which has no delay either.
+# Next: [19 Interleaved and zero bubble](19_interleaved_and_zero_bubble.ipynb), which has no delay either.

@@ -143,7 +143,8 @@ for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
     print(f"{ranks:3} {count:3} {row['1f1b']:6.3f} {row['interleaved']:13.3f} {row['zb-h1']:7.3f} {row['zb-h2']:7.3f} {row['zb-v']:6.3f}")
 
 # %% [markdown]
-# The activations of a ZB-H2 run, rank by rank: what nothing idle costs.
+# The activations of a ZB-H2 run, rank by rank: what no idle time costs. The plan counts a micro-batch as whole until its W, 7 on every
+# rank. Of these layers only the inputs are kept for W, 512 of 1,024 B; rank 3, where I follows F at once, holds less than rank 0.
 
 # %%
 header = {"command": "part 5 of lessons/19_interleaved_and_zero_bubble.py", "title": "ZB-H2: activations, alive until W"}
@@ -239,4 +240,4 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # | post-validation | the same, Zero Bubble paper, section 4 |
 # | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
 #
-# Next: 20 The 3-D mesh.
+# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb).

@@ -19,7 +19,7 @@ import typer
 
 from minidist import __version__
 from minidist.base.errors import MinidistError, UsageError, nearest
-from minidist.comm.launch import tune
+from minidist.comm.launch import tune, writable
 from minidist.train.config import TrainConfig, flag
 
 app = typer.Typer(
@@ -243,6 +243,9 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
+        for name, value, default in (("batch", batch, 1), ("seq", seq, None), ("recompute", recompute, "none"), ("prefetch", prefetch, 1)):
+            if value != default:
+                raise UsageError(f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME")
         number = whole_number(params or "")
         stages = model_states(number, dp, accounting)
         if accounting == "deepspeed":
@@ -253,7 +256,7 @@ def memory(
         from minidist.report.frame import save
         from minidist.report.zero_bars import zero_bars
 
-        title = f"{model or params} parameters on {dp} ranks, {accounting} accounting"
+        title = f"{model or params} parameters on {dp} rank{'s' * (dp != 1)}, {accounting} accounting"
         figure = zero_bars(stages, title=title, command=command_line())
         if output:
             say(f"written: {save(figure, output)}")
@@ -261,7 +264,7 @@ def memory(
             with TemporaryDirectory() as folder:
                 print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
     else:
-        say(f"{model or params} on {dp} ranks, {accounting} accounting")
+        say(f"{model or params} on {dp} rank{'s' * (dp != 1)}, {accounting} accounting")
         say(table(stages))
         if "offload" in stages:
             say(offload_table(stages["offload"]))  # type: ignore[arg-type]
@@ -399,7 +402,11 @@ def museum(
 
     if output is not None and number is None:
         raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
-    visits = [visit(exhibit, tests) for exhibit in (exhibits() if number is None else find(number))]
+    chosen, visits = exhibits() if number is None else find(number), []
+    for seen, exhibit in enumerate(chosen):
+        if len(chosen) > 5 and seen % 10 == 0:
+            say(f"museum: {len(chosen) - seen} exhibits to see{', each with its tests' if tests else ''}")
+        visits.append(visit(exhibit, tests))
     if output is not None:
         from minidist.report.frame import save
 
@@ -440,7 +447,9 @@ def staleness(
 
 @app.command()
 def schedule(
-    plans: Annotated[list[str], typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared")],
+    plans: Annotated[
+        list[str] | None, typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is")
+    ] = None,
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
     microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")] = None,
     chunks: Annotated[int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")] = None,
@@ -457,7 +466,8 @@ def schedule(
 ) -> None:
     """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
     from minidist.pipeline import passes
-    from minidist.pipeline.plan.load import is_name, load_plan
+    from minidist.pipeline.plan import load_plan, schedules
+    from minidist.pipeline.plan.load import is_name
     from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
 
     if memory_limit is not None and not memory_limit >= 0:
@@ -466,6 +476,10 @@ def schedule(
     form = "json" if json_output else form
     if form not in FORMATS:
         raise UsageError(f"--format {form!r}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
+    if not plans:
+        for name, entry in schedules().items():
+            print(f"{name:24} {entry.about()}")
+        return
     judged = []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
@@ -533,7 +547,7 @@ def partition(
 @takes_config
 def profile(
     config: TrainConfig,
-    rounds: Annotated[int, typer.Option(help="timed passes of each block")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="timed passes of each block")] = 5,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
 ) -> None:
     """Time each block of the model on this machine: a PROFILE.json for minidist partition and train --partition."""
@@ -545,7 +559,7 @@ def profile(
     if output is None:
         print(text)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        writable(output, "--output")
         output.write_text(text + "\n", encoding="utf-8")
         say(f"written: {output}")
 
@@ -570,7 +584,7 @@ def bench_collectives(
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
     if simulated:
         module: Any = virtual
-        result = virtual.bench_virtual_collectives(operation, ranks or 16, LinkModel(alpha, beta), lengths or virtual.SIZES)
+        result = virtual.bench_virtual_collectives(operation, 16 if ranks is None else ranks, LinkModel(alpha, beta), lengths or virtual.SIZES)
     else:
         module = real
         result = real.bench_collectives(2 if ranks is None else ranks, rounds, lengths or real.SIZES)
@@ -616,7 +630,7 @@ def bench_step(
     tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
     against: Annotated[str | None, typer.Option(help="with --ranks or --tp: torch, or none for our sides alone")] = "torch",
     zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
     """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
@@ -648,7 +662,7 @@ def bench_pipeline(
     stages: Annotated[int, typer.Option(help="processes, a stage each")] = 2,
     schedule: Annotated[str, typer.Option(help="1f1b or gpipe (others without a ratio to PyTorch)")] = "1f1b",
     microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
     """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one rank."""
@@ -660,13 +674,27 @@ def bench_pipeline(
 @bench_app.command("memory")
 def bench_memory(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 12,
     json_output: Json = False,
 ) -> None:
     """What the account of memory costs a training step, when it is on and when it keeps a timeline."""
     from minidist.train.bench_memory import bench_memory as bench
 
     show_bench(bench(cases or None, rounds=rounds), json_output)
+
+
+@bench_app.command("hybrid")
+def bench_hybrid(
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 2,
+    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
+    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 2,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    json_output: Json = False,
+) -> None:
+    """The share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
+    from minidist.train.bench_hybrid import bench_hybrid as bench
+
+    show_bench(bench(rounds, dp, tp, pp), json_output)
 
 
 def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:

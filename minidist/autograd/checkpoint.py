@@ -21,8 +21,8 @@ from minidist.base.memory import memory_account
 from minidist.base.random import replay_calls, snapshot_calls
 
 
-def checkpoint(fn: Callable[..., Tensor], *args: Any, pack: Callable[[xp.Array], Any] | None = None) -> Tensor:
-    """fn(*args), saving only the tensors among the arguments. fn must return one tensor and be repeatable.
+def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], Any] | None = None) -> Any:
+    """fn(*args), saving only the tensors among the arguments. fn must be repeatable and return a tensor or a tuple of tensors.
 
     pack: makes of a tensor argument's array what is kept instead: an object whose `.data` is read once, in backward, and
     gives the array again (from the host, say).
@@ -42,36 +42,61 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any, pack: Callable[[xp.Array],
     finally:
         parameter_reads.reset(token)
         in_segment.reset(segment)
-    if not isinstance(result, Tensor):
-        raise AutogradError(f"checkpoint: the function must return one Tensor, not {type(result).__name__}")
+    outputs = result if isinstance(result, tuple) else (result,)
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise AutogradError(f"checkpoint: the function must return a Tensor or a tuple of Tensors, not {type(output).__name__}")
     used = tuple(p for p in dict.fromkeys(reads) if p.requires_grad)
     sources = [a for a in args if isinstance(a, Tensor)]
     # A tensor argument is kept as what backward may read, anything else as it is.
     save = (lambda a: a.saved()) if pack is None else (lambda a: pack(a.data))
     kept = [(save(a), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
 
-    def replay(g: xp.Array) -> list[xp.Array]:
+    def replay(g: Any) -> list[xp.Array]:
         current_meter, account = meter.get(), memory_account.get()
         inputs = [Tensor(a.data, needs) if is_tensor else a for a, needs, is_tensor in kept]
 
-        def forward() -> Tensor:
+        def forward() -> Any:
             meter.set(current_meter)
             memory_account.set(account)
             with enable_grad(), replay_calls(calls):
                 return fn(*inputs)
 
-        node = context.copy().run(forward).node  # nobody needs the values a second time
+        again = context.copy().run(forward)
+        node = again.node if isinstance(again, Tensor) else _joined(again, arrived)
+        del again  # nobody needs the values a second time
         walk = current_pass.get()
         assert walk is not None
         walk.run_nested(node, g, used)
         leaves = [leaf for leaf, (_, _, is_tensor) in zip(inputs, kept, strict=True) if is_tensor]
         return [xp.zeros_like(leaf.data) if leaf.grad is None else leaf.grad for leaf in leaves]
 
-    tensor = record(
-        "checkpoint", result.data, [(s, itemgetter(i)) for i, s in enumerate(sources)], prepare=replay, flops=0
-    )
+    arrived: dict[int, xp.Array] = {}  # gradients of a tuple's tensors, by their place
+    several = isinstance(result, tuple)
+    data = xp.zeros((), outputs[0].dtype, outputs[0].data) if several else result.data
+    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], prepare=replay, flops=0)
     if tensor.node is None and used:  # no argument needs a gradient, but parameters inside do
         tensor.node = Node("checkpoint", prepare=replay)
     if tensor.node is not None:
         tensor.node.replays = used
-    return tensor
+    return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
+
+
+def _output(segment: Tensor, place: int, data: xp.Array, arrived: dict[int, xp.Array]) -> Tensor:
+    """One of several outputs: it lays its gradient down for the replay, which comes when those of all have been visited."""
+
+    def arrive(g: xp.Array) -> xp.Array:
+        arrived[place] = g
+        return xp.zeros_like(segment.data)
+
+    return record("checkpoint output", data, [(segment, arrive)], flops=0)
+
+
+def _joined(outputs: tuple[Tensor, ...], arrived: dict[int, xp.Array]) -> Node | None:
+    """A root above those outputs of a replay whose gradients have arrived."""
+
+    def take(place: int) -> Callable[[Any], xp.Array]:
+        return lambda _: arrived.pop(place)[...]  # a view: somebody else may hold the array
+
+    edges = [(output.node, take(i)) for i, output in enumerate(outputs) if output.node is not None and i in arrived]
+    return Node("checkpoint outputs", tuple(edges)) if edges else None

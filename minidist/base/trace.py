@@ -26,18 +26,23 @@ PURPOSES = (
 )  # fmt: skip
 
 _purpose: ContextVar[str] = ContextVar("minidist_message_purpose", default="user")
+_settled: ContextVar[bool] = ContextVar("minidist_message_purpose_settled", default=False)
 
 
 @contextmanager
-def purpose(name: str) -> Iterator[None]:
-    """Messages posted inside the block are recorded under `name`, one of `PURPOSES`."""
+def purpose(name: str, whole: bool = False) -> Iterator[None]:
+    """Messages posted inside the block are recorded under `name`, one of `PURPOSES`.
+
+    whole: also those of blocks inside that name another purpose: what a layer sends for an evaluation is evaluation's.
+    """
     if name not in PURPOSES:
         raise ValueError(f"unknown message purpose {name!r}; one of {', '.join(PURPOSES)}")
-    token = _purpose.set(name)
+    token, settled = _purpose.set(_purpose.get() if _settled.get() else name), _settled.set(whole or _settled.get())
     try:
         yield
     finally:
         _purpose.reset(token)
+        _settled.reset(settled)
 
 
 current_purpose = _purpose.get

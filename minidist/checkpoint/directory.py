@@ -156,6 +156,21 @@ def _checksum(array: Any) -> str:
     return _digest(np.ascontiguousarray(array).tobytes())
 
 
+def _latest(root: Path) -> str:
+    """The name in the file `latest`; UsageError, with the newest name that there is, when it names nothing."""
+    name = ""
+    try:
+        name = (root / "latest").read_text(encoding="utf-8").strip()
+        found = name != "" and (root / name).is_dir()
+    except (OSError, ValueError):  # no file, no text, or no path
+        found = False
+    if not found:
+        there = sorted(path.parent.name for path in root.glob("step-*/metadata.json"))
+        remedy = f"write {there[-1]} into it" if there else "there is no complete checkpoint beside it, so start anew without --resume"
+        raise UsageError(f"the file 'latest' in {str(root)!r} names no checkpoint ({name[:40]!r}); {remedy}")
+    return name
+
+
 class Checkpoint:
     """A checkpoint on disk, opened for reading: `latest` in `directory`, or one by name.
 
@@ -168,15 +183,15 @@ class Checkpoint:
         root = Path(directory)
         if name is None:
             if not (root / "latest").exists():
-                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); give the directory of --save, or leave out --resume")
-            name = (root / "latest").read_text(encoding="utf-8").strip()
+                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); name one that train --save has written, or train without --resume")
+            name = _latest(root)
         self.path = root / name
         metadata = self.path / "metadata.json"
         try:
             record = json.loads(metadata.read_bytes())
             checksum = record.pop("checksum")
             intact = checksum == _digest(json.dumps(record).encode()) and record["format"] == FORMAT
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             intact = False
         if not intact:
             raise UsageError(f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or damaged; use an older checkpoint")

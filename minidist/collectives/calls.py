@@ -6,7 +6,8 @@ checker.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -24,6 +25,8 @@ def all_reduce(
 ) -> Any:
     """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it."""
     _check(comm, "all_reduce", array)
+    if not array.flags.writeable:
+        raise UsageError(f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy")
     check_op(op, array)
     return _call(comm, "all_reduce", algorithm, async_op, array, op, variant=op)
 
@@ -131,7 +134,7 @@ def all_to_all(
             f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide; pass counts"
         )
     sends = _counts(comm, send_counts, array.size, "all_to_all")
-    receives = sends if receive_counts is None else [int(count) for count in receive_counts]
+    receives = sends if receive_counts is None else _whole(comm, receive_counts, "all_to_all")
     if len(receives) != comm.size or min(receives) < 0 or receives[comm.rank] != sends[comm.rank]:
         raise UsageError(
             f"rank {comm.rank}: all_to_all with receive_counts {receives}; it needs {comm.size} counts of at least 0, "
@@ -183,8 +186,16 @@ def _call(
     return channel.post(run, [a for a in (array, *arguments) if isinstance(a, np.ndarray)]) if async_op else run()
 
 
+def _whole(comm: Comm, counts: Sequence[int], operation: str) -> list[int]:
+    """The counts as Python's integers; 2.5 is none."""
+    try:
+        return [index(count) for count in counts]
+    except TypeError:
+        raise UsageError(f"rank {comm.rank}: {operation} with counts {list(counts)}; a count is a whole number of elements") from None
+
+
 def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:
-    sizes = chunk_sizes(total, comm.size) if counts is None else [int(count) for count in counts]
+    sizes = chunk_sizes(total, comm.size) if counts is None else _whole(comm, counts, operation)
     if len(sizes) != comm.size or sum(sizes) != total or min(sizes) < 0:
         raise UsageError(
             f"rank {comm.rank}: {operation} of {total} elements with counts {sizes}; "
@@ -194,7 +205,7 @@ def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str
 
 
 def _shard_counts(comm: Comm, counts: Sequence[int] | None, size: int, operation: str) -> list[int]:
-    sizes = [size] * comm.size if counts is None else [int(count) for count in counts]
+    sizes = [size] * comm.size if counts is None else _whole(comm, counts, operation)
     if len(sizes) != comm.size or sizes[comm.rank] != size or min(sizes) < 0:
         raise UsageError(
             f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; "
@@ -211,10 +222,12 @@ def _output(comm: Comm, out: np.ndarray | None, size: int, like: np.ndarray, ope
             f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, "
             f"got {out.size} of {out.dtype}" + ("" if out.flags.c_contiguous else f" with strides {out.strides}")
         )
+    if not out.flags.writeable:
+        raise UsageError(f"rank {comm.rank}: {operation} into an out that is read-only; pass one that may be written")
     return out.reshape(-1)
 
 
 def _root(comm: Comm, root: int, operation: str) -> int:
-    if not 0 <= root < comm.size:
-        raise UsageError(f"rank {comm.rank}: {operation} with root {root}; ranks are 0..{comm.size - 1}")
-    return root
+    if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
+        raise UsageError(f"rank {comm.rank}: {operation} with root {root!r}; ranks are 0..{comm.size - 1}")
+    return index(root)

@@ -5,6 +5,8 @@ rank that adds (as in NCCL). Who wants one rounding reduces in float32: `MixedPr
 """
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +21,23 @@ _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 def check_op(op: str, array: np.ndarray) -> None:
     if op not in _UFUNCS:
         raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
+    if not _has(op, array.dtype):
+        raise UsageError(f"{array.dtype} values have no {op!r}; reduce numbers, or send this array as bytes")
     if op == "avg" and array.dtype.kind in "iub":
         raise UsageError(
             f"the average of {array.dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"
         )
+
+
+@cache
+def _has(op: str, dtype: np.dtype[Any]) -> bool:
+    """Can two values of this dtype be combined into a third one? Not dates, text or records."""
+    try:
+        nothing = np.empty(0, dtype)
+        _UFUNCS[op](nothing, nothing, out=nothing)
+    except TypeError:
+        return False
+    return True
 
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:

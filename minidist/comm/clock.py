@@ -12,6 +12,7 @@ fabric is not modelled here (it would depend on the schedule); it can be replaye
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from minidist.base.errors import UsageError
 
@@ -33,10 +34,10 @@ class LinkModel:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be at least 0 seconds")
+            if not 0 <= getattr(self, name) < inf:
+                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be at least 0 seconds, and finite")
         for name in ("flops", "memory_bandwidth"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be above 0 a second")
 
     def cost(self, source: int, destination: int) -> tuple[float, float]:

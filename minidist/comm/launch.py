@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+LONGEST = 1e9  # seconds that a thread can be told to wait, and more than thirty years
 FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous")
 
 
@@ -78,14 +79,14 @@ def is_mistyped(word: str) -> bool:
     return name.startswith("--") and bool(difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.85))
 
 
-def writable(path: str | Path) -> None:
-    """Raise UsageError now, and not after the run, when a trace cannot be written to `path`. Makes its folder."""
+def writable(path: str | Path, flag: str = "--trace") -> None:
+    """Raise UsageError now, and not after the run, when the file of `flag` cannot be written to `path`. Makes its folder."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("a"):
             pass
     except OSError as error:
-        raise UsageError(f"the trace cannot be written to {path}: {error.strerror}; choose another --trace") from None
+        raise UsageError(f"the {flag[2:]} cannot be written to {path}: {error.strerror}; choose another {flag}") from None
 
 
 def under_mpiexec() -> bool:
@@ -120,8 +121,8 @@ def execute(
 ) -> Outcome:  # fmt: skip
     """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
     tune()
-    if not timeout >= 0:
-        raise UsageError(f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report)")
+    if not 0 <= timeout <= LONGEST:
+        raise UsageError(f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {LONGEST:g}")
     if eager_bytes < 0:
         raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
     if ranks is not None and ranks < 1:

@@ -168,7 +168,7 @@ def table(visits: Sequence[Visit]) -> str:
         if seen.wrong is not None and seen.right.losses:
             losses = [f"{run.losses[-1]:.3f}" for run in (seen.right, seen.wrong)]
         parts = [percent(seen.differences[kind].ratio) if kind in seen.differences else "" for kind in ("gradients", "weights")]
-        tests = f"{red} of {len(seen.exhibit.caught_by)}" if seen.red else "not here"
+        tests = f"{red} of {len(seen.exhibit.caught_by)}" if seen.red else "not run"
         rows.append((seen.exhibit.number, seen.exhibit.title, *losses, *parts, tests, seen.other_symptoms()))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]

@@ -183,7 +183,7 @@ def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Ten
         if is_grad_enabled() and auxiliary.node is None:
             raise UsageError(
                 f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
-                "would not be balanced; leave blocks with experts out of recomputation"
+                "would not be balanced; return it from the segment, or call nn.recompute, which does"
             )
         auxiliary = reshape(auxiliary, (1,))
         before = auxiliary if before is None else before + auxiliary

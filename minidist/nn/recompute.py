@@ -17,8 +17,9 @@ from typing import Any
 
 from minidist.autograd import Tensor, checkpoint
 from minidist.base.errors import UsageError
+from minidist.nn.mlp import MLP
 from minidist.nn.module import Module
-from minidist.nn.segments import budgeted_segments, measured, sqrt_segments
+from minidist.nn.segments import budgeted_segments, measured, run_again, sqrt_segments
 
 CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")
 
@@ -31,7 +32,7 @@ def recompute(
     pack: with "full", "sqrt" or "budget:N", what a segment's input becomes until backward reads it (see `checkpoint`).
     shape, dtype: of a block's input, for "budget:N", which runs the first block twice to see how much it keeps.
     Call it before a strategy wraps the model. Errors: UsageError for another word, for a model without blocks, for
-    "selective" where there is no attention, and for a budget that nothing fits.
+    "selective" where there is no attention, for a budget that nothing fits, and for a budget of an MLP.
     """
     budget = budget_of(what)
     if what == "none":
@@ -43,6 +44,8 @@ def recompute(
     if budget is not None:
         if shape is None:
             raise UsageError(f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ..., width)")
+        if isinstance(model, MLP):
+            raise UsageError(f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are not; use 'sqrt' or 'full'")
         others = (owner.angles(shape[1]),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
         nbytes, inside = measured(blocks[0], shape, dtype, *others)
         sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
@@ -50,7 +53,7 @@ def recompute(
         return model
     for block in blocks:
         if what == "full":
-            vars(block)["forward"] = partial(checkpoint, block.forward, pack=pack)
+            vars(block)["forward"] = partial(run_again, block.forward, [block], pack=pack)
         else:
             attentions: list[Any] = [module for module in block.modules() if hasattr(module, "attention_fn")]
             if not attentions:
@@ -65,7 +68,7 @@ def budget_of(what: str) -> int | None:
     if what in CHOICES[:-1]:
         return None
     word, _, number = what.partition(":")
-    if word != "budget" or not number.isdigit():
+    if word != "budget" or not number.isdecimal():
         raise UsageError(f"recompute {what!r}; it must be one of {', '.join(CHOICES)}")
     return int(number)
 

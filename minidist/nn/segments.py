@@ -84,13 +84,32 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
     return None
 
 
-def run_segments(functions: Sequence[Layer], x: Tensor, sizes: Sequence[int], pack: Pack | None = None) -> Tensor:
-    """functions[-1](...functions[0](x)): segments of these sizes recomputed, what is left after them kept."""
+def run_again(function: Callable[..., Tensor], modules: Sequence[Any], *arguments: Any, pack: Pack | None = None) -> Tensor:
+    """checkpoint(function, *arguments). Where it runs `modules` with experts, their balancing losses come out beside the result:
+    computed inside and read from outside they would have no gradient."""
+    experts = [module.mlp for module in modules if hasattr(getattr(module, "mlp", None), "auxiliary_loss")]
+    if not experts:
+        return checkpoint(function, *arguments, pack=pack)  # type: ignore[no-any-return]
+
+    def with_losses(*values: Any) -> tuple[Tensor, ...]:
+        result = function(*values)
+        return (result, *(mixture.auxiliary_loss for mixture in experts))
+
+    result, *losses = checkpoint(with_losses, *arguments, pack=pack)
+    for mixture, loss in zip(experts, losses, strict=True):
+        mixture.auxiliary_loss = loss
+    return result  # type: ignore[no-any-return]
+
+
+def run_segments(
+    functions: Sequence[Layer], x: Tensor, sizes: Sequence[int], pack: Pack | None = None, modules: Sequence[Any] | None = None
+) -> Tensor:
+    """functions[-1](...functions[0](x)): segments of these sizes recomputed, what is left after them kept. modules: see `run_again`."""
     if sum(sizes) > len(functions) or any(size < 1 for size in sizes):
         raise UsageError(f"segments of {list(sizes)} layers for a chain of {len(functions)}; each has at least 1, together at most all")
     first = 0
     for size in sizes:
-        x = checkpoint(_chain(functions[first : first + size]), x, pack=pack)
+        x = run_again(_chain(functions[first : first + size]), (modules or functions)[first : first + size], x, pack=pack)
         first += size
     return _chain(functions[first:])(x)
 
@@ -109,7 +128,7 @@ def run_blocks(owner: Any, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *
     def with_others(block: Callable[..., Tensor]) -> Layer:
         return lambda value: block(value, *others)
 
-    return run_segments([with_others(block) for block in blocks], x, sizes, pack)
+    return run_segments([with_others(block) for block in blocks], x, sizes, pack, blocks)
 
 
 def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *others: Any) -> tuple[int, int]:

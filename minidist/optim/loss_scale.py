@@ -50,6 +50,8 @@ class DynamicLossScaler:
                 raise UsageError(f"{name} {value:g} is no power of two, so that unscaling would round; take {2.0 ** round(math.log2(value)) if 0 < value < math.inf else 2:.17g}")
         if min(growth_interval, hysteresis, floor_limit) < 1:
             raise UsageError(f"growth_interval {growth_interval}, hysteresis {hysteresis} and floor_limit {floor_limit} must be at least 1")
+        if floor > 0 and math.frexp(floor)[0] != 0.5:  # the scale stops there
+            raise UsageError(f"floor {floor:g} is no power of two, so that unscaling would round; take {2.0 ** round(math.log2(floor)) if floor < math.inf else 1:.17g}")
         if not 0 < floor <= initial_scale:
             raise UsageError(f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0")
         self.scale = float(initial_scale)

@@ -5,6 +5,7 @@
     merge            0I2 0W2 → 0B2                       neighbours of one micro-batch become one action
     split            0B2 → 0I2 0W2
     recompute        0B2 → 0RECOMPUTE2 0B2               GPipe's: keep the stage's input, run its forward again
+    forwards         0F0 0B0 0F1 0B1 → 0F0 0F1           evaluation
 
 RECV *posts* a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for at the end
 of the step. A stage posts at most `prefetch` receives for each neighbour ahead of use, so its buffers can be counted. The walk
@@ -14,6 +15,7 @@ where the runtime's sends are synchronous. Where only one more buffer resolves a
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import replace
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.plan.action import (
@@ -260,6 +262,13 @@ def recompute(plan: Plan, stages: Iterable[int] | None = None) -> Plan:
                     orders[-1].append(pack(RECOMPUTE, stage_of(action), microbatch_of(action)))
             orders[-1].append(item)
     return plan.with_orders(orders)
+
+
+def forwards(plan: Plan) -> Plan:
+    """The plan's forward passes alone: an evaluation with every stage where the plan has it. What waited in them for nothing but
+    forward passes does so still, so it cannot stand still where the plan did not."""
+    orders = [[part for item in order for part in parts(item) if kind_of(part) == FORWARD] for order in plan.orders]
+    return replace(plan, name=f"{plan.name} (forwards)", orders=orders, updates="none")
 
 
 def computations(plan: Plan) -> Plan:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from minidist.base.trace import Trace
-from minidist.report.frame import finish, new_figure, patch, tidy
+from minidist.report.frame import byte_text, finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Fi
     axes.set_yticks(range(len(table)), list(table))
     axes.set_ylim(max(1, len(table)) - 0.5, -0.5)
     axes.set_xlim(0, 1.15 * widest)
+    axes.xaxis.set_major_formatter(lambda value, place: byte_text(value))
     axes.set_xlabel("bytes sent")
     tidy(axes)
     known = [row for row in table.values() if row.get("closed_form") is not None]

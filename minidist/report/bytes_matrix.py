@@ -51,7 +51,7 @@ def bytes_matrix(
     what = f" of {purpose}" if purpose else ""
     sums = f"{byte_text(matrix.sum())}{what} sent in all; the most by one rank: {byte_text(rows.max())}"
     axes.set_title(title or sums, fontsize=9)
-    figure.colorbar(image, ax=axes, label="bytes", shrink=0.8)
+    figure.colorbar(image, ax=axes, label="bytes", shrink=0.8, format=lambda value, place: byte_text(value))
     return finish(
         figure, [patch("#FFFFFF", "no message"), patch("#AA3377", "the most bytes between two ranks")], command
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
+from minidist.comm.launch import writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def save(figure: "Figure", path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise UsageError(f"cannot save a picture as {path.name!r}; end the name in one of {', '.join(SUFFIXES)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writable(path, "--output")
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[path.suffix]
     with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
         figure.savefig(path, metadata=metadata, dpi=150)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import Trace, only_steps, steps_of
+from minidist.comm.launch import writable
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.draw import Header, draw
 from minidist.report.frame import byte_text
@@ -37,7 +38,7 @@ td, th { padding: .15rem .8rem .15rem 0; text-align: right; } td:first-child, th
 def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source: str = "") -> Path:
     """Write the page of a run; returns the path. source: the trace's file name, for the captions."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writable(path, "--output")
     path.write_text(page(traces, header, source), encoding="utf-8")
     return path
 

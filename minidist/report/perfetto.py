@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.trace import MessageEvent, Trace
+from minidist.comm.launch import writable
 from minidist.report.pairs import arrived, pairs
 
 _THREADS = ("compute", "send", "receive")
@@ -89,6 +90,6 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
 def write_perfetto(path: str | Path, traces: Sequence[Trace]) -> Path:
     """Write the trace for the viewer; returns the path."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writable(path, "--output")
     path.write_text(json.dumps(perfetto(traces)), encoding="utf-8")
     return path

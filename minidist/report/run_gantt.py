@@ -23,6 +23,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     shown = traces[:MOST_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
     everything = [(span.start, span.end) for spans in rows.values() for span in spans]
+    everything += [(message.posted, message.end) for trace in traces for message in trace.messages if message.end >= message.posted]
     begin, end = min((a for a, _ in everything), default=0.0), max((b for _, b in everything), default=0.0)
     longest = end - begin
     factor, unit = time_unit(longest)

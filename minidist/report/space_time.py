@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Rows = dict[tuple[int, str], int]  # (rank, lane) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
+LABEL = 0.06  # the width of a label, as a part of the picture's
 MAX_ARROWS = 1500  # with more, lines without heads
 
 
@@ -30,13 +31,14 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     longest = _longest(traces)
     edge = longest * 1.3 if longest > 0 else 1e-6
     right = edge if stuck else longest or 1e-6
+    begin = _begin(traces)  # of one step of many: not at zero
     factor, unit = time_unit(right)
     figure = new_figure(9, 1.5 + 0.55 * len(rows))
     axes = figure.add_subplot()
     used: dict[str, Any] = {}
 
     for (rank, lane), y in rows.items():
-        axes.plot([0, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
+        axes.plot([begin * factor, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
         spans = compute_of(traces[rank].spans, lane)
         for span in spans:
             kind = kind_of(span.name)
@@ -57,18 +59,18 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
         used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
         style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
         axes.text(right * factor, y - 0.24, _operation(event), **style)
-    _arrows(axes, [pair for pair in messages if arrived(pair)], rows, factor, used)
+    _arrows(axes, [pair for pair in messages if arrived(pair)], rows, factor, (right - begin) * factor, used)
     circle = _wait_for(axes, stuck, rows, right * factor, used)
 
     axes.set_yticks(list(rows.values()), [_label(rank, lane) for rank, lane in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
-    axes.set_xlim(0, right * factor * (1.12 if stuck else 1.01))
+    axes.set_xlim(begin * factor, (begin + (right - begin) * (1.12 if stuck else 1.01)) * factor)
     axes.set_xlabel(f"time [{unit}]")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     tidy(axes)
     delivered = sum(arrived(pair) for pair in messages)
-    axes.set_title(title or _title(delivered, longest, stuck, circle), fontsize=10, loc="left")
+    axes.set_title(title or _title(delivered, longest - begin, stuck, circle), fontsize=10, loc="left")
     return finish(figure, used.values(), command)
 
 
@@ -96,6 +98,12 @@ def _longest(traces: Sequence[Trace]) -> float:
     return max([0.0, *ends, *starts])
 
 
+def _begin(traces: Sequence[Trace]) -> float:
+    """When the first thing that is drawn begins."""
+    posted = [event.posted for trace in traces for event in trace.messages]
+    return max(0.0, min([span.start for trace in traces for span in trace.spans] + posted, default=0.0))
+
+
 def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid: str) -> None:
     from matplotlib.patches import Rectangle
 
@@ -103,7 +111,7 @@ def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid:
     axes.add_patch(Rectangle(corner, width, 0.32, color=colour, linewidth=0, gid=gid, zorder=2))
 
 
-def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, used: dict[str, Any]) -> None:
+def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, width: float, used: dict[str, Any]) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
 
@@ -119,12 +127,16 @@ def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, used: d
     if len(ends) > MAX_ARROWS:
         axes.add_collection(LineCollection(ends, colors=colour, linewidths=0.3, gid="messages", zorder=3))
         return
+    labels: list[tuple[float, float]] = []
     arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
     for (tail, head), (send, _) in zip(ends, delivered, strict=True):
         axes.add_patch(FancyArrowPatch(tail, head, **arrow, color=colour, linewidth=1.0, gid="message", zorder=3))
         if len(ends) <= MAX_LABELS:
             near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
             x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
+            if any(abs(x - other[0]) < LABEL * width and abs(y - other[1]) < 0.2 for other in labels):
+                continue  # two numbers on each other are none
+            labels.append((x, y))
             box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
             text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": colour, "bbox": box}
             axes.text(x, y, byte_text(send.nbytes), **text, zorder=4)

@@ -79,6 +79,11 @@ def model_tiles(
     """The tiles of a one-layer GPT or Llama of these sizes, tp ranks to a layer and ep ranks to its experts."""
     if model not in ("gpt", "llama"):
         raise UsageError(f"--model {model!r}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
+    for flag, size, least in (("tp", tp, 1), ("width", width, 1), ("heads", heads, 1), ("kv-heads", kv_heads, 1), ("vocab", vocab, 1), ("experts", experts, 0), ("ep", ep, 1)):
+        if size is not None and size < least:
+            raise UsageError(f"--{flag} {size}; it must be at least {least}")
+    if kv_heads is not None and model != "llama":
+        raise UsageError(f"--kv-heads {kv_heads} belongs to --model llama, not to {model}; leave it out")
     if (experts or ep > 1) and (model != "gpt" or not experts):
         raise UsageError(f"--experts {experts} --ep {ep} with --model {model}; experts are the gpt's, and --ep needs --experts")
 

@@ -43,6 +43,8 @@ def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SI
     """{environment, rows}: one row for each algorithm, size and opponent, then the simulated world's. Starts mpiexec itself."""
     if ranks < 2:
         raise UsageError(f"bench collectives --ranks {ranks}; a sum over ranks takes at least 2 processes")
+    if rounds < 1:
+        raise UsageError(f"bench collectives --rounds {rounds}; a median takes at least 1 round")
     if any(size < 4 or size % 4 for size in sizes):
         raise UsageError(f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at least 4")
     answer = run_under_mpiexec(

@@ -65,6 +65,10 @@ def bench_network(
         raise UsageError(f"bench network --hosts {hosts}; it must be 2 to 200")
     for name in algorithms:
         find("all_reduce", name)
+    if rounds < 1:
+        raise UsageError(f"bench network --rounds {rounds}; a median takes at least 1 call")
+    if any(size < 4 or size % 4 for size in sizes):
+        raise UsageError(f"bench network --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at least 4")
     if not 1e6 <= rate <= 1e10:
         raise UsageError(f"bench network --rate {rate / 1e6:g}; it must be 1 to 10,000 Mbit/s")
     check_rights()

@@ -24,6 +24,8 @@ def bench_virtual_collectives(
         raise UsageError(f"no collective {operation!r}{nearest(operation, algorithms())}; one of {', '.join(sorted(algorithms()))}")
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+    if min(sizes) < 0:
+        raise UsageError(f"bench collectives --sizes {','.join(map(str, sizes))}; an array has at least 0 bytes")
     links = links or LinkModel()
     rows = []
     for nbytes in sizes:
@@ -46,14 +48,15 @@ def table(result: dict[str, Any]) -> str:
     """Virtual microseconds: a line a size, a column an algorithm; the best one has a star, and "auto" says whom it took."""
     rows, clock = result["rows"], result["environment"]
     names = list(dict.fromkeys(row["side"] for row in rows))
+    widths = {name: max(len(name), 8) + 2 for name in names}
     lines = [
         f"{clock['operation']} on {clock['ranks']} ranks, alpha {clock['alpha']:g} s, beta {clock['beta']:g} s a byte: virtual microseconds",
-        f"{'bytes':>11s}" + "".join(f"{name:>20s}" for name in names) + "  auto / best",
+        f"{'bytes':>11s}" + "".join(name.rjust(widths[name]) for name in names) + "  auto / best",
     ]
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         line = {row["side"]: row for row in rows if row["bytes"] == nbytes}
         cells = "".join(
-            f"{'*' if row['ratio'] == 1 and name != 'auto' else ''}{1e6 * row['median_s']:.1f}".rjust(20) for name, row in line.items()
+            f"{'*' if row['ratio'] == 1 and name != 'auto' else ''}{1e6 * row['median_s']:.1f}".rjust(widths[name]) for name, row in line.items()
         )
         lines.append(f"{nbytes:11,d}{cells}  {line['auto']['ratio']:.3f} {line['auto']['algorithm']}")
     return "\n".join(lines)

@@ -134,11 +134,6 @@ def _experts(config: TrainConfig) -> Iterator[str]:
         yield f"--top-k {config.top_k} of --experts {config.experts}: a token cannot visit more experts than there are"
     if config.experts % config.ep or (config.ep > 1 and not config.experts):
         yield f"--experts {config.experts} do not divide over --ep {config.ep}; take --experts {_near(config.experts, config.ep)}"
-    if config.experts and config.recompute not in ("none", "selective") and config.pp == 1:
-        yield (
-            f"--recompute {config.recompute} keeps of a block its input and nothing else, and the experts' balancing loss is computed inside; "
-            "take --recompute selective, or a pipeline, which recomputes whole stages"
-        )
     if config.ep > 1 and config.zero == 3:
         yield f"--zero 3 gathers a block over one group of ranks, and with --ep {config.ep} its experts have another; take --zero 2"
 

@@ -62,7 +62,10 @@ def snapshot(state: StepState) -> Snapshot:
     """Copies of everything that training is: loss, gradients, weights, optimizer state, by name. All ranks call it."""
     tensors = state.strategy.tensors()
     tensors["optimizer"]["step_count"] = np.array(state.strategy.optimizer.step_count)
-    return {"loss": {"loss": np.array(state.loss)}, **tensors}
+    losses = {"loss": np.array(state.loss)}
+    if state.held_out_loss is not None:
+        losses["held_out_loss"] = np.array(state.held_out_loss)
+    return {"loss": losses, **tensors}
 
 
 def group_of(kind: str, name: str) -> str:

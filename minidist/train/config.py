@@ -28,17 +28,17 @@ class TrainConfig(BaseModel):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
-    capacity_factor: float = Field(1.25, gt=0, description="slots of an expert: top_k x tokens / experts x this")
-    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
+    capacity_factor: float = Field(1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this")
+    aux_loss_weight: float = Field(0.01, ge=0, allow_inf_nan=False, description="weight of the experts' balancing loss")
     data: str = Field("", description="pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
     prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank makes ahead; 0: none")
 
     # optimization
     steps: int = Field(20, ge=1, description="optimizer steps")
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
-    lr: float = Field(3e-3, gt=0, description="learning rate")
+    lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay")
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     decay: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
@@ -82,7 +82,7 @@ class TrainConfig(BaseModel):
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
-    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+    loss_scale: float = Field(2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it")
     loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
     loss_scale_hysteresis: int = Field(2, ge=1, description="fp16: overflows until the loss scale first falls after it has grown")
     loss_scale_floor: float = Field(1.0, gt=0, description="fp16: the loss scale falls no further; three overflows in a row there are an error")
@@ -188,8 +188,10 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         below = total // (accumulation * dp) * accumulation * dp if config.micro_batch is None else total // (micro * dp) * micro * dp
         step = accumulation * dp if config.micro_batch is None else micro * dp
         choices = f"{below} or {below + step}" if below else f"{step}"
-        if config.micro_batch is not None and (config.accumulation or config.microbatches) is not None:
+        if config.micro_batch is not None and (config.accumulation or config.microbatches) is not None:  # all three were given
             choices = f"{micro * accumulation * dp}"
+            if total % (micro * accumulation) == 0:
+                choices += f", or {total // (micro * accumulation)} data-parallel ranks in the place of {dp}"
         raise UsageError(
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"

@@ -248,7 +248,7 @@ class FullySharded(ShardedOptimizer):
             self.copies = self.state_copies = (mesh["replicate"].rank, mesh["replicate"].size)
         policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
         for part in shard_modules(module, tied):
-            if any(parameter.flat is None for parameter in part.parameters()):
+            if part is module or any(parameter.flat is None for parameter in part.parameters()):  # the whole is what its units share
                 fully_shard(
                     part, mesh=mesh, prefetch=config.prefetch, reduction="sum", algorithm=reduction, reshard_after_forward=config.reshard,
                     persistence_threshold=config.persistence_threshold, offload_policy=policy,

@@ -107,7 +107,7 @@ def verdict(report: dict[str, Any], steps: int) -> list[str]:
         return "yes" if report[name] else "NO "
 
     lines = [
-        f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last {LAST} steps); "
+        f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last {min(LAST, len(report['losses']))} steps); "
         f"the bigram entropy of the text is {report['bigram_entropy']:.4f}"
     ]
     if "below_bigram_entropy" in report:

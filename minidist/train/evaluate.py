@@ -1,52 +1,81 @@
 """The loss on data that is never trained on: the last tenth, every so many steps, the same digits on every rank.
 
-Each rank computes its micro-batches of one held-out global batch, forward only and without dropout; the losses of all are added in their
-global order, as those of training are. Its messages stand under a purpose of their own, so training's volumes stay what they are.
+Each rank computes its micro-batches of one held-out global batch, forward only and without dropout, in the layout that trains: tiles are
+summed, sequences exchanged, units gathered, and a pipeline runs its plan's forward passes alone. The losses of all are added in their
+global order, as those of training are. All that it sends stands under a purpose of its own, so training's volumes stay what they are.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from minidist.autograd import no_grad
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
-from minidist.train.config import Batches, TrainConfig
+from minidist.train.config import Batches, TrainConfig, updates_of
 from minidist.train.job import Job
+from minidist.train.layer_volumes import forward_elements
 from minidist.train.strategies import Strategy
-
-NUMBER = 8
+from minidist.train.volumes import ITEMSIZE, AxisSizes, crossing_elements, gathered_elements, losses_bytes
 
 
 def evaluate(job: Job, strategy: Strategy) -> float:
-    """The mean loss of the first held-out global batch. Every rank calls it; sends k float64 to each other rank (purpose evaluation)."""
-    held_out, k = replace(job, sampler=job.held_out), job.batches.accumulation
-    job.model.eval()
-    with no_grad():
-        losses = [held_out.loss(0, strategy.axes.dp.rank * k + i).item() for i in range(k)]
-    job.model.train()
-    with purpose("evaluation"):
-        everybody = all_gather(strategy.axes.data, np.array(losses, dtype=np.float64))
-    return float(sum(everybody.tolist()))
+    """The mean loss of the first held-out global batch, in which experts' balancing loss counts as in training.
+
+    Every rank calls it; sends what a forward pass sends, and every micro-batch's loss to everybody (8 B each): all of it purpose
+    evaluation, `evaluation_bytes` in closed form.
+    """
+    with purpose("evaluation", whole=True), job.evaluating() as held_out:
+        everybody = all_gather(strategy.axes.data, np.array(strategy.held_out_losses(held_out), dtype=np.float64))
+    return in_order(everybody.tolist())
 
 
-def evaluation_bytes(config: TrainConfig, batches: Batches, first_step: int) -> int:
-    """Of all ranks, in a job that began at `first_step`."""
-    if not config.evaluate_every:
-        return 0
-    times = config.steps // config.evaluate_every - first_step // config.evaluate_every
-    return times * batches.dp * (batches.dp - 1) * batches.accumulation * NUMBER
+def evaluate_alone(jobs: Sequence[Job], done: int) -> float | None:
+    """The same on one device after `done` steps, None when it is not the turn. Several jobs (local SGD) share the micro-batches."""
+    every, share = jobs[0].config.evaluate_every, jobs[0].batches.microbatches // len(jobs)
+    if not every or done % every:
+        return None
+    losses = []
+    for number, job in enumerate(jobs):
+        with job.evaluating() as held_out:
+            losses += [held_out.loss(0, i).item() for i in range(number * share, (number + 1) * share)]
+    return in_order(losses)
+
+
+def in_order(losses: Iterable[float]) -> float:
+    """((a + b) + c) + ...: Python's `sum` rounds in another way from version to version."""
+    total = 0.0
+    for loss in losses:
+        total += loss
+    return total
+
+
+def evaluation_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int) -> Counter[str]:
+    """What evaluations add to the closed form, of all ranks, in a job that began at `first_step`. sizes: see `closed_form_bytes`.
+
+    Small parameters that stay whole (ZeRO 3) are gathered once after each update, by who needs them first: then by the evaluation.
+    """
+    every = config.evaluate_every
+    if not every:
+        return Counter()
+    times = config.steps // every - first_step // every
+    gathered, small = gathered_elements(config, batches, sizes)
+    elements = sum(forward_elements(config, batches).values()) + crossing_elements(config, batches) + gathered + small
+    itemsize, before_a_step = ITEMSIZE[config.precision], times - (config.steps % every == 0)
+    result = Counter(evaluation=times * (elements * itemsize + losses_bytes(batches)))
+    if small:
+        result["parameter_gather"] -= before_a_step * small * itemsize
+    return result
 
 
 def problems(config: TrainConfig) -> Iterator[str]:
     """What evaluation does not combine with, each in one sentence."""
     if not config.evaluate_every:
         return
-    for name, degree in (("pp", config.pp), ("tp", config.tp), ("cp", config.cp), ("ep", config.ep)):
-        if degree > 1:
-            yield f"--evaluate-every computes a held-out batch on whole models, and with --{name} {degree} no rank has one; take data parallelism and ZeRO 1 or 2"
-    if config.zero == 3:
-        yield "--evaluate-every computes a held-out batch on whole models, and with --zero 3 no rank has one; take --zero 2"
+    if config.pp > 1 and updates_of(config.schedule) != "flush":
+        yield (
+            f"--evaluate-every needs a moment at which no micro-batch is under way, and --schedule {config.schedule} never drains; "
+            "take a synchronous one, such as 1f1b"
+        )
     if config.strategy == "ps":
         yield "--evaluate-every belongs to ranks that step together; leave it out, or leave out --strategy ps"

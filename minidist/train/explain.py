@@ -57,10 +57,11 @@ def explain(config: TrainConfig, translation: Translation, ranks: int | None, pa
 
 def table(answer: dict[str, Any]) -> str:
     """The same for people."""
+    width = max((len(item["key"]) for item in [*answer["honoured"], *answer["not_honoured"]]), default=0)
     lines = ["honoured"]
-    lines += [f"  {item['key']:44} {item['value']!s:>12}   {item['becomes']}" for item in answer["honoured"]]
+    lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in answer["honoured"]]
     lines.append("not honoured" if answer["not_honoured"] else "not honoured: nothing")
-    lines += [f"  {item['key']:44} {item['why']}" for item in answer["not_honoured"]]
+    lines += [f"  {item['key']:{width}} {item['why']}" for item in answer["not_honoured"]]
     batch = answer["batch"]
     lines.append("global batch {global_batch} = micro batch {micro_batch} x accumulation {accumulation} x data-parallel ranks {dp}".format(**batch))
     lines.append(f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}")

@@ -58,8 +58,9 @@ def generate(
     temperature: logits are divided by it; 0: the most probable token (the first of equal ones). top_k: only the k most probable
     tokens are drawn from.
     """
-    if temperature < 0 or (top_k is not None and top_k < 1) or count < 0:
-        raise UsageError(f"--temperature {temperature:g} must be at least 0, --top-k {top_k} at least 1, --tokens {count} at least 0")
+    for flag, value, least in (("--temperature", temperature, 0), ("--top-k", 1 if top_k is None else top_k, 1), ("--tokens", count, 0)):
+        if value < least:
+            raise UsageError(f"{flag} {value:g}: it must be at least {least}")
     if prompt.size == 0:
         raise UsageError("the prompt is empty; a model goes on from at least one token")
     text = prompt.astype(np.int64).tolist()

@@ -5,12 +5,13 @@ the step. That is why one device and many can be compared at all.
 """
 
 import os
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from minidist.autograd import Tensor, cross_entropy
+from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
@@ -18,6 +19,7 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.data import GlobalBatchSampler, hold_out, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
+from minidist.nn.recompute import budget_of
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -66,6 +68,16 @@ class Job:
         logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
         loss = self.model.loss_fn(logits, targets, self.divisor)
         return loss if not auxiliary else self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
+
+    @contextmanager
+    def evaluating(self) -> Iterator["Job"]:
+        """In the block: the job on held-out data, its model without dropout, nothing recorded for backward."""
+        self.model.eval()
+        try:
+            with no_grad():
+                yield replace(self, sampler=self.held_out)
+        finally:
+            self.model.train()
 
     def scaled(self, loss: Any) -> Any:
         """The loss from which backward starts: in float16 times the loss scale."""
@@ -126,6 +138,10 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
         )
     if config.recompute == "selective" and config.model == "mlp":
         raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
+    if config.model == "mlp" and budget_of(config.recompute) is not None:
+        raise UsageError(
+            f"--recompute {config.recompute} measures one block and takes the others for its like, which layers of an MLP are not; use --recompute sqrt or full"
+        )
     if config.offload == "activations" and config.recompute in ("none", "selective"):
         raise UsageError(
             f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, sqrt or budget:BYTES, not {config.recompute}"

@@ -41,7 +41,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     layers = Layers(config, batches)
     passes = config.steps * batches.accumulation  # of each replica
     total: Elements = Counter()
-    for stage, blocks in enumerate(_blocks(config, batches, stages)):
+    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
         first, last = stage == 0, stage == stages - 1
         forward, backward = layers.forward(blocks, first, last), layers.backward(blocks, first, last)
         forwards = passes
@@ -58,6 +58,15 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     return _times(total, dims.dp)
 
 
+def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
+    """The same of one forward pass of all micro-batches."""
+    stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
+    layers, total = Layers(config, batches), Counter[str]()
+    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
+        total.update(layers.forward(blocks, stage == 0, stage == stages - 1))
+    return _times(total, batches.dims.dp * batches.accumulation) if batches.dims.splits_sums else Counter()
+
+
 def _times(elements: Elements, factor: int) -> Elements:
     return Counter({name: count * factor for name, count in elements.items()})
 
@@ -71,7 +80,7 @@ def _replays_stages(config: TrainConfig) -> bool:
     return config.recompute == "full" and config.offload != "activations"
 
 
-def _blocks(config: TrainConfig, batches: Batches, stages: int) -> list[range]:
+def blocks_of_stages(config: TrainConfig, batches: Batches, stages: int) -> list[range]:
     """The blocks (of an MLP: layers) of each stage."""
     ends, result = 0, []
     model = None if config.partition == "uniform" else build(config, batches).model

@@ -11,6 +11,7 @@ import numpy as np
 from minidist.base.layout import GradientOrder
 from minidist.train.compare import Snapshot, snapshot
 from minidist.train.config import Batches, TrainConfig
+from minidist.train.evaluate import evaluate_alone
 from minidist.train.job import build
 from minidist.train.reference import add_in_order, one_micro_batch
 from minidist.train.strategies import OneDevice
@@ -41,8 +42,9 @@ def replicas(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
             finish_step(job, device, step, loss)
         if (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
             _average(devices)
+        held_out = evaluate_alone(jobs, step + 1)
         for rank, (job, device) in enumerate(zip(jobs, devices, strict=True)):
-            result[rank].append(snapshot(StepState(rank, step, loss, job, device)))
+            result[rank].append(snapshot(StepState(rank, step, loss, job, device, held_out)))
     return result
 
 

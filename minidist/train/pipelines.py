@@ -42,6 +42,7 @@ class PipelineParallel(Strategy):
             axes.pp, plan, stages, self._loss, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
             reduce_each=job.config.zero == 2, coordinates=lambda i: job.coordinates(self.now, self._number(i)),
         )  # fmt: skip
+        self.forwards: Pipeline | None = None  # of an evaluation
         if job.config.zero >= 2:
             shards = {n: [shard for axis in everything if axis.stage == n for shard in axis.shards] for n in self.pipe.stages}
             self.pipe.shared = SharedShards(self.pipe.shared, shards)  # type: ignore[assignment]
@@ -53,10 +54,20 @@ class PipelineParallel(Strategy):
     def forward_backward(self, step: int) -> list[float]:
         """The plan, once."""
         self.now, job = step, self.job
+        losses = self.pipe.step(*self._batches(job, step))
+        return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
+
+    def held_out_losses(self, job: Job) -> list[float]:
+        """The plan's forward passes alone."""
+        if self.forwards is None:
+            self.forwards = self.pipe.forwards(self.job.loss_of)
+        return self.forwards.step(*self._batches(job, 0))
+
+    def _batches(self, job: Job, step: int) -> tuple[list[Any], list[Any]]:
+        """Inputs and targets of this pipeline's micro-batches."""
         batches = [job.micro_batch(step, self._number(i)) for i in range(job.batches.accumulation)]
         inputs = [getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in batches]
-        losses = self.pipe.step(inputs, [targets for _, targets in batches])
-        return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
+        return inputs, [targets for _, targets in batches]
 
     def _loss(self, outputs: Any, targets: Any) -> Any:
         return self.job.scaled(self.job.loss_of(outputs, targets))

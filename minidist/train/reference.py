@@ -15,6 +15,7 @@ from minidist.base.arrays import Array
 from minidist.base.layout import GradientOrder
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.train.config import Batches, TrainConfig, updates_of
+from minidist.train.evaluate import evaluate_alone
 from minidist.train.job import Job, build
 from minidist.train.pipelines import PipelineOrder
 from minidist.train.strategies import OneDevice
@@ -59,7 +60,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
             losses.append(loss)
             finish_step(job, device, step, loss)
             for observer in observers:
-                observer(StepState(0, step, loss, job, device))
+                observer(StepState(0, step, loss, job, device, evaluate_alone([job], step + 1)))
     return losses
 
 

@@ -8,6 +8,7 @@ masks depend on seed, step and sample. So there is no random state to be saved, 
 """
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -118,10 +119,11 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
         raise UsageError(f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is; load it with Checkpoint")
     saved, config = checkpoint.state["config"], job.config
     for name in FIXED:
-        if saved[name] != getattr(config, name):
+        then = saved.get(name, TrainConfig.model_fields[name].default)  # of a checkpoint from before there was this setting
+        if then != getattr(config, name):
             raise UsageError(
-                f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {saved[name]}, this job has {getattr(config, name)}; "
-                f"resume with {flag(name)} {saved[name]}"
+                f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {then}, this job has {getattr(config, name)}; "
+                + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {then}")
             )
     if checkpoint.state["global_batch"] != job.batches.global_batch:
         raise UsageError(
@@ -133,6 +135,13 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def check_saving(config: TrainConfig) -> None:
-    """UsageError when the flags about checkpoints do not fit together."""
+    """UsageError when the flags about checkpoints do not fit together, or nothing can be written where they point. Makes the directory."""
     if config.save is None and (config.resume or config.every is not None):
         raise UsageError(f"{'--resume' if config.resume else '--every'} needs --save DIR: the directory of the checkpoints")
+    if config.save is not None and not config.resume:
+        try:
+            Path(config.save).mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=config.save):
+                pass
+        except OSError as error:
+            raise UsageError(f"checkpoints cannot be written to --save {config.save}: {error.strerror}; choose another directory") from None

@@ -119,7 +119,7 @@ def run_training(
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
-            writable(metrics)
+            writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
@@ -142,8 +142,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
-        if evaluation := evaluation_bytes(config, batches, first.first_step):
-            closed["evaluation"] = evaluation
+        for name, volume in evaluation_bytes(config, batches, [result.sizes for result in results], first.first_step).items():
+            closed[name] = closed.get(name, 0) + volume
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
     }

@@ -16,8 +16,8 @@ For a model it adds what a step needs beside: activations (Korthikanti et al., 2
 logits, and for stage 3 the units that are whole at once, as `fully_shard` holds them.
 """
 
-import math
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest
@@ -210,10 +210,10 @@ def block_sentence(answer: dict[str, Any]) -> str:
 def whole_number(text: str) -> int:
     """7.5e9 -> 7500000000; UsageError for what is no whole number above 0."""
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 1 or value != int(value):
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    if not value.is_finite() or not 1 <= value < Decimal("1e30") or value != int(value):
         raise UsageError(f"--params {text} is not a number of parameters; give a whole number such as 7.5e9 or 124439808")
     return int(value)
 

@@ -9,6 +9,7 @@ The model is a table, so its loss on the chain itself, not on a sample, is a sum
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -45,8 +46,8 @@ def staleness_runs(
     worker is slow in one of `workers` gradients, by chance. lr: of a gradient; it counts the same everywhere, because bsp
     adds the workers' gradients up. Raises UsageError for numbers that make no run.
     """
-    if workers < 1 or slow <= 0 or seconds <= 0:
-        raise UsageError(f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0")
+    if not (workers >= 1 and 0 < slow < inf and 0 < seconds < inf):
+        raise UsageError(f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite")
     if who not in ("last", "anyone"):
         raise UsageError(f"slow is {who!r}; it must be 'last' (worker) or 'anyone'")
 

@@ -76,6 +76,11 @@ class Strategy:
             losses.append(loss.item())
         return losses
 
+    def held_out_losses(self, job: Job) -> list[float]:
+        """Those of this rank's micro-batches of the first step's data, forward only; job: this one, `evaluating`."""
+        k = job.batches.accumulation
+        return [job.loss(0, self.axes.dp.rank * k + i).item() for i in range(k)]
+
     def no_sync(self) -> AbstractContextManager[Any]:
         """The gradients of a pass in the block stay on this rank."""
         stack = ExitStack()

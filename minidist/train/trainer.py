@@ -26,7 +26,7 @@ from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.data import BatchesAhead, microbatch_numbers
 from minidist.train.config import TrainConfig, resolve_batches
-from minidist.train.evaluate import evaluate
+from minidist.train.evaluate import evaluate, in_order
 from minidist.train.job import Job, build
 from minidist.train.noise import NoiseMeter
 from minidist.train.recipe import parallelize
@@ -116,6 +116,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 comm.trace.memory.extend(account.samples())
             if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
                 held_out[step + 1] = evaluate(job, strategy)
+                comm.compute(meter.take(), name="evaluation")
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out.get(step + 1)))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
@@ -151,10 +152,7 @@ def global_loss(comm: Comm, mine: list[float]) -> float:
     """2: the sum of all micro-batches' losses in their global order, so that every rank has the same digits."""
     with purpose("metrics"):
         everybody = all_gather(comm, np.array(mine, dtype=np.float64))
-    total = 0.0
-    for loss in everybody.tolist():  # type: ignore[union-attr]
-        total += loss
-    return total
+    return in_order(everybody.tolist())  # type: ignore[union-attr]
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:

@@ -27,8 +27,8 @@ from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 from minidist.train.config import Batches, TrainConfig
-from minidist.train.layer_volumes import layer_elements
-from minidist.train.plans import crossings_of, make_plan
+from minidist.train.layer_volumes import blocks_of_stages, layer_elements
+from minidist.train.plans import crossings_into, crossings_of, make_plan
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
 ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
@@ -130,13 +130,43 @@ def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[Ax
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
-    """Every micro-batch's loss: to all ranks of a pipeline, then to all that see other rows."""
+    noise = 2 * (batches.dims.dp * batches.dims.cp - 1) if config.noise_scale else 0  # an all-reduce of one number
+    return Counter(metrics=config.steps * (losses_bytes(batches) + noise * NUMBER))
+
+
+def losses_bytes(batches: Batches) -> int:
+    """Every micro-batch's loss, once: to all ranks of a pipeline, then to all that see other rows."""
     dims, k = batches.dims, batches.accumulation
     n = dims.dp * dims.cp
     to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
     to_rows = dims.pp * dims.tp * n * (n - 1) * k
-    noise = 2 * (n - 1) if config.noise_scale else 0  # an all-reduce of one number
-    return Counter(metrics=config.steps * (to_stages + to_rows + noise) * NUMBER)
+    return (to_stages + to_rows) * NUMBER
+
+
+def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> tuple[int, int]:
+    """What one forward pass of all micro-batches gathers under ZeRO 3, and what is gathered once after each update."""
+    dims, passes, once = batches.dims, 0, 0
+    if config.zero != 3:
+        return 0, 0
+    plan = make_plan(config, batches.accumulation) if dims.pp > 1 else None
+    for rank in range(dims.pp):
+        for axis in sizes[rank * (dims.ranks // dims.pp)]:
+            n, groups = _group(batches, axis)
+            k = batches.accumulation if plan is None else len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+            passes += k * (n - config.dp_replicate) * groups * (sum(axis.units) - axis.resident)
+            once += (n - config.dp_replicate) * groups * axis.resident
+    return passes, once
+
+
+def crossing_elements(config: TrainConfig, batches: Batches) -> int:
+    """Elements of activations that go from rank to rank in all pipelines in a step (an asynchronous plan: in the job)."""
+    if batches.dims.pp == 1:
+        return 0
+    plan, border = make_plan(config, batches.accumulation), _border(config, batches)
+    sent = crossings_of(plan)[0] * border
+    if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
+        sent -= crossings_into(plan, plan.stages - 1) * (border - border // batches.dims.tp)  # the last layer takes rows: only a tile each
+    return sent
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
@@ -153,12 +183,7 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     """Activations and their gradients, what stages share, and what is said at the start."""
     dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
-    crossings, paths, _ = crossings_of(plan)
-    border = dims.dp * batches.micro_batch * config.width  # of all ranks of one stage
-    if config.model != "mlp":
-        border *= config.context
-    border *= 1 if config.sequence_parallel else dims.tp
-    border += pipelines * max(1, 4 // itemsize) if config.experts else 0  # the auxiliary loss travels along
+    paths = crossings_of(plan)[1]
     places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
     total: Counter[str] = Counter()
     total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
@@ -176,9 +201,22 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
             total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
     if config.zero >= 2:
         total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
+    sent = crossing_elements(config, batches)
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
-        total[name] = (config.steps if plan.updates == "flush" else 1) * crossings * border * itemsize
+        total[name] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
     return total
+
+
+def _border(config: TrainConfig, batches: Batches) -> int:
+    """Elements of one micro-batch's activation between two stages, of all ranks of one stage."""
+    dims = batches.dims
+    border = dims.dp * batches.micro_batch * config.width
+    if config.model != "mlp":
+        border *= config.context
+    border *= 1 if config.sequence_parallel else dims.tp
+    if config.experts:  # the auxiliary loss travels along
+        border += dims.dp * dims.cp * dims.tp * max(1, 4 // ITEMSIZE[config.precision])
+    return border
 
 
 def _copied_units(plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]) -> int:

@@ -162,8 +162,46 @@ def test_recomputation_nests_and_passes_other_arguments():
     np.testing.assert_array_equal(kept, w.grad)
     with ag.no_grad():
         assert checkpoint(outer, x).node is None
-    with pytest.raises(AutogradError, match="must return one Tensor, not list"):
+    with pytest.raises(AutogradError, match="must return a Tensor or a tuple of Tensors, not list"):
         checkpoint(lambda t: [t], x)
+
+
+@pytest.mark.parametrize("used", [(0, 1), (1,), (0,)])
+@pytest.mark.parametrize("mode", ["now", "deferred"])
+def test_a_recomputed_segment_may_return_several_tensors(used, mode):
+    """Each output's gradient reaches the replay, whichever of them the loss uses; what they share is summed to the same bits."""
+
+    def segment(t, w):
+        h = ag.tanh(t @ w)
+        return h @ w + t, (h * h).sum()
+
+    results = []
+    for run in (lambda t, w: checkpoint(segment, t, w), segment):
+        w, x, ready = Parameter(draws(3, 3, seed=1), name="w"), Tensor(draws(2, 3), requires_grad=True), []
+        outputs = run(x, w)
+        loss = Tensor(np.zeros(()))
+        for place in used:
+            loss = loss + (outputs[place] * outputs[place]).sum()
+        deferred = loss.backward(on_ready=lambda p, ready=ready: ready.append(p.name), weight_gradients=mode)
+        if deferred is not None:
+            deferred.run()
+        results.append((loss.data, x.grad, w.grad))
+        assert ready == ["w"]
+    for again, plain in zip(*results, strict=True):
+        np.testing.assert_array_equal(again, plain)
+
+
+def test_a_replay_adds_nothing_to_a_gradient_that_others_hold():
+    """An output that is used inside the segment, too: its sum must not be made in the array that the other summand received."""
+    w, other, x = Parameter(draws(3, 3), name="w"), Tensor(draws(2, 3), requires_grad=True), Tensor(draws(2, 3), requires_grad=True)
+
+    def segment(t):
+        h = t @ w
+        return h, (h * h).sum()
+
+    h, squares = checkpoint(segment, x)
+    (((h + other) * 3.0).sum() + squares).backward()
+    np.testing.assert_array_equal(other.grad, np.full((2, 3), 3.0))
 
 
 def test_recomputation_keeps_only_the_inputs_of_segments():

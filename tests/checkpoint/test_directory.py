@@ -208,3 +208,29 @@ def test_mpi_writes_what_one_process_reads(comm):
             comm.send_object(directory, rank)
     write(comm, Path(directory), 1)
     assert_holds(directory, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"step-\xb0\xff", b"step-00000002\0", b"stop-00000001", b"\0\0"])
+def test_a_damaged_latest_is_one_sentence_that_names_the_newest(tmp_path, content):
+    SimWorld(2).run(write, tmp_path, 1)
+    (tmp_path / "latest").write_bytes(content)
+    with pytest.raises(UsageError, match=r"the file 'latest' in .* names no checkpoint .*; write step-00000001 into it"):
+        Checkpoint(tmp_path)
+    assert Checkpoint(tmp_path, "step-00000001").step == 1
+
+
+def test_metadata_that_are_no_object_are_damaged(tmp_path):
+    SimWorld(1).run(write, tmp_path, 1)
+    (tmp_path / "step-00000001" / "metadata.json").write_text("[1]")
+    with pytest.raises(UsageError, match="missing or damaged"):
+        Checkpoint(tmp_path)
+
+
+def test_what_a_killed_save_left_is_not_in_the_next_one(tmp_path):
+    left = tmp_path / ".saving"
+    left.mkdir()
+    for name in ("rank-0003.safetensors", "rank-0003.json", "metadata.json"):
+        (left / name).write_bytes(b"of another save")
+    (path,) = SimWorld(1).run(write, tmp_path, 1)
+    assert sorted(file.name for file in path.iterdir()) == ["metadata.json", "rank-0000.safetensors"]
+    assert_holds(tmp_path, 1)

@@ -1,6 +1,7 @@
 """A resumed job goes on with the same bits on the same layout, and on any other layout in its tier."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,9 @@ from minidist.base.errors import UsageError
 from minidist.checkpoint import save
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.train.config import TrainConfig
+from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.job import build
+from minidist.train.resume import job_state, same_job
 from minidist.train.trainer import train
 
 GPT = {
@@ -127,3 +130,15 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     SimWorld(1).run(lambda comm: save(comm, tmp_path, 1, [], {}))
     with pytest.raises(UsageError, match="not one of minidist train"):
         run(1, steps=2, save=str(tmp_path), resume=True)
+
+
+def test_a_setting_that_the_checkpoint_is_too_old_for_has_its_default():
+    config = TrainConfig.make(**GPT, steps=5)
+    job = build(config, resolve_batches(config, 1))
+    state = job_state(job, 2, [1.0, 1.0], 2, {})
+    del state["config"]["evaluate_every"]
+    checkpoint = SimpleNamespace(path="old", step=2, state=state)
+    same_job(checkpoint, job)
+    other = config.model_copy(update={"evaluate_every": 2})
+    with pytest.raises(UsageError, match="was made with --evaluate-every None, this job has 2; leave out --evaluate-every"):
+        same_job(checkpoint, build(other, resolve_batches(other, 1)))

@@ -78,6 +78,18 @@ def test_auto_is_the_algorithm_that_it_chose(operation, ranks):
             case.check(rank, result)
 
 
+@pytest.mark.parametrize("operation", ["gather", "all_gather", "scatter", "reduce_scatter"])
+def test_ragged_chunks_are_chosen_for_by_the_whole(operation):
+    """By its own chunk each rank would choose alone: here one chunk is a MiB and the others nothing."""
+    case = Case(operation, "auto", 8, 2**17, counts=(0, 0, 0, 2**17, 0, 0, 0, 0))
+    world = SimWorld(8)
+    results = world.run(case.call)
+    (taken,) = {m.operation for trace in world.traces for m in trace.messages}
+    case.algorithm = taken.split("/")[1]
+    for rank, result in enumerate(results):
+        case.check(rank, result)
+
+
 def test_ragged_all_to_all_is_pairwise_because_nobody_knows_all_counts():
     case = Case("all_to_all", "auto", 4, 24, counts=(9, 7, 5, 3))
     world = SimWorld(4)
@@ -110,6 +122,15 @@ def test_within_5_percent_where_links_differ_by_node(operation, ranks, links):
     for nbytes in (1, 2**12, 2**16, 2**20, 2**24):
         fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
+
+
+def test_many_ranks_on_links_that_differ_choose_by_the_slowest_link():
+    """Formulas, not trials: 65 ranks, of which one is far away."""
+    links = LinkModel(link=lambda a, b: SLOW if 64 in (a, b) else FAST)
+    for nbytes in (2**10, 2**16, 2**22):
+        comm = SimpleNamespace(world=SimpleNamespace(links=links), members=range(65), size=65)
+        assert choose(comm, "all_reduce", nbytes) == cheapest("all_reduce", nbytes, 65, *SLOW)
+    assert cheapest("all_reduce", 2**16, 65, *SLOW) != cheapest("all_reduce", 2**16, 65, *FAST)
 
 
 def test_long_arrays_take_two_levels_where_links_differ_and_nowhere_else():

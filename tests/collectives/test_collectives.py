@@ -126,6 +126,16 @@ BAD = {
     "a list to scatter": (lambda c: collectives.scatter(c, [1.0, 2.0], np.ones(1)), "scatter of a list|receive"),
     "a number": (lambda c: collectives.all_gather(c, np.float64(1)), "all_gather of a float64"),
     "an input with gaps": (lambda c: collectives.all_reduce(c, np.ones(4)[::2]), "strides"),
+    "an array that may not be written": (lambda c: collectives.all_reduce(c, _read_only(4)), "read-only, where the sum would go"),
+    "an out that may not be written": (lambda c: collectives.all_gather(c, np.ones(2), out=_read_only(4)), "out that is read-only"),
+    "counts with fractions": (lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[2.9, 2]), r"counts \[2.9, 2\]; a count is a whole"),
+    "receive counts with fractions": (
+        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[2, 2], receive_counts=[2.5, 2.5]), "a count is a whole"
+    ),
+    "a sum of dates": (lambda c: collectives.all_reduce(c, np.zeros(2, "M8[D]")), r"datetime64\[D\] values have no 'sum'"),
+    "a sum of records": (lambda c: collectives.reduce(c, np.zeros(2, [("a", "f4")])), "values have no 'sum'"),
+    "a root between ranks": (lambda c: collectives.broadcast(c, np.ones(4), root=0.5), r"root 0.5; ranks are 0\.\.1"),
+    "a root by name": (lambda c: collectives.gather(c, np.ones(4), root="a"), r"root 'a'; ranks are 0\.\.1"),
     "a root that is no rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
     "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
     "an average of integers": (lambda c: collectives.all_reduce(c, np.ones(4, int), "avg"), "not an integer"),
@@ -146,6 +156,12 @@ def test_ranks_that_pass_other_shapes_are_told(operation, shapes):
 
     with pytest.raises(MismatchError, match=r"mismatch: rank . sent .*\[2, 3\]"):
         SimWorld(2).run(program)
+
+
+def _read_only(size):
+    array = np.ones(size)
+    array.flags.writeable = False
+    return array
 
 
 def _scatter_in_place(comm):

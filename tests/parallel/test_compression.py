@@ -129,6 +129,16 @@ def test_top_k_is_a_contraction(size, data):
     assert (residual**2).sum() <= (1 - k / size) * (x**2).sum() + 1e-12
 
 
+def test_top_k_of_ties_takes_the_first_ones_and_never_hides_a_nan():
+    _, [(results, _)] = run(lambda comm: TopK(comm, 2), lambda rank: [np.array([1.0, -2.0, 2.0, 2.0, -2.0])], 1)
+    assert results[0].tolist() == [0, -2, 2, 0, 0]
+    spoilt = lambda rank: [np.array([5.0, np.nan if rank else 1.0, 3.0])]  # noqa: E731
+    _, parts = run(lambda comm: TopK(comm, 1, "sum"), spoilt, 2)
+    for (results, residual), left in zip(parts, ([0, 1, 3], [5, 0, 3]), strict=True):
+        np.testing.assert_array_equal(results[0], [5, np.nan, 0])
+        assert residual.tolist() == left
+
+
 def test_sign_of_the_papers_example_and_its_contraction():
     _, [(results, residual)] = run(Sign, lambda rank: [np.array([3.0, -1.0])], 1)
     assert results[0].tolist() == [2, -2]
@@ -164,6 +174,16 @@ def quantized(x, levels, draws):
     return level, norm[0]
 
 
+def test_qsgd_stays_within_a_byte_where_the_norm_is_rounded_down():
+    """A square may be a denormal with few digits, its root smaller than the number: then x/norm > 1, and 1.2 x 127 is no byte."""
+    below = 0
+    for tiny in np.linspace(1.6e-162, 9e-162, 50):
+        level, norm = quantize(np.array([tiny, 0.0]), 127, np.zeros(2))
+        below += norm[0] < tiny
+        assert level[0] == 127 or norm[0] > tiny
+    assert below > 5
+
+
 def test_qsgd_draws_anew_for_every_rank_and_step_and_repeats_with_the_seed():
     same = lambda rank: [np.linspace(-1, 1, 40)] * 2  # noqa: E731
     first, again = (run(lambda comm: QSGD(comm, 3, seed=5, op="sum"), same, 2)[1][0][0] for _ in range(2))
@@ -172,6 +192,21 @@ def test_qsgd_draws_anew_for_every_rank_and_step_and_repeats_with_the_seed():
     assert not np.array_equal(first[0], first[1])
     assert not np.array_equal(first[0], 2 * alone[0])
     assert not run(lambda comm: QSGD(comm), lambda rank: [np.zeros(5)], 2)[1][0][0][0].any()
+
+
+def test_qsgd_draws_anew_for_every_bucket():
+    """Two buckets with the same numbers are rounded apart."""
+
+    def program(comm):
+        flat = FlatParameters([Parameter(np.zeros(40), name=name) for name in "ab"])
+        state, buckets = QSGD(comm, 3), make_buckets(flat, 320)
+        flat.grad_buffer[...] = np.tile(np.linspace(-1, 1, 40), 2)
+        for bucket in buckets:
+            compress(state, bucket).wait()
+        return [bucket.buffer.copy() for bucket in buckets]
+
+    first, second = SimWorld(1).run(program)[0]
+    assert not np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -187,6 +222,16 @@ def test_powersgd_is_exact_at_full_rank_and_for_what_has_its_rank(ranks):
         lambda comm: PowerSGD(comm, 1, op="sum", always=True), lambda rank: [product * (rank + 1)], ranks, [(3, 4)]
     )
     np.testing.assert_allclose(results[0][0][0], product * sum(range(1, ranks + 1)), rtol=1e-12)
+
+
+def test_powersgd_sends_a_matrix_whole_unless_its_factors_are_smaller():
+    """4 x 4 by rank 2 is 16 values either way; then whole, and exact."""
+
+    def program(comm):
+        always = PowerSGD(comm, rank=2, always=True)
+        return [*(PowerSGD(comm, rank=2).factors(shape) for shape in ((4, 4), (4, 5))), always.factors((4, 4))]
+
+    assert SimWorld(1).run(program) == [[None, (4, 5, 2), (4, 4, 2)]]
 
 
 def test_powersgd_gets_better_by_its_warm_start():
@@ -339,7 +384,7 @@ def test_a_compressor_by_its_name():
     [
         ("top", "did you mean 'topk'"), ("fp16:2", "fp16 takes no number"), ("topk", "a share below 1"), ("topk:1.5", "such as topk:0.01"),
         ("topk:0", "needs a number"), ("topk:-3", "needs a number"), ("qsgd:128", "levels, 1 to 127"), ("powersgd:0.5", "rank, at least 1"),
-        ("qsgd:x", "needs a number"),
+        ("qsgd:x", "needs a number"), ("topk:inf", "needs a number"), ("powersgd:inf", "needs a number"), ("topk:nan", "needs a number"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_none(text, sentence):
@@ -454,7 +499,8 @@ def test_local_sgd_is_its_replay_on_one_device(ranks, every):
                 flat.data[...] = total / ranks
                 flat.updated()
     world = SimWorld(ranks)
-    for rank, (weights, done, _) in enumerate(world.run(local_steps, every, steps)):
+    for rank, (weights, done, version) in enumerate(world.run(local_steps, every, steps)):
+        assert version == steps + sum(done)  # an average is an update, too: what a tape saw before it is stale
         assert weights.tobytes() == flats[rank].data.tobytes()
         assert done == [(step + 1) % every == 0 for step in range(steps)]
         sent = sum(m.nbytes for m in world.traces[rank].sent("parameter_gather"))

@@ -5,13 +5,15 @@ misplaced update changes bits.
 """
 
 import itertools
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import MismatchError, UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.choosers import drawn, earliest, explore, seeded
 from minidist.optim import SGD, Adam, ParameterSlice
@@ -131,17 +133,26 @@ def test_only_rank_0s_initial_weights_count():
 # every interleaving -------------------------------------------------------------------------------------------------------
 
 
-def check_run(world, results, cfg, compute=gradient):
+def ahead(worker, updates, pushes):
+    """How many pushes a worker is ahead of the slowest one that has not finished."""
+    done = Counter(w for ((w, _),) in updates)
+    return done[worker] - min((done[w] for w, n in pushes.items() if done[w] < n), default=done[worker])
+
+
+def check_run(world, results, cfg, compute=gradient, shapes=SHAPES):
     """The replay has the run's bits, and the invariants of its consistency hold at every read."""
     records = ps.read_records(world.traces, cfg)
     assert all(same(r.weights, results[0].weights) for r in results)
-    assert same(ps.replay(records, cfg, initial(), compute), results[0].weights)
+    assert same(ps.replay(records, cfg, initial(shapes), compute), results[0].weights)
     bound, aggregate = ps.parse_consistency(cfg.consistency)
     pushes = {worker: results[cfg.servers + worker].pushes for worker in range(world.size - cfg.servers)}
     for record in records:
         applied = [part for update in record.updates for part in update]
         assert sorted(applied) == sorted((w, c) for w, n in pushes.items() for c in range(n))  # none lost, none twice
         assert max(record.gaps, default=0) <= (bound if not aggregate else bound + 1)
+        if not aggregate:
+            pulls = list(record.versions.items())[len(pushes) :]
+            assert record.gaps == [ahead(worker, record.updates[:version], pushes) for (worker, _), version in pulls]
         for (worker, clock), version in record.versions.items():
             seen = [part for update in record.updates[:version] for part in update]
             assert all((w, c) in seen for w, n in pushes.items() for c in range(n) if c <= clock - bound - 1)
@@ -156,12 +167,13 @@ def check_run(world, results, cfg, compute=gradient):
 )
 def test_every_order_of_3_workers_and_2_pushes(consistency, orders, eager_bytes):
     """6! / (2! 2! 2!) orders of pushes, or (3!)^2 where every clock waits for all."""
-    cfg, seen, finals = config(1, consistency), [], set()
+    cfg, seen, finals, gaps = config(1, consistency), [], set(), []
 
     def one(chooser):
         world = SimWorld(4, chooser=chooser, eager_bytes=eager_bytes)
         results = world.run(ps.run, cfg, initial(), gradient, 2)
         (record,) = check_run(world, results, cfg)
+        gaps.extend(record.gaps)
         finals.add(b"".join(w.tobytes() for w in results[0].weights.values()))
         return tuple(m.peer for m in world.traces[0].messages if m.wildcard), record
 
@@ -169,6 +181,7 @@ def test_every_order_of_3_workers_and_2_pushes(consistency, orders, eager_bytes)
         seen.append(order)
     assert len(seen) == len(set(seen)) == orders
     assert (len(finals) == 1) == (consistency == "bsp")
+    assert max(gaps) == (consistency not in ("ssp:0", "bsp"))  # the bound is reached, and 1 is all that 2 pushes allow
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:0", "ssp:1", "ssp:3", "bsp", "delay:2"])
@@ -215,6 +228,19 @@ def test_the_rate_is_divided_by_the_staleness():
     for staleness in results[0].staleness:
         expected -= FLOATS(0.05 * (1 / max(1, staleness)))
     assert results[0].weights["b"][0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("consistency", ["ssp:1", "asp"])
+def test_the_rate_is_that_of_the_pushs_clock(consistency):
+    """Not that of the update's number: three workers' pushes of one clock count alike."""
+    shapes, seen = {"b": (1,)}, []
+    cfg = ps.ServerConfig(1, consistency, OPTIMIZERS["sgd"], rate=lambda clock: 0.5**clock)
+    world = SimWorld(4, chooser=seeded(1))
+    results = world.run(ps.run, cfg, initial(shapes), lambda *_: {"b": np.ones(1, FLOATS)}, 4, observe=lambda u: seen.append(u.shard.flat[0]))
+    (record,) = check_run(world, results, cfg, lambda *_: {"b": np.ones(1, FLOATS)}, shapes)
+    moved = -np.diff([initial(shapes)["b"][0], *seen])
+    assert moved == pytest.approx([0.05 * 0.5**clock for ((_, clock),) in record.updates], rel=1e-4)
+    assert sorted(clock for ((_, clock),) in record.updates) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 # traffic and time ---------------------------------------------------------------------------------------------------------
@@ -284,6 +310,8 @@ BAD = {
     "no server": (lambda c: (config(0, "bsp"), initial(), gradient, 1), "0 servers among 3 ranks"),
     "a negative bound": (lambda c: (config(1, "ssp:-1"), initial(), gradient, 1), "bound -1; it must be at least 0"),
     "no bound": (lambda c: (config(1, "ssp"), initial(), gradient, 1), "'ssp'; it must be bsp, asp, ssp:S or delay:T"),
+    "a bound that is no number": (lambda c: (config(1, "ssp:--2"), initial(), gradient, 1), "'ssp:--2'; it must be bsp"),
+    "a bound in another script": (lambda c: (config(1, "delay:²"), initial(), gradient, 1), "'delay:²'; it must be bsp"),
     "no step": (lambda c: (config(1, "asp"), initial(), gradient, 0), "rank 0: 0 steps"),
     "an unknown key": (lambda c: (config(1, "asp", sparse=frozenset("z")), initial(), gradient, 1), "sparse key 'z'"),
     "a sparse vector": (lambda c: (config(1, "asp", sparse=frozenset("b")), initial(), gradient, 1), "must be a matrix"),
@@ -296,8 +324,50 @@ BAD = {
     "a row that is not there": (
         lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row_7, 1), r"each id must be in 0\.\.6",
     ),
+    "rows by a fraction": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([0.7])), 1), r"'table' need a 1-D array of integer",
+    ),
+    "rows in a table": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([[1]])), 1), r"'table' need a 1-D array of integer",
+    ),
+    "rows in a list": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row([1]), 1), r"'table' need a 1-D array of integer",
+    ),
+    "a gradient that is missing": (
+        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {"a": x["a"]}, 1), r"worker \d, clock 0: no gradient of 'b'",
+    ),
+    "rows that are missing": (
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), lambda w, k, x: {"a": x["a"], "b": x["b"], "d": x["d"]}, 1),
+        "no gradient of 'table'",
+    ),
+    "a gradient in a list": (
+        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {**x, "b": [1.0] * 5}, 1), "'b' has shape none, being no array",
+    ),
+    "weights that are integers": (lambda c: (config(1, "asp"), {"a": np.ones(1, int)}, gradient, 1), "weights are int64.* pass floats"),
     "a gradient of another shape": (lambda c: (config(1, "asp"), initial(), _wrong_shape, 1), r"'b' has shape \(4,\)"),
 }  # fmt: skip
+
+
+def _row(ids):
+    return lambda worker, clock, weights: {**gradient(worker, clock, weights), "table": ps.Rows(ids, np.ones((1, 2), FLOATS))}
+
+
+UNLIKE = {
+    "servers": (lambda rank: (config(1 + (rank == 1), "asp"), initial()), "parameter_server/2 asp"),
+    "consistency": (lambda rank: (config(2, ["asp", "bsp"][rank == 1]), initial()), "parameter_server/2 bsp"),
+    "sparse keys": (lambda rank: (config(1, "asp", sparse=frozenset(["table"] * (rank == 1))), initial()), "table.*table.* sparse"),
+    "shapes": (lambda rank: (config(1, "asp"), {"a": np.ones([(3, 2), (2, 3)][rank == 1])}), r"a\[3, 2\].*a\[2, 3\]"),
+    "names": (lambda rank: (config(1, "asp"), {"ab"[rank == 1]: np.ones(3)}), r"a\[3\].*b\[3\]"),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+@pytest.mark.parametrize("eager_bytes", SENDS)
+def test_ranks_that_do_not_agree_are_told_before_the_first_push(what, eager_bytes):
+    arguments, words = UNLIKE[what]
+    with pytest.raises(MismatchError, match=r"rank 0 sent .*rank 1 expected .*") as error:
+        SimWorld(4, eager_bytes=eager_bytes).run(lambda comm: ps.run(comm, *arguments(comm.rank), gradient, 2))
+    assert re.search(words, str(error.value))
 
 
 def _row_7(worker, clock, weights):

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from minidist import cli
-from minidist.pipeline.plan import from_csv, get_schedule
+from minidist.pipeline.plan import from_csv, get_schedule, schedules
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import alive, gantt, text_gantt
@@ -257,3 +257,10 @@ def test_partition_command(call, tmp_path):
     code, out, err = call("partition", "p.json", "--machines", 0, "--bandwidth", 1e9)
     assert (code, out) == (2, "")
     assert "--machines is 0" in err
+
+
+def test_without_a_name_it_says_what_there_is(call):
+    code, out, _ = call("schedule")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(schedules())
+    assert all(len(line.split()) > 4 for line in out.splitlines())

@@ -4,12 +4,14 @@ import os
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from minidist.base.errors import UsageError
-from minidist.base.trace import read_traces, write_traces
+from minidist.base.trace import only_steps, read_traces, write_traces
 from minidist.comm import SimWorld
+from minidist.report.draw import draw
 from minidist.report.from_file import draw_report
 from minidist.report.page import page
 from minidist.report.perfetto import perfetto
@@ -173,3 +175,31 @@ NAME = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "
 )
 def test_a_broken_rule_is_found(events, words):
     assert any(words in problem for problem in broken_rules({"traceEvents": events}))
+
+
+def test_the_last_step_of_several_begins_and_ends_at_the_edges_of_its_pictures(runs):
+    """Also the wait for gradients after the last computation is drawn, and nothing before the step is."""
+    traces, _ = read_traces(runs / "compared.jsonl")
+    last = only_steps(traces, 1, 2)
+    begin = min(span.start for trace in last for span in trace.spans)
+    end = max(message.end for trace in last for message in trace.messages)
+    assert begin > 0
+    assert end > max(span.end for trace in last for span in trace.spans if span.category == "compute")
+    left, right = draw("space-time", last).axes[0].get_xlim()
+    factor = 1e6 if right > 10 else 1e3
+    assert left == pytest.approx(begin * factor)
+    assert right == pytest.approx((begin + 1.01 * (end - begin)) * factor)
+    assert draw("gantt", last).axes[0].get_xlim() == (0, pytest.approx((end - begin) * factor))
+
+
+def test_byte_counts_do_not_lie_on_each_other():
+    def main(comm):
+        for _ in range(3):  # three quick messages, and one much later
+            comm.sendrecv(np.ones(2), 1 - comm.rank, np.ones(2), 1 - comm.rank)
+        comm.compute(seconds=1.0)
+        comm.sendrecv(np.ones(2), 1 - comm.rank, np.ones(2), 1 - comm.rank)
+
+    world = SimWorld(2)
+    world.run(main)
+    texts = [text for text in draw("space-time", world.traces).axes[0].texts if text.get_text() == "16 B"]
+    assert len(texts) == 4

@@ -65,3 +65,13 @@ def test_what_cannot_be_cut_is_said():
         model_tiles("lama")
     with pytest.raises(UsageError, match="--ep needs --experts"):
         model_tiles(ep=2)
+
+
+@pytest.mark.parametrize(("case", "sentence"), [
+    ({"width": 0}, "--width 0; it must be at least 1"), ({"tp": 0}, "--tp 0; it must be at least 1"), ({"vocab": -3}, "--vocab -3"),
+    ({"heads": 0}, "--heads 0"), ({"experts": -1}, "--experts -1; it must be at least 0"), ({"experts": 2, "ep": 0}, "--ep 0"),
+    ({"kv_heads": 2}, "--kv-heads 2 belongs to --model llama, not to gpt"),
+])  # fmt: skip
+def test_sizes_that_are_none_are_refused(case, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        model_tiles(**case)

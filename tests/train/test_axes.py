@@ -35,7 +35,9 @@ def holds(ranks, tier, **values):
     (8, {"pp": 2, "zero": 3, "dp_replicate": 2, "persistence_threshold": 100, "microbatches": 2}),
     (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
     (2, {"model": "llama", "zero": 3}),
-    (2, {"experts": 4, "zero": 3}),
+    (2, {"experts": 4, "zero": 3, "recompute": "sqrt", "top_k": 2, "layers": 3}),
+    (2, {"experts": 4, "recompute": "full", "dropout": 0.1}),
+    (2, {"experts": 4, "pp": 2, "recompute": "full", "offload": "activations"}),
     (4, {"experts": 4, "pp": 2, "zero": 1, "recompute": "full", "schedule": "zb-h1", "top_k": 2}),
 ])  # fmt: skip
 def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):

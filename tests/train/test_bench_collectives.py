@@ -97,6 +97,10 @@ def test_the_command(tmp_path):
         (lambda: virtual.bench_virtual_collectives("allreduce"), "did you mean 'all_reduce'"),
         (lambda: virtual.bench_virtual_collectives(ranks=0), "at least 1 rank"),
         (lambda: real.bench_collectives(1), "at least 2 processes"),
+        (lambda: virtual.bench_virtual_collectives(sizes=[8, -1]), "--sizes 8,-1; .* at least 0 bytes"),
+        (lambda: virtual.bench_virtual_collectives(links=LinkModel(alpha=float("nan"))), "alpha is nan; it must be at least 0 seconds"),
+        (lambda: virtual.bench_virtual_collectives(links=LinkModel(beta=float("inf"))), "beta is inf; .* finite"),
+        (lambda: real.bench_collectives(2, 0), "--rounds 0; a median takes at least 1"),
         (lambda: real.bench_collectives(2, 8, [6]), "multiples of 4"),
     ],
 )

@@ -52,6 +52,8 @@ def test_without_the_tools_or_the_rights_one_sentence_says_so(monkeypatch):
         ({"hosts": 1}, "--hosts 1; it must be 2 to 200"),
         ({"rate": 1.0}, "1 to 10,000 Mbit/s"),
         ({"algorithms": ["rnig"]}, "did you mean 'ring'"),
+        ({"rounds": 0}, "--rounds 0; a median takes at least 1"),
+        ({"sizes": [1048576, 6]}, "--sizes 1048576,6; .* multiples of 4"),
     ],
 )
 def test_wrong_input(options, words):

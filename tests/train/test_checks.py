@@ -5,6 +5,10 @@ import re
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.comm.launch import execute, writable
+from minidist.report.frame import new_figure, save
+from minidist.report.page import write_page
+from minidist.report.perfetto import write_perfetto
 from minidist.train.compare import tier_of
 from minidist.train.config import TrainConfig, resolve_dims
 from minidist.train.session import number_of_ranks
@@ -26,11 +30,16 @@ from minidist.train.session import number_of_ranks
     ({"ep": 2, "experts": 4}, "--ep 2 does not divide --dp 1"),
     ({"experts": 1, "top_k": 2}, "--top-k 2 of --experts 1: a token cannot visit more experts than there are"),
     ({"experts": 4, "model": "llama"}, "--experts belongs to --model gpt, not to llama"),
-    ({"experts": 4, "recompute": "full"}, "--recompute full keeps of a block its input .* take --recompute selective, or a pipeline"),
+    ({"pp": 2, "schedule": "pipedream-2bw", "model": "llama", "evaluate_every": 1}, "--evaluate-every needs a moment at which no micro-batch is under way"),
+    ({"strategy": "ps", "evaluate_every": 1}, "--evaluate-every belongs to ranks that step together"),
     ({"tp": 2, "recompute": "budget:40000"}, "--recompute budget:40000 runs a block once to see what it keeps, and with --tp, --cp or --ep a block sends messages"),
     ({"experts": 4, "ep": 2, "dp": 2, "zero": 3}, "--zero 3 gathers a block over one group of ranks, and with --ep 2 its experts have another"),
     ({"model": "llama", "heads": 4, "kv_heads": 3}, "--heads 4 do not share --kv-heads 3 evenly; take one of 1, 2, 4"),
     ({"model": "gpt", "kv_heads": 2}, "--kv-heads belongs to --model llama"),
+    ({"model": "mlp", "recompute": "budget:5000"}, "--recompute budget:5000 measures one block .* use --recompute sqrt or full"),
+    ({"zero": 3, "reshard_after_forward": "²"}, "--reshard-after-forward '²'; it must be true, false or a number"),
+    ({"recompute": "budget:²"}, "must be one of none, full, selective, sqrt, budget:BYTES"),
+    ({"save": "/dev/null/checkpoints"}, "checkpoints cannot be written to --save /dev/null/checkpoints: .*; choose another directory"),
     ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt"),
     ({"model": "llama", "width": 12}, "--width 12 is not a multiple of 2 x --heads 4; try --heads 3 or --heads 6"),
     ({"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4}, "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule zb-v"),
@@ -63,3 +72,29 @@ def test_the_tier_follows_from_what_is_cut():
             tier(**axis)
         with pytest.raises(UsageError, match="at most 5 steps"):
             tier(**axis, precision="fp64", steps=6)
+
+
+@pytest.mark.parametrize("name", ["capacity_factor", "lr", "aux_loss_weight", "weight_decay", "loss_scale"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_setting_is_a_finite_number(name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} (inf|nan): input should be"):
+        TrainConfig.make(**{name: value})
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_timeout_is_a_number_of_seconds_that_a_thread_can_wait(seconds):
+    with pytest.raises(UsageError, match=r"--timeout \S+; it must be at least 0 seconds"):
+        execute(lambda comm: None, ranks=1, timeout=seconds)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html", ".json"])
+def test_a_picture_that_cannot_be_written_is_one_sentence(suffix):
+    figure, path = new_figure(1, 1), f"/dev/null/x{suffix}"
+    write = {".svg": lambda: save(figure, path), ".html": lambda: write_page(path, [], {}), ".json": lambda: write_perfetto(path, [])}[suffix]
+    with pytest.raises(UsageError, match=r"the output cannot be written to /dev/null/x.*; choose another --output"):
+        write()
+
+
+def test_a_file_that_cannot_be_written_is_named_with_its_flag():
+    with pytest.raises(UsageError, match=r"the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
+        writable("/dev/null/x", "--metrics")

@@ -126,6 +126,9 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--model", "gpt2", "--seq", "2000"], "1 to 1024"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
+        (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),
+        (["--params", "1e9", "--recompute", "full"], "give --model NAME"),
+        (["--params", "1e999999"], "not a number of parameters"),
     ],
 )
 def test_wrong_input_is_one_sentence(arguments, sentence, capsys):
@@ -137,5 +140,17 @@ def test_wrong_input_is_one_sentence(arguments, sentence, capsys):
 
 def test_whole_number():
     assert whole_number("7.5e9") == 7_500_000_000
+    assert whole_number("9007199254740993") == 9_007_199_254_740_993  # one more than a float can tell
     with pytest.raises(UsageError):
         whole_number("inf")
+
+
+def test_what_a_gated_block_keeps_term_by_term():
+    """2-byte values of a LLaMA block: the two norms with their outputs, q, k, v, the attention's output; gate, up, silu(gate), their product."""
+    h, i, heads, s, b = 4096, 11008, 32, 512, 3
+    norms, attention, mlp = 4 * h, 3 * h + h, 4 * i
+    block = MODELS["llama-7b"]
+    kept = 2 * s * b * (norms + attention + mlp)
+    assert block.block_activations(b, s, "selective") == kept
+    assert block.block_activations(b, s, "none") == kept + 2 * b * heads * s * s
+    assert block.block_activations(b, s, "full") == 2 * s * b * h

@@ -64,7 +64,8 @@ def main_without_exit(arguments):
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
-    [({"workers": 0}, "0 workers"), ({"slow": 0}, "0 times slower"), ({"who": "me"}, "'me'; it must be 'last'"),
+    [({"workers": 0}, "0 workers"), ({"slow": 0}, "0 times slower"), ({"seconds": float("nan")}, "for nan s"), ({"slow": float("inf")}, "inf times"),
+     ({"who": "me"}, "'me'; it must be 'last'"),
      ({"consistencies": ["ssp:-1"]}, "bound -1")],
 )  # fmt: skip
 def test_wrong_numbers(values, sentence):

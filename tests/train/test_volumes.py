@@ -30,11 +30,17 @@ def table(tmp_path, ranks, **values):
     (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 4, "microbatches": 2}),
     (8, {"cp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "recompute": "full"}),
     (3, {"cp": 3, "context": 10, "recompute": "full"}),
+    (2, {"tp": 2, "recompute": "sqrt"}),
+    (3, {"tp": 3, "pp": 1, "model": "mlp", "data": "glyphs", "layers": 3, "recompute": "sqrt"}),
+    (6, {"tp": 3, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 2, "microbatches": 2, "partition": "2,1"}),
+    (4, {"pp": 2, "zero": 3, "persistence_threshold": 100, "microbatches": 2}),
+    (2, {"zero": 3, "model": "mlp", "data": "glyphs", "recompute": "sqrt"}),
     (4, {"cp": 2, "pp": 2, "recompute": "selective", "model": "llama", "kv_heads": 2, "microbatches": 2}),
     (8, {"cp": 2, "tp": 2, "attention": "ulysses", "sequence_parallel": True, "zero": 3}),
     (8, {"experts": 4, "ep": 2, "dp": 4, "tp": 2, "zero": 1, "top_k": 2}),
     (8, {"experts": 4, "ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "context": 12, "attention": "ulysses"}),
     (4, {"experts": 4, "ep": 2, "pp": 2, "recompute": "full", "microbatches": 2}),
+    (4, {"experts": 4, "ep": 2, "dp": 2, "tp": 2, "recompute": "full"}),
 ])  # fmt: skip
 def test_every_byte_is_in_the_closed_form(ranks, values, tmp_path):
     table(tmp_path, ranks, **values)

@@ -26,7 +26,7 @@ def check_compression(text: str) -> tuple[str, float | None]:
         number = float(word)
     except ValueError:
         number = -1.0
-    whole = number >= 1 and number == int(number) and (name != "qsgd" or number <= MOST_LEVELS)
+    whole = number >= 1 and number.is_integer() and (name != "qsgd" or number <= MOST_LEVELS)
     if not (whole or (name == "topk" and 0 < number < 1)):
         raise UsageError(f"compression {text!r}: {name} needs a number ({NUMBERS[name]}), such as {name}:{0.01 if name == 'topk' else 4}")
     return name, number

@@ -12,7 +12,8 @@ from minidist.parallel.gradients import Bucket
 
 
 class TopK(Compressor):
-    """Only the elements of largest magnitude of each bucket travel; ties: the first ones.
+    """Only the elements of largest magnitude of each bucket travel; ties: the first ones. NaN counts as
+    infinite, so that all ranks see it.
 
     k: how many (of a bucket that has as many), or, below 1, which share of each bucket, rounded up.
     """
@@ -42,7 +43,9 @@ class TopK(Compressor):
     def reduce(self, comm: Comm, bucket: Bucket) -> None:
         """Two ring all-gathers: k indices (4 B each) and k values from each rank."""
         x, k = self.corrected(bucket), self.kept(bucket)
-        largest = np.argsort(-np.abs(x), kind="stable")[:k].astype(np.int32)
+        magnitude = np.abs(x)
+        magnitude[np.isnan(magnitude)] = np.inf  # sorts last otherwise, and would stay here unseen
+        largest = np.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
         values = x[largest]
         x[largest] = 0
         self.keep(bucket, x)

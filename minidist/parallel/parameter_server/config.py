@@ -7,6 +7,7 @@
 Waiting less gives more steps a second and older weights under each gradient.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -28,7 +29,7 @@ def parse_consistency(text: str) -> Consistency:
     name, _, number = text.partition(":")
     if text in ("bsp", "asp"):
         return Consistency(0, True) if text == "bsp" else Consistency(inf, False)
-    if name not in ("ssp", "delay") or not number.lstrip("-").isdigit():
+    if name not in ("ssp", "delay") or not re.fullmatch("-?[0-9]+", number):
         raise UsageError(f"consistency {text!r}; it must be bsp, asp, ssp:S or delay:T, with a number of clocks S, T")
     if int(number) < 0:
         raise UsageError(f"consistency {text!r} has the bound {number}; it must be at least 0 clocks (0: wait for all)")

@@ -49,7 +49,7 @@ def run(
     check(comm, config, initial, steps)
     comm = comm.dup()
     whole = Shard(list(initial), initial, config.sparse)
-    dead = first_weights(comm, config.servers, whole)
+    dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
     initial = whole.weights
     shards = make_shards(config.servers, initial, config.sparse)
     staleness: list[int] = []
@@ -80,9 +80,17 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
     if not initial or len({value.dtype for value in initial.values()}) != 1:
         kinds = sorted({str(value.dtype) for value in initial.values()})
         raise UsageError(f"rank {comm.rank}: the weights need one dtype, got {', '.join(kinds) or 'no weights'}")
+    if next(iter(initial.values())).dtype.kind in "iub":
+        raise UsageError(f"rank {comm.rank}: the weights are {next(iter(initial.values())).dtype}, which cannot follow a gradient; pass floats")
     for key in config.sparse:
         if key not in initial or initial[key].ndim != 2:
             raise UsageError(f"sparse key {key!r} must be a matrix among the weights {', '.join(initial)}")
+
+
+def _agreed(comm: Comm, config: ServerConfig, whole: Shard) -> Comm:
+    """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two rules."""
+    keys = ", ".join(f"{key}{list(shape)}{' sparse' if key in whole.sparse else ''}" for key, shape in whole.shapes.items())
+    return comm.collective(f"parameter_server/{config.servers} {config.consistency}", keys)
 
 
 def first_weights(comm: Comm, servers: int, whole: Shard) -> list[RankDeadError]:

@@ -44,15 +44,18 @@ def work(
 
 def _messages(shard: Shard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
     """What a push to one server consists of. Its head says what follows, and comes even if nothing does."""
+    for key in (*shard.dense, *shard.sparse):
+        if key not in contributions:
+            raise UsageError(f"worker {worker}, clock {clock}: no gradient of {key!r}; the function must return one for each key")
     rows = [_rows(contributions[key], shard.shapes[key], key, worker, clock) for key in shard.sparse]
     head = xp.array([clock, int(last), *(r.ids.size for r in rows)], xp.int64)
     parts = [head]
     if shard.dense:
         for key in shard.dense:
-            if contributions[key].shape != shard.shapes[key]:
+            shape = getattr(contributions[key], "shape", "none, being no array,")
+            if shape != shard.shapes[key]:
                 raise UsageError(
-                    f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {contributions[key].shape}, "
-                    f"its weight {shard.shapes[key]}"
+                    f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {shape}, its weight {shard.shapes[key]}"
                 )
         parts.append(xp.as_array(xp.concatenate([contributions[k].reshape(-1) for k in shard.dense]), shard.flat.dtype))
     for r in rows:
@@ -66,6 +69,8 @@ def _rows(value: Any, shape: tuple[int, ...], key: str, worker: int, clock: int)
         raise UsageError(
             f"worker {worker}, clock {clock}: the gradient of the sparse key {key!r} must be Rows(ids, values)"
         )
+    if not (hasattr(value.ids, "dtype") and hasattr(value.values, "dtype")) or value.ids.dtype.kind not in "iu" or value.ids.ndim != 1:
+        raise UsageError(f"worker {worker}, clock {clock}: Rows of {key!r} need a 1-D array of integer ids and an array of values")
     if value.values.shape != (value.ids.size, shape[1]) or (
         value.ids.size and not 0 <= value.ids.min() <= value.ids.max() < shape[0]
     ):

@@ -38,6 +38,10 @@ class Schedule:
     updates: str = "flush"
     copies: int = 1  # of every stage, on different ranks
 
+    def about(self) -> str:
+        """What its file says first."""
+        return (inspect.getdoc(inspect.getmodule(self.function)) or "").partition("\n")[0]
+
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
         """The plan for `stages` pipeline ranks with `chunks` stages each. UsageError when the schedule cannot be made."""
         for name, value in (("--stages", stages), ("--microbatches", microbatches), ("--chunks", chunks)):

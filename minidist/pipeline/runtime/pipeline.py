@@ -14,6 +14,7 @@ anything runs, so a wrong one is a sentence and not a hang.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.parallel import GradientReducer
-from minidist.pipeline.passes import lower
+from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Action, Plan, parts, show, unpack
 from minidist.pipeline.runtime.messages import Messages
 from minidist.pipeline.runtime.norm import clip_grad_norm
@@ -79,8 +80,7 @@ class Pipeline:
             raise UsageError(f"plan {plan.name!r} {way}")
         if plan.ranks != comm.size:
             raise UsageError(f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks")
-        self.comm, self.loss, self.times, self.reduction = comm, loss, times, reduction
-        self.plan = plan if plan.is_lowered else lower(plan, prefetch)
+        self.comm, self.loss, self.times, self.reduction, self.prefetch = comm, loss, times, reduction, prefetch
         self.coordinates = coordinates or (lambda i: nullcontext())
         self.stages = {stage.number: stage for stage in stages}
         if sorted(self.stages) != plan.stages_of(comm.rank):
@@ -88,14 +88,8 @@ class Pipeline:
                 f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built with "
                 f"{sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
             )
-        orders = [[[unpack(part) for part in parts(item)] for item in order] for order in self.plan.orders]
-        home: dict[Key, int] = {}
-        for rank, order in enumerate(orders):
-            home.update({action[1:]: rank for item in order for action in item if action.kind == "F"})
-        self.order, self.names = orders[comm.rank], [show(item) for item in self.plan.orders[comm.rank]]
-        self.recomputed = {action[1:] for item in self.order for action in item if action.kind == "RECOMPUTE"}
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
-        self.messages = Messages(comm, self.plan, orders, home)
+        self._follow(plan)
         self._same_plan()
         self.shared = SharedGradients(comm.dup(), {n: stage.parameters for n, stage in self.stages.items()}, tied)
         self.reduce_each = reduce_each
@@ -104,6 +98,27 @@ class Pipeline:
             for n, stage in sorted(self.stages.items()):
                 self.reducers[n] = [GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros") for flat in stage.flats if len(flat)]
         self._seen: Any = None
+
+    def _follow(self, plan: Plan) -> None:
+        self.plan = plan if plan.is_lowered else lower(plan, self.prefetch)
+        orders = [[[unpack(part) for part in parts(item)] for item in order] for order in self.plan.orders]
+        home: dict[Key, int] = {}
+        for rank, order in enumerate(orders):
+            home.update({action[1:]: rank for item in order for action in item if action.kind == "F"})
+        self.order, self.names = orders[self.comm.rank], [show(item) for item in self.plan.orders[self.comm.rank]]
+        self.recomputed = {action[1:] for item in self.order for action in item if action.kind == "RECOMPUTE"}
+        self.messages = Messages(self.comm, self.plan, orders, home)
+
+    def forwards(self, loss: Loss) -> "Pipeline":
+        """The same stages on the same ranks, forward only: its `step` returns losses, keeps nothing and leaves gradients alone.
+
+        Every rank calls it, after a step: it knows the shapes that this one has learned, and sends nothing for them.
+        """
+        result = copy(self)
+        result.loss = loss
+        result._follow(forwards(self.plan))
+        result.messages.know(self.messages.borders)
+        return result
 
     # --- a step ---
 

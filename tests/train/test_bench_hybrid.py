@@ -1,0 +1,39 @@
+"""The benchmark of a hybrid step's overhead: what it measures, what it refuses."""
+
+import time
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.train.bench_hybrid import TimedWorld, bench_hybrid
+from tests.mpi_runner import mpiexec
+
+
+def test_time_inside_messages_is_counted_once():
+    world = TimedWorld.__new__(TimedWorld)
+    world.seconds, world.depth = 0.0, 0
+
+    def busy(inner=None):
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+        return inner and world._timed(inner)
+
+    began = time.process_time()
+    world._timed(busy, busy)
+    assert 0.04 <= world.seconds <= time.process_time() - began
+    assert world.depth == 0
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")
+def test_a_small_layout():
+    (row,) = bench_hybrid(rounds=1, dp=1, tp=2, pp=1)["rows"]
+    assert row["name"].startswith("dp 1 x tp 2 x pp 1")
+    assert 0 < row["ratio"] < 1
+
+
+def test_wrong_input():
+    with pytest.raises(UsageError, match="--rounds 0"):
+        bench_hybrid(rounds=0)
+    with pytest.raises(UsageError, match="--heads 8 does not divide over --tp 3"):
+        bench_hybrid(tp=3)
