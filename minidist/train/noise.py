@@ -9,7 +9,7 @@ from math import isfinite
 
 from minidist.parallel.noise_scale import LocalGradient, NoiseScale, step_estimate
 from minidist.train.config import Batches, TrainConfig
-from minidist.train.data_axis import Replicated
+from minidist.train.data_axes import Replicated
 from minidist.train.strategies import Strategy
 
 

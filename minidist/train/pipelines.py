@@ -12,7 +12,8 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage
-from minidist.train.data_axis import DataAxis, Tensors, data_axes
+from minidist.train.data_axes import data_axes
+from minidist.train.data_axis import DataAxis, Tensors
 from minidist.train.job import Job, as_input
 from minidist.train.plans import cut_stages, make_plan
 from minidist.train.shared_shards import SharedShards

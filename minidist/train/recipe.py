@@ -27,7 +27,7 @@ from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
 from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
 from minidist.train.asynchronous import AsynchronousPipeline
 from minidist.train.config import updates_of
-from minidist.train.data_axis import data_axes
+from minidist.train.data_axes import data_axes
 from minidist.train.job import Job
 from minidist.train.pipelines import PipelineParallel
 from minidist.train.strategies import Strategy

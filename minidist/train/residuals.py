@@ -11,7 +11,7 @@ from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint, Local, Piece, local_pieces, read_local
 from minidist.comm import Comm
 from minidist.parallel.compression import Compressor
-from minidist.train.data_axis import Replicated
+from minidist.train.data_axes import Replicated
 from minidist.train.strategies import Strategy
 
 
