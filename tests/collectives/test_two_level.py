@@ -33,6 +33,19 @@ def test_values_for_any_colouring(colors, size, op, async_op, data):
     n = len(colors)
     root, eager = data.draw(st.integers(0, n - 1)), data.draw(st.sampled_from([0, 1 << 20]))
     cuts = sorted(data.draw(st.lists(st.integers(0, size), min_size=n - 1, max_size=n - 1)))
+    check_values(colors, size, op, async_op, root, eager, cuts)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("colors", [(0, 1, 1), (2, 0, 2, 0, 2), (0, 1, 1, 0)], ids=str)
+def test_values_of_every_operation_on_equal_and_unequal_nodes(colors, op):
+    """What a draw may miss: each operation with data in every chunk."""
+    n = len(colors)
+    check_values(colors, 2 * n + 1, op, False, n - 1, 0, [2 * rank + 1 for rank in range(1, n)])
+
+
+def check_values(colors, size, op, async_op, root, eager, cuts):
+    n = len(colors)
     counts = np.diff([0, *cuts, size]).tolist()
     start = [0, *cuts, size]
     arrays = [array % 17 + 2 if op == "prod" else array for array in inputs(n, size)]

@@ -1270,6 +1270,8 @@ WRONG = [
     ("19.zero_bubble", just_1f1b, "nobody waits for W"),
     ("19.zero_bubble", all_weights_last, "put W off only as long"),
     ("19.zero_bubble", forgets_the_weights, "needs F, I and W"),
+    ("19.zero_bubble", lambda p, m: [[f"F{i}" for i in range(m)]] * p, "needs F, I and W"),
+    ("19.zero_bubble", lambda p, m: [], "'F0', 'I0', 'W0'"),
     ("19.zero_bubble", two_bubbles_ahead, "put W off only as long"),
     ("21.slots_and_balance", rounds_down, "rounded up"),
     ("21.slots_and_balance", last_tokens_first, "in token order"),

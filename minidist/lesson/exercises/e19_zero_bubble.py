@@ -63,7 +63,8 @@ EXERCISES = [
                 says("it takes"),
                 "the stage before waits for I, nobody waits for W: do I as soon as the gradient is there, and W where a stage would wait",
             ),
-            Hint(says("W", "I is missing"), "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage"),
+            Hint(says("one list for each"), "the answer is a list with one list of names for each stage: [['F0', 'I0', 'W0'], ...]"),
+            Hint(says("W", "is missing", "has no action"), "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage"),
             *COMMON,
         ),
     )
