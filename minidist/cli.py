@@ -125,7 +125,10 @@ def compare(
     from minidist.train.session import run_comparison
 
     if matrix:
-        compare_matrix(config, ranks or 8, sample, processes, json_output)
+        compare_matrix(config, 8 if ranks is None else ranks, sample, processes, json_output)
+    for name in ("sample", "processes"):
+        if name in given_flags():
+            raise UsageError(f"--{name} is a number of layouts or processes of --matrix; add --matrix, or leave it out")
 
     config = with_deepspeed(config, deepspeed)
 
@@ -147,6 +150,9 @@ def compare_matrix(config: TrainConfig, ranks: int, sample: int | None, processe
 
     from minidist.train import matrix
 
+    for name, value in (("ranks", ranks), ("sample", sample), ("processes", processes)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; it must be at least 1")
     given = given_flags() & set(TrainConfig.model_fields)
     fixed = sorted(given & {*matrix.LAYOUT, "dp", "schedule"})
     if fixed:
@@ -163,7 +169,7 @@ def compare_matrix(config: TrainConfig, ranks: int, sample: int | None, processe
         print(json.dumps(matrix.as_dict(rows, refused, ranks, seconds)))
     else:
         say(matrix.summary(rows, refused, seconds))
-    raise typer.Exit(0 if all(row.equal for row in rows) else 1)
+    raise typer.Exit(0 if rows and all(row.equal for row in rows) else 1)
 
 
 @app.callback(invoke_without_command=True)
@@ -461,7 +467,11 @@ def schedule(
     """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
     from minidist.pipeline import passes
     from minidist.pipeline.plan import load_plan, schedules
+    from minidist.pipeline.plan.load import is_name
     from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
+
+    if memory_limit is not None and not memory_limit >= 0:
+        raise UsageError(f"--memory-limit is {memory_limit}; it must be a number of at least 0")
 
     form = "json" if json_output else form
     if form not in FORMATS:
@@ -475,7 +485,7 @@ def schedule(
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
-        judged.append(judge(plan, times, profile, receives, spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE)))
+        judged.append(judge(plan, times, profile, receives, spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE), named=is_name(name)))
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:
@@ -498,8 +508,8 @@ def options_of(texts: list[str]) -> dict[str, Any]:
         if not equals:
             raise UsageError(f"--option {text!r}; write name=value")
         words: dict[str, Any] = {"true": True, "false": False}
-        result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdigit() else value)
-    return {name: bool(value) if name == "stashing" else value for name, value in result.items()}
+        result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdecimal() else value)
+    return {name: bool(value) if name == "stashing" and isinstance(value, int) else value for name, value in result.items()}
 
 
 @app.command()
@@ -732,6 +742,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(prog_name="minidist")
     except MemoryError as error:
         say(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller")
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        say(f"minidist: cannot open {str(error.filename)!r} ({error.strerror}); give the path of a file, in a folder that exists")
         sys.exit(2)
     except MinidistError as error:
         for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):

@@ -21,6 +21,8 @@ import numpy as np
 from minidist.base.errors import UsageError, nearest
 from minidist.base.layout import chunk_sizes, offsets
 
+LARGEST = 1e30  # milliseconds or bytes of a layer; sums and squares of more do not fit a float
+LARGEST_PROBLEM = 200_000  # layers x machines; PipeDream's optimizer works for the square of it
 OBJECTIVES = ("released", "paper")
 METHODS = ("pipedream", "gpipe", "time", "parameters", "uniform")
 FIELDS = ("op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes")
@@ -66,7 +68,7 @@ def read_profile(source: str) -> list[Layer]:
         path = Path(front)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read the profile {source!r} ({error}); give a JSON file, or FILE:NAME") from None
     if isinstance(data, dict) and isinstance(data.get("profiles"), dict):
         data = data["profiles"]
@@ -88,8 +90,8 @@ def _layer(entry: Any, number: int, source: str) -> Layer:
     values = []
     for name in FIELDS[1:]:
         value = entry.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise UsageError(f"{where}: {name} is {value!r}; it must be a finite number of at least 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LARGEST:
+            raise UsageError(f"{where}: {name} is {str(value)[:20]}; it must be a number of at least 0 and below {LARGEST:g}")
         values.append(float(value))
     return Layer(str(entry.get("op", "")), *values)
 
@@ -175,6 +177,10 @@ def pipedream(layers: Sequence[Layer], machines: int, bandwidth: float, objectiv
         raise UsageError(f"objective {objective!r}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}")
     if machines < 1:
         raise UsageError(f"--machines is {machines}; it must be at least 1")
+    if len(layers) * machines > LARGEST_PROBLEM:
+        raise UsageError(f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers, take at most {LARGEST_PROBLEM // len(layers)}")
+    if memory_limit is not None and not memory_limit > 0:
+        raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
     if not 0 < bandwidth < math.inf:
         raise UsageError(f"--bandwidth is {bandwidth}; it must be above 0 bytes per second")
     n = len(layers)

@@ -59,6 +59,8 @@ def parse_times(text: str, stages: int) -> Times:
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
         name = name.strip()
+        if name in values:
+            raise UsageError(f"--times gives {name} twice; leave one of them out")
         if name not in ("F", "I", "W", "comm", "FB"):
             raise UsageError(f"--times has no {name!r}{nearest(name, ('F', 'I', 'W', 'comm', 'FB'))}; write F=1,I=1,W=1,comm=0")
         values[name] = _number(number, f"--times {part}")

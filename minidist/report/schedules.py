@@ -27,9 +27,9 @@ class Judged:
     weight_versions: list[int]
 
 
-def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: bool) -> Judged:
-    """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it."""
-    if plan.actions > LARGE and plan.updates == "flush" and not plan.is_lowered:
+def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: bool, named: bool = False) -> Judged:
+    """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it; named: not a user's own plan."""
+    if named and plan.actions > LARGE and plan.updates == "flush" and not plan.is_lowered:
         versions = [1] * plan.ranks
     else:
         versions = validate(plan, allow_wrong_gradients=True).weight_versions

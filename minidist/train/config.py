@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from minidist.base.errors import UsageError, nearest
 from minidist.parallel.dims import ParallelDims
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.plan import get_schedule, read_csv
 
 
 class TrainConfig(BaseModel):
@@ -174,6 +174,8 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
         accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
+        if config.schedule.endswith(".csv"):  # it says how many it has
+            accumulation = read_csv(config.schedule).microbatches
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp

@@ -43,7 +43,7 @@ def _parse(path: Path) -> dict[str, Any]:
         content = readers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {str(path)!r}: {error.strerror}; give the path of a file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--config {str(path)!r} is no {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {str(path)!r} holds a {type(content).__name__}; it must be a table of settings")

@@ -53,7 +53,7 @@ def read_deepspeed(path: str | Path) -> Translation:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--deepspeed {path} cannot be read: {error.strerror}; name a DeepSpeed configuration file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--deepspeed {path} is no JSON: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--deepspeed {path} holds no JSON object but a {type(content).__name__}")
@@ -88,7 +88,7 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
         if content.get(key) == "auto":
             result.leave(key, "auto: something else was to fill it in")
     for key, value in given.items():
-        if not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number of at least 1")
     if not given:
         if any(key in content for key in BATCH):
@@ -110,13 +110,27 @@ def _numbers(section: str, params: Mapping[str, Any], result: Translation, field
         if value == "auto":
             result.leave(key, "auto: something else was to fill it in")
         elif name in fields:
-            if not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a number")
             result.take(key, value, **{fields[name]: value})
 
 
+def _params(name: str, section: Mapping[str, Any]) -> Settings:
+    params = section.get("params", {})
+    if not isinstance(params, dict):
+        raise UsageError(f"DeepSpeed's {name}.params is a JSON object, not {params!r}")
+    return dict(params)
+
+
+def _whole(key: str, value: Any) -> int:
+    """DeepSpeed's files write 5e8 for a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value < 2**63 or value != int(value):
+        raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number")
+    return int(value)
+
+
 def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
-    kind, params = str(section.get("type", "")), dict(section.get("params", {}))
+    kind, params = str(section.get("type", "")), _params("optimizer", section)
     name = OPTIMIZERS.get(kind.lower())
     if name is None:
         _leave_all("optimizer", section, result, "minidist has Adam, AdamW, SGD and Adagrad of these")
@@ -130,7 +144,7 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     for key, value in params.items():
         if key in fields or value == "auto":
             continue
-        if (key in ("adam_w_mode", "torch_adam") and kind.lower() == "adam") or (key in usual and (list(value) if key == "betas" else value) == usual[key]):
+        if (key in ("adam_w_mode", "torch_adam") and kind.lower() == "adam") or (key in usual and value == usual[key]):
             result.take(f"optimizer.params.{key}", value)
         else:
             result.leave(f"optimizer.params.{key}", f"minidist trains with {usual[key]}" if key in usual else "minidist has no such thing")
@@ -139,7 +153,7 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
 
 
 def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
-    kind, params = section.get("type"), dict(section.get("params", {}))
+    kind, params = section.get("type"), _params("scheduler", section)
     if kind not in ("WarmupLR", "WarmupCosineLR"):
         _leave_all("scheduler", section, result, "minidist has a linear warm-up, then a constant or a cosine")
         return
@@ -165,7 +179,9 @@ LOSS_SCALE = {"loss_scale_window": "loss_scale_interval", "hysteresis": "loss_sc
 def _half(precision: str) -> Callable[[Any, Translation], None]:
     def section(values: Mapping[str, Any], result: Translation) -> None:
         rest = {key: value for key, value in values.items() if key != "enabled"}
-        if values.get("enabled") is True:
+        if values.get("enabled", False) not in (True, False, "auto"):
+            raise UsageError(f"DeepSpeed's {precision}.enabled is {values['enabled']!r}; it must be true or false")
+        if values.get("enabled") == 1:  # true, and 1, which reads the same
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
             result.take(f"{precision}.enabled", True, precision=precision)
@@ -174,6 +190,8 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             if precision == "fp16":
                 if isinstance(rest.get("initial_scale_power"), int):
                     power = rest.pop("initial_scale_power")
+                    if not 0 <= power <= 1000:
+                        raise UsageError(f"DeepSpeed's fp16.initial_scale_power is {power!r}; it must be from 0 to 1000")
                     result.take("fp16.initial_scale_power", power, loss_scale=2.0**power)
                 for key, setting in LOSS_SCALE.items():
                     if key in rest:
@@ -202,7 +220,7 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
         if value == "auto":
             result.leave(name, "auto: something else was to fill it in")
         elif key == "reduce_bucket_size":
-            result.take(name, value, reduce_bucket_size=int(value))
+            result.take(name, value, reduce_bucket_size=_whole(name, value))
         elif key == "offload_optimizer" and isinstance(value, dict):
             device = value.get("device", "cpu")
             if device in ("cpu", "none", None):
@@ -212,7 +230,7 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
             for inner in set(value) - {"device"}:
                 _leave_all(f"{name}.{inner}", value[inner], result)
         elif key == "stage3_param_persistence_threshold" and stage == 3:
-            result.take(name, value, persistence_threshold=int(value))
+            result.take(name, value, persistence_threshold=_whole(name, value))
         elif key == "overlap_comm" and value is True:
             result.take(name, value)
         else:

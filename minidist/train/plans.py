@@ -29,6 +29,9 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
         trains = "trains nothing" if plan.updates == "none" else "updates its weights on the way, which train does for schedules by name only"
         raise UsageError(f"--schedule {config.schedule} {trains}; train with a synchronous one, such as 1f1b or zb-h1")
     validate(plan)
+    idle = [rank for rank in range(plan.ranks) if not plan.orders[rank]]
+    if idle:
+        raise UsageError(f"--schedule {config.schedule} leaves rank {idle[0]} without a stage; give it one, or leave its line out and take --pp {plan.ranks - len(idle)}")
     again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
     return recompute(plan) if again else plan
 

@@ -115,6 +115,19 @@ def test_profiles(tmp_path):
             pipedream([Layer("x", 1, 1, 1, 1)], *arguments)
 
 
+def test_numbers_too_large_are_one_sentence(tmp_path):
+    layer = '{"fwd_ms": %s, "bwd_ms": 1, "act_bytes": 1, "param_bytes": 1}'
+    path = tmp_path / "large.json"
+    for text in (f"[{layer % '1e308'}]", f"[{layer % ('1' + 400 * '0')}]", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"below 1e\+30|cannot read"):
+            read_profile(str(path))
+    with pytest.raises(UsageError, match="take at most 200000"):
+        pipedream([Layer("", 1, 1, 1, 1)], 1_000_000, 1e9)
+    with pytest.raises(UsageError, match="--memory-limit is nan"):
+        pipedream([Layer("", 1, 1, 1, 1)], 2, 1e9, memory_limit=float("nan"))
+
+
 def test_methods_by_name():
     layers = [Layer("x", 1, 1, 0, 100), Layer("x", 1, 1, 0, 1), Layer("x", 4, 4, 0, 1), Layer("x", 1, 1, 0, 1)]
     expected = {"uniform": [2, 2], "gpipe": [2, 2], "time": [2, 2], "parameters": [1, 3]}

@@ -161,6 +161,23 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
     assert "rank 0 needs 8 micro-batches of activations, more than the limit of 4" in err
 
 
+BAD = """
+import sys, itertools
+from minidist.pipeline.plan import Plan
+def leaves(p, m): sys.exit(7)
+def late(p, m):
+    yield ["0F0", "0B0"]
+    raise RuntimeError("late")
+def endless(p, m): return itertools.repeat(["0F0"])
+def endless_row(p, m): return [itertools.repeat("0F0")]
+def word(p, m): return ["0F0", "0B0"]
+def no_orders(p, m): return Plan("x", None, 1, 1)
+def no_action(p, m): return Plan("x", [["a"]], 1, 1)
+def no_batch(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="2bw", batch=0)
+def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and then")
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -185,17 +202,49 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
         (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F"), "is not a number"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "x"), "write name=value"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--receives", "eager"), "must be 'latency' or 'blocking'"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F=1,F=2"), "--times gives F twice"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--memory-limit", "nan"), "--memory-limit is nan"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--output", "no/such/folder"), "cannot open 'no/such/folder' (No such file"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "p=3"), "has no option 'p'"),
+        (("pipedream", "--stages", 2, "--microbatches", 2, "--option", "stashing=maybe"), "must be true or false"),
+        (("pipedream-2bw", "--stages", 2, "--microbatches", 2, "--option", "batches=x"), "must be a whole number"),
+        (("pipedream-2bw", "--stages", 2, "--microbatches", 2, "--option", "batches=²"), "must be a whole number"),
+        (("fine.csv", "--chunks", 2), "--chunks 2 changes nothing of the plan"),
+        (("fine.csv", "--option", "a=1"), "--option a 1 changes nothing of the plan"),
+        (("bad.py:leaves", "--stages", 1, "--microbatches", 1), "raised SystemExit: 7"),
+        (("bad.py:late", "--stages", 1, "--microbatches", 1), "raised RuntimeError: late"),
+        (("bad.py:endless", "--stages", 1, "--microbatches", 1), "more than 1,000 actions and ranks"),
+        (("bad.py:endless_row", "--stages", 1, "--microbatches", 1), "more than 1,000 actions and ranks"),
+        (("bad.py:word", "--stages", 1, "--microbatches", 1), "returned '0F0' for rank 0"),
+        (("bad.py:no_orders", "--stages", 1, "--microbatches", 1), "returned NoneType"),
+        (("bad.py:no_action", "--stages", 1, "--microbatches", 1), "'a' is not an action"),
+        (("bad.py:no_batch", "--stages", 1, "--microbatches", 1), "whole numbers of at least 1"),
+        (("bad.py:no_updates", "--stages", 1, "--microbatches", 1), "updates one of flush, none"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_sentence(call, tmp_path, arguments, sentence):
+def test_wrong_input_is_one_sentence(call, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.setattr("minidist.pipeline.plan.load.LARGEST", 1000)
+    (tmp_path / "fine.csv").write_text("0F0,0B0\n")
     (tmp_path / "bad.csv").write_text("0F0,0B0\n1F0,1Q0\n")
     (tmp_path / "wrong.csv").write_text("0B0,0F0\n")
     (tmp_path / "dead.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
-    (tmp_path / "bad.py").write_text("f = lambda p, m: 1 / 0\nh = lambda p, m: 3\nk = lambda p, m: [[1.5]]\n")
+    (tmp_path / "bad.py").write_text("f = lambda p, m: 1 / 0\nh = lambda p, m: 3\nk = lambda p, m: [[1.5]]\n" + BAD)
     code, out, err = call("schedule", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_large_plan_of_a_user_is_judged_too(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("minidist.report.schedules.LARGE", 10)
+    (tmp_path / "1f1b.csv").write_text("0F0,0F1,0F2,0F3,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
+    code, out, err = call("schedule", "1f1b.csv", "--json")
+    assert (code, out, "0B3 is missing" in err) == (2, "", True)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_plan(call, tmp_path):
+    (tmp_path / "mark.csv").write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n1F0,1B0\r\n")
+    assert json.loads(call("schedule", "mark.csv", "--json")[1])["orders"] == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
 def test_partition_command(call, tmp_path):

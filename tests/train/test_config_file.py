@@ -43,6 +43,7 @@ def test_a_flag_overrides_the_file(tmp_path, capsys):
     ("job.toml", "tp = ", "is no TOML"),
     ("job.json", "{", "is no JSON"),
     ("job.json", "[1]", "holds a list"),
+    ("job.json", "[" * 100_000, "is no JSON"),
     ("job.yaml", "tp: 2", r"must be a \.toml or a \.json file"),
     ("none.toml", None, "No such file"),
 ])  # fmt: skip

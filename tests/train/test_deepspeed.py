@@ -66,7 +66,11 @@ SECTIONS = ["optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "acti
 )
 def test_no_key_is_passed_over_in_silence(sections, rest):
     content = {**SMALL, **sections, **rest}
-    if sections.get("fp16", {}).get("enabled") is True and sections.get("bf16", {}).get("enabled") is True:
+    if any(sections.get(name, {}).get("enabled", False) not in (True, False, "auto") for name in ("fp16", "bf16")):
+        with pytest.raises(UsageError, match="must be true or false"):
+            translate(content)
+        return
+    if sections.get("fp16", {}).get("enabled") in (True,) and sections.get("bf16", {}).get("enabled") in (True,):
         with pytest.raises(UsageError, match="enable one of them"):
             translate(content)
         return
@@ -121,12 +125,27 @@ def test_the_batch_triple_has_deepspeeds_rules(total, micro, steps, world, pp):
         ({**SMALL, "zero_optimization": {"stage": 4}}, "must be 0, 1, 2 or 3"),
         ({**SMALL, "zero_optimization": 2}, "is a JSON object, not 2"),
         ({**SMALL, "gradient_clipping": "much"}, "must be a number"),
+        ({"train_batch_size": True}, "must be a whole number"),
+        ({**SMALL, "optimizer": {"type": "Adam", "params": [1]}}, "optimizer.params is a JSON object"),
+        ({**SMALL, "optimizer": {"type": "Adam", "params": None}}, "optimizer.params is a JSON object"),
+        ({**SMALL, "optimizer": {"type": "Adam", "params": {"lr": True}}}, "must be a number"),
+        ({**SMALL, "scheduler": {"type": "WarmupLR", "params": [1]}}, "scheduler.params is a JSON object"),
+        ({**SMALL, "zero_optimization": {"stage": 1, "reduce_bucket_size": "x"}}, "reduce_bucket_size is 'x'"),
+        ({**SMALL, "zero_optimization": {"stage": 1, "reduce_bucket_size": 1.5}}, "must be a whole number"),
+        ({**SMALL, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": None}}, "threshold is None"),
+        ({**SMALL, "fp16": {"enabled": True, "initial_scale_power": 5000}}, "from 0 to 1000"),
+        ({**SMALL, "fp16": {"enabled": "yes"}}, "must be true or false"),
         ({**SMALL, "optimizer": {"type": "Adam", "params": {"lr": "fast"}}}, "optimizer.params.lr is 'fast'"),
     ],
 )
 def test_wrong_files(content, words):
     with pytest.raises(UsageError, match=words):
         translate(content)
+
+
+def test_an_unusual_beta_is_listed_whatever_it_is():
+    for betas in (0.9, [0.9], None):
+        assert "optimizer.params.betas" in translate({**SMALL, "optimizer": {"type": "Adam", "params": {"betas": betas}}}).warning()
 
 
 def test_what_is_auto_is_left_to_the_flags():

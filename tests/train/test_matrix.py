@@ -100,6 +100,19 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
     assert "is one of what --matrix goes through" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--matrix", "--sample", "0"], "--sample is 0"), (["--matrix", "--sample", "-3"], "--sample is -3"), (["--matrix", "--ranks", "0"], "--ranks is 0"),
+    (["--matrix", "--processes", "0"], "--processes is 0"), (["--sample", "3"], "add --matrix"), (["--steps", "1", "--timeout", "nan"], "--timeout nan"),
+])  # fmt: skip
+def test_nothing_compared_is_not_everything_equal(flags, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["compare", *flags])
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert words in said
+    assert len(said.strip().splitlines()) == 1
+
+
 def test_several_processes_give_the_rows_of_one():
     some = matrix.stratified(matrix.enumerate_layouts(2)[0], 3)
     rows = list(matrix.run_matrix(some, 2, processes=2))

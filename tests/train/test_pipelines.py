@@ -78,8 +78,11 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
     ({"pp": 2, "synchronize_each": True}, "no meaning in a pipeline"),
     ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
     ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
+    ({"pp": 2, "schedule": "idle.csv"}, "leaves rank 1 without a stage.*take --pp 1"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_one_sentence(values, sentence):
+def test_what_does_not_fit_is_one_sentence(values, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
     values = {**SMALL, "layers": 2, **values}
     with pytest.raises(UsageError, match=sentence):
         number_of_ranks(TrainConfig.make(**{k: v for k, v in values.items() if k != "ranks"}), values.get("ranks"))
@@ -93,6 +96,6 @@ def test_the_ranks_of_a_pipeline_are_its_degrees():
 def test_a_users_own_plan(tmp_path):
     """Its stages add in different orders, so the tied embedding's two sums must be those of the right stages."""
     (tmp_path / "mine.csv").write_text("0F0,0F1,0F2,0B2,0B0,0B1\n1F0,1F1,1F2,1B0,1B1,1B2\n")
-    result = verdict(2, **SMALL, pp=2, layers=2, schedule=str(tmp_path / "mine.csv"), microbatches=3)
+    result = verdict(2, **SMALL, pp=2, layers=2, schedule=str(tmp_path / "mine.csv"))  # three micro-batches, as written
     assert result.equal, result.first_difference
     assert np.isfinite(result.losses).all()

@@ -2,14 +2,18 @@
 
 import importlib.util
 import inspect
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from operator import index
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.plan.action import Item, show
-from minidist.pipeline.plan.plan import Plan, from_cells, read_csv
+from minidist.pipeline.plan.plan import UPDATES, Plan, from_cells, read_csv
 from minidist.pipeline.plan.registry import get_schedule
+
+LARGEST = 10_000_000  # actions and ranks that a user's function may return
 
 
 def load_plan(source: str, stages: int | None = None, microbatches: int | None = None, chunks: int | None = None, **options: Any) -> Plan:
@@ -19,6 +23,9 @@ def load_plan(source: str, stages: int | None = None, microbatches: int | None =
     file's plan says itself how many ranks and micro-batches it has; when they are given too they must agree.
     """
     if source.endswith(".csv"):
+        for name, given in (("--chunks", chunks), *((f"--option {option}", value) for option, value in options.items())):
+            if given is not None:
+                raise UsageError(f"{name} {given} changes nothing of the plan {source!r}, which is written down; leave it out")
         plan = read_csv(source)
     elif ".py:" in source:
         needed(source, stages, microbatches)
@@ -52,7 +59,7 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}; correct the file") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -60,15 +67,42 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     try:
         takes_v = "v" in inspect.signature(function).parameters
         result = function(p, m, **({"v": v or 2} if takes_v else {}), **options)
-    except Exception as error:
+        plan = result if isinstance(result, Plan) else None
+        cells = [[_cell(item) for item in row] for row in _rows(plan.orders if plan else result, source)]
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{source}({p}, {m}) raised {type(error).__name__}: {error}; correct the function") from error
-    if isinstance(result, Plan):
-        return result
-    try:
-        rows = [[_cell(item) for item in row] for row in result]
-    except TypeError:
-        raise UsageError(f"{source} returned {type(result).__name__}; it must return, for each rank, a list of actions") from None
-    return from_cells(rows, name, source)
+    found = from_cells(cells, name, source)
+    if plan is None:
+        return found
+    numbers = (plan.stages, plan.microbatches, plan.batch)
+    if plan.updates not in UPDATES or not all(isinstance(number, int) and number >= 1 for number in numbers):
+        raise UsageError(
+            f"{source} returned {plan!r}; its stages, microbatches and batch must be whole numbers of at least 1, and updates one of {', '.join(UPDATES)}"
+        )
+    return plan.with_orders(found.orders)
+
+
+def is_name(source: str) -> bool:
+    """Is it a schedule's name, not a user's own plan?"""
+    return not source.endswith(".csv") and ".py:" not in source
+
+
+def _rows(result: Any, source: str) -> Iterator[list[Any]]:
+    """The items of each rank. A generator without end is as wrong as no list."""
+    wanted = "it must return, for each rank, a list of actions"
+    if isinstance(result, str | dict) or not isinstance(result, Iterable):
+        raise UsageError(f"{source} returned {type(result).__name__}; {wanted}")
+    left = LARGEST
+    for rank, row in enumerate(result):
+        if isinstance(row, str | dict) or not isinstance(row, Iterable):
+            raise UsageError(f"{source} returned {row!r} for rank {rank}; {wanted}")
+        items = list(islice(row, left + 1))
+        left -= len(items) + 1
+        if left < 0:
+            raise UsageError(f"{source} returned more than {LARGEST:,} actions and ranks; {wanted} that ends")
+        yield items
 
 
 def _cell(item: Any) -> str:

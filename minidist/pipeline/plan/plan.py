@@ -144,7 +144,7 @@ def read_csv(path: str | Path) -> Plan:
     """A plan from a CSV file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some spreadsheets begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the plan {str(path)!r} ({error.__class__.__name__}); give a CSV file with one line a rank") from None
     return from_csv(text, path.stem, str(path))

@@ -56,12 +56,15 @@ class Schedule:
         if stages * v * microbatches > LARGEST:
             raise UsageError(f"{stages:,} ranks x {v} chunks x {microbatches:,} micro-batches do not fit in memory; a plan has at most {LARGEST:,} forwards")
         known = inspect.signature(self.function).parameters
-        for option in options:
-            if option not in known:
+        for option, value in options.items():
+            if option in ("p", "m", "v") or option not in known:
                 allowed = [name for name in known if name not in ("p", "m", "v")]
                 raise UsageError(
                     f"schedule {self.name!r} has no option {option!r}{nearest(option, allowed)}; it has {', '.join(allowed) or 'none'}"
                 )
+            kind = type(known[option].default)
+            if kind in (bool, int) and not isinstance(value, int):
+                raise UsageError(f"{option}={value!r} of schedule {self.name!r}; it must be {'true or false' if kind is bool else 'a whole number'}")
         problem = self.takes(stages, microbatches, v) if self.takes else None
         if problem:
             raise UsageError(f"schedule {self.name!r} on {stages} stages cannot take {microbatches} micro-batches: {problem}")
