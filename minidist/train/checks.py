@@ -1,6 +1,6 @@
 """What does not go together, each in one sentence, said once before any rank starts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from minidist.base.errors import UsageError
 from minidist.nn.recompute import budget_of
@@ -23,6 +23,33 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
         cut_stages(config, build(config, batches).model, make_plan(config, batches.accumulation).stages)
 
 
+# Settings that mean something only beside another one: the field, when it means something, and what to add.
+BELONGS: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
+    ("prefetch", lambda c: c.zero == 3, "--zero 3"),
+    ("reshard_after_forward", lambda c: c.zero == 3, "--zero 3"),
+    ("persistence_threshold", lambda c: c.zero == 3, "--zero 3"),
+    ("dp_replicate", lambda c: c.zero == 3, "--zero 3"),
+    ("reduce_bucket_size", lambda c: c.zero in (1, 2), "--zero 1 or 2"),
+    ("bucket_cap_mb", lambda c: c.zero == 0, "--zero 0"),
+    ("top_k", lambda c: c.experts > 0, "--experts"),
+    ("capacity_factor", lambda c: c.experts > 0, "--experts"),
+    ("aux_loss_weight", lambda c: c.experts > 0, "--experts"),
+    ("schedule", lambda c: c.pp > 1, "--pp 2 or more"),
+    ("loss_scale", lambda c: c.precision == "fp16", "--precision fp16"),
+    ("loss_scale_interval", lambda c: c.precision == "fp16", "--precision fp16"),
+    ("loss_scale_hysteresis", lambda c: c.precision == "fp16", "--precision fp16"),
+    ("loss_scale_floor", lambda c: c.precision == "fp16", "--precision fp16"),
+)
+
+
+def _without_effect(config: TrainConfig) -> Iterator[str]:
+    """A setting that would be ignored is a mistake of who wrote it."""
+    for field, has_effect, other in BELONGS:
+        value = getattr(config, field)
+        if value != TrainConfig.model_fields[field].default and not has_effect(config):
+            yield f"{flag(field)} {value} has no effect here; it belongs to {other}: add that, or leave it out"
+
+
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _compression(config)
     yield from _served(config)
@@ -35,6 +62,7 @@ def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _experts(config)
     yield from _memory(config, batches)
     yield from _pipeline(config, batches)
+    yield from _without_effect(config)
 
 
 def _compression(config: TrainConfig) -> Iterator[str]:

@@ -156,6 +156,14 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
         )
     if config.steps > FLOAT_STEPS:
         raise UsageError(f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps {FLOAT_STEPS}")
+    magnifies = config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
+    if config.model == "gpt" and magnifies:
+        # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's square.
+        raise UsageError(
+            f"--optimizer {config.optimizer}{' with --weight-decay' if config.weight_decay else ''} divides by the root of tiny squares, so the "
+            "rounding of a gradient that is truly zero (attention's key bias) grows to a visible step: the float tier is stated for sgd, adamw, and "
+            "adam without decay; take one of them, or --reduction ordered where no axis cuts sums"
+        )
     return "float"
 
 

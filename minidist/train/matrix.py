@@ -28,8 +28,9 @@ from minidist.train.job import check
 
 JOB: dict[str, Any] = {
     "model": "gpt", "layers": 4, "width": 16, "heads": 8, "context": 16, "data": "markov", "steps": 2, "lr": 1e-3, "clip": 1.0,
-    "global_batch": 8, "reduction": "ordered", "reduce_bucket_size": 3000, "bucket_cap_mb": 0.01,
+    "global_batch": 8, "reduction": "ordered",
 }  # fmt: skip
+BUCKETS: dict[int, dict[str, Any]] = {0: {"bucket_cap_mb": 0.01}, 1: {"reduce_bucket_size": 3000}, 2: {"reduce_bucket_size": 3000}, 3: {}}  # several
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
@@ -85,7 +86,7 @@ def config_of(layout: Layout, **job: Any) -> TrainConfig:
     micro-batches that fill them (others accumulate over two)."""
     batch = {**JOB, **job}["global_batch"]
     fitted = {"layers": max(JOB["layers"], layout["pp"]), "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"]))}
-    return TrainConfig.make(**{**JOB, **fitted, **job, **layout})
+    return TrainConfig.make(**{**JOB, **BUCKETS[layout["zero"]], **fitted, **job, **layout})
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:

@@ -43,6 +43,11 @@ from minidist.train.session import number_of_ranks
     ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt"),
     ({"model": "llama", "width": 12}, "--width 12 is not a multiple of 2 x --heads 4; try --heads 3 or --heads 6"),
     ({"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4}, "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule zb-v"),
+    ({"dp": 2, "prefetch": 2}, "--prefetch 2 has no effect here; it belongs to --zero 3"),
+    ({"zero": 1, "bucket_cap_mb": 1.0}, "--bucket-cap-mb 1.0 has no effect here; it belongs to --zero 0"),
+    ({"top_k": 2}, "--top-k 2 has no effect here; it belongs to --experts"),
+    ({"loss_scale": 8.0}, "--loss-scale 8.0 has no effect here; it belongs to --precision fp16"),
+    ({"schedule": "gpipe"}, "--schedule gpipe has no effect here; it belongs to --pp 2 or more"),
     ({"pp": 2, "schedule": "pipedream", "model": "llama", "save": "x"}, "--save needs a moment at which no micro-batch is under way"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(values, sentence):
@@ -72,6 +77,10 @@ def test_the_tier_follows_from_what_is_cut():
             tier(**axis)
         with pytest.raises(UsageError, match="at most 5 steps"):
             tier(**axis, precision="fp64", steps=6)
+    for wild in ({"optimizer": "adagrad"}, {"optimizer": "rmsprop"}, {"optimizer": "adam", "weight_decay": 0.1}):
+        with pytest.raises(UsageError, match=r"attention's key bias.*take one of them"):
+            tier(tp=2, precision="fp64", steps=5, **wild)
+        assert tier(dp=2, **wild) == "ordered"
 
 
 @pytest.mark.parametrize("name", ["capacity_factor", "lr", "aux_loss_weight", "weight_decay", "loss_scale"])
