@@ -1,6 +1,7 @@
 """Plans against the closed forms, the papers' published figures, the field's grammar, and broken plans."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,6 +233,13 @@ def test_the_judge_names_what_is_wrong(csv):
         return
     with pytest.raises(PlanError, match=BROKEN[csv]):
         validate(from_csv(csv))
+
+
+def test_a_version_that_two_buffers_no_longer_hold():
+    late = replace(from_csv("0F0,0F1,0B1,0F2,0B2,0B0"), updates="2bw", batch=1)
+    with pytest.raises(PlanError, match="0B0 needs version 0 of the weights, which two buffers no longer hold"):
+        validate(late)
+    validate(replace(from_csv("0F0,0F1,0B0,0F2,0B1,0B2"), updates="2bw", batch=1))
 
 
 def test_the_judge_finds_every_dropped_doubled_and_swapped_action():
