@@ -254,3 +254,5 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 # | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM; `--make-vocab-size-divisible-by` |
 #
 # Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
+#
+# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).

@@ -247,3 +247,5 @@ check("21.dispatch", solution("21.dispatch"))
 # | `capacity_factor` | Megatron-LM `--moe-expert-capacity-factor`; DeepSpeed `capacity_factor`; Switch Transformers the same |
 # | `aux_loss_weight` | Megatron-LM `--moe-aux-loss-coeff`; Switch alpha = 0.01 |
 # | `ExpertTensorParallel` | Megatron-LM `--expert-tensor-parallel-size`; DeepSpeed-MoE expert slicing |
+#
+# Next: [22 Long context](22_long_context.ipynb).

@@ -216,3 +216,5 @@ check("22.ring_attention", solution("22.ring_attention"))
 # | `sequence_positions(..., "zigzag")` | Megatron-LM `get_batch_on_this_cp_rank`; PyTorch's head-tail load balancer |
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |
+#
+# Next: [23 Fewer bytes](23_fewer_bytes.ipynb).

@@ -238,3 +238,5 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 # | ping-pong | OSU micro-benchmarks `osu_latency`, `osu_bw`; nccl-tests |
 # | alpha, beta | Hockney's model; LogGP's L and G |
 # | the meter's FLOPs over the time | model FLOPs utilization (PaLM, appendix B); Megatron-LM's "TFLOP/s per GPU" |
+#
+# Next: [28 The museum of bugs](28_the_museum.ipynb).

@@ -153,3 +153,5 @@ check("28.first_difference", solution("28.first_difference"))
 # | planting a bug | mutation testing |
 # | compare with one device | Megatron-LM's and torchtitan's "loss parity" runs (curves); PyTorch `TORCH_DISTRIBUTED_DEBUG=DETAIL` (consistency of collectives) |
 # | `--check-replicas` | Megatron-LM `--check-weight-hash-across-dp-replicas-interval` |
+#
+# Back to the [index](README.md).

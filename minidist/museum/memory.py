@@ -12,7 +12,7 @@ from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim import block_square_sums, clip_grad_norm_
 from minidist.parallel import overflow, shards, zero
 from minidist.parallel.unit import Unit
-from minidist.train import data_axis, resume, strategies, trainer
+from minidist.train import data_axes, resume, strategies, trainer
 
 CHECKS = "tests/museum/test_checks.py"
 
@@ -20,7 +20,7 @@ CHECKS = "tests/museum/test_checks.py"
 def norm_of_the_shard(patch: Patch) -> None:
     """each rank clips by the norm of what it owns"""
     patch.setattr(zero, "clip_shards_", lambda comm, parts, limit, *_: [clip_grad_norm_(p, limit) for p in parts])
-    patch.setattr(data_axis, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
+    patch.setattr(data_axes, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
 def norm_counted_once_a_rank(patch: Patch) -> None:

@@ -353,8 +353,8 @@ def _row(ids):
 
 
 UNLIKE = {
-    "servers": (lambda rank: (config(1 + (rank == 1), "asp"), initial()), "parameter_server/2 asp"),
-    "consistency": (lambda rank: (config(2, ["asp", "bsp"][rank == 1]), initial()), "parameter_server/2 bsp"),
+    "servers": (lambda rank: (config(1 + (rank == 1), "asp"), initial()), "servers/2 asp"),
+    "consistency": (lambda rank: (config(2, ["asp", "bsp"][rank == 1]), initial()), "servers/2 bsp"),
     "sparse keys": (lambda rank: (config(1, "asp", sparse=frozenset(["table"] * (rank == 1))), initial()), "table.*table.* sparse"),
     "shapes": (lambda rank: (config(1, "asp"), {"a": np.ones([(3, 2), (2, 3)][rank == 1])}), r"a\[3, 2\].*a\[2, 3\]"),
     "names": (lambda rank: (config(1, "asp"), {"ab"[rank == 1]: np.ones(3)}), r"a\[3\].*b\[3\]"),

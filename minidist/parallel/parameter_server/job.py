@@ -90,7 +90,7 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
 def _agreed(comm: Comm, config: ServerConfig, whole: Shard) -> Comm:
     """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two rules."""
     keys = ", ".join(f"{key}{list(shape)}{' sparse' if key in whole.sparse else ''}" for key, shape in whole.shapes.items())
-    return comm.collective(f"parameter_server/{config.servers} {config.consistency}", keys)
+    return comm.collective(f"servers/{config.servers} {config.consistency}", keys)
 
 
 def first_weights(comm: Comm, servers: int, whole: Shard) -> list[RankDeadError]:
