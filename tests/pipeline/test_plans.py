@@ -341,6 +341,9 @@ def test_unequal_stages_and_bytes():
     made = plan("zb-h1", 2, 3)
     times = Times([1, 2], [1, 1], [1, 1], [0], until_b=[10, 10], until_w=[4, 4], inputs=[1, 1])
     timing = time_plan(made, times)
+    assert timing.busy == [9, 12]
+    assert (timing.bubble_of_ideal, timing.bubble_of_total) == ((timing.cost - 12) / 12, (timing.cost - 12) / timing.cost)
+    assert time_plan(plan("zb-h1", 4, 1)).lower_bound == 9  # four F, four I, a W: longer than any rank's work after its first start
     assert timing.peak_bytes == [28.0, 18.0]  # W lags one behind I on rank 1: 14 + 4
     assert time_plan(recompute(made), times).peak_bytes == [16.0, 20.0]
     assert "rank 0 needs 28 bytes" in over_limit(timing, 20)
