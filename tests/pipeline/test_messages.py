@@ -162,6 +162,26 @@ def test_a_skip_backwards_and_too_many_tensors_are_one_sentence():
         SimWorld(5).run(run_unet, plan_of("1f1b", 5, 342))
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_step_of_other_shapes_tells_them_again(name):
+    plan = plan_of(name, 2, 4)
+
+    def main(comm, steps):
+        stages, tied = split_model(gpt(plan.stages), plan.stages, plan.stages_of(comm.rank))
+        pipe = Pipeline(comm, plan, stages, gpt_loss(96.0), tied=tied)
+        for step in steps:
+            pipe.zero_grad()
+            inputs, targets = gpt_batches(4, step, ragged=False)
+            rows = slice(None) if step else slice(1)  # the first step's micro-batches have fewer rows
+            losses = pipe.step([x[rows] for x in inputs], [t[rows] for t in targets])
+        return losses, {p.name: np.array(p.grad) for s in stages for p in s.flat.parameters}
+
+    for (losses, gradients), (expected_losses, expected) in zip(SimWorld(2).run(main, [0, 1]), SimWorld(2).run(main, [1]), strict=True):
+        assert losses == expected_losses
+        for key, value in gradients.items():
+            np.testing.assert_array_equal(value, expected[key], err_msg=key)
+
+
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_second_step_without_zero_grad_adds_each_contribution_once(name, replicas):

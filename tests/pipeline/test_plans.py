@@ -1,6 +1,7 @@
 """Plans against the closed forms, the papers' published figures, the field's grammar, and broken plans."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -234,6 +235,13 @@ def test_the_judge_names_what_is_wrong(csv):
         validate(from_csv(csv))
 
 
+def test_a_version_that_two_buffers_no_longer_hold():
+    late = replace(from_csv("0F0,0F1,0B1,0F2,0B2,0B0"), updates="2bw", batch=1)
+    with pytest.raises(PlanError, match="0B0 needs version 0 of the weights, which two buffers no longer hold"):
+        validate(late)
+    validate(replace(from_csv("0F0,0F1,0B0,0F2,0B1,0B2"), updates="2bw", batch=1))
+
+
 def test_the_judge_finds_every_dropped_doubled_and_swapped_action():
     """Mutations of a valid lowered plan: what is dropped, doubled or put before what it needs is found."""
     made = lower(plan("zb-h1", 3, 3))
@@ -333,6 +341,9 @@ def test_unequal_stages_and_bytes():
     made = plan("zb-h1", 2, 3)
     times = Times([1, 2], [1, 1], [1, 1], [0], until_b=[10, 10], until_w=[4, 4], inputs=[1, 1])
     timing = time_plan(made, times)
+    assert timing.busy == [9, 12]
+    assert (timing.bubble_of_ideal, timing.bubble_of_total) == ((timing.cost - 12) / 12, (timing.cost - 12) / timing.cost)
+    assert time_plan(plan("zb-h1", 4, 1)).lower_bound == 9  # four F, four I, a W: longer than any rank's work after its first start
     assert timing.peak_bytes == [28.0, 18.0]  # W lags one behind I on rank 1: 14 + 4
     assert time_plan(recompute(made), times).peak_bytes == [16.0, 20.0]
     assert "rank 0 needs 28 bytes" in over_limit(timing, 20)

@@ -39,6 +39,12 @@ def test_an_uneven_split_equals_one_device(partition, values):
     assert result.equal, result.first_difference
 
 
+def test_a_profile_is_cut_by_forward_and_backward_together(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps([{"op": "", "fwd_ms": 1, "bwd_ms": ms, "act_bytes": 0, "param_bytes": 0} for ms in (9, 1, 1, 1)]))
+    assert stage_sizes(str(path), MLP([8, 8, 8, 8, 2]), 2) == [1, 3]
+
+
 def test_the_profile_sees_the_slow_layer_and_the_cut_avoids_it(monkeypatch, tmp_path):
     config = TrainConfig.make(model="mlp", layers=3, width=8, data="glyphs", micro_batch=4)
     build = profiler.build

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
 from minidist.comm.launch import execute
+from minidist.pipeline.plan import parts, unpack
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.train.compare import compare_rank
 from minidist.train.config import TrainConfig, resolve_batches
+from minidist.train.plans import make_plan
 from minidist.train.session import number_of_ranks, summarize
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
@@ -30,6 +33,19 @@ def test_every_schedule_equals_one_device(name, optimizer):
 def test_with_replicas_clipping_and_recomputation(ranks, values):
     result = verdict(ranks, **SMALL, layers=4, clip=0.1, warmup=1, decay="cosine", **values)
     assert result.equal, result.first_difference
+
+
+def test_recomputation_is_in_the_plan():
+    plan = make_plan(TrainConfig.make(pp=2, layers=2, recompute="full"), 3)
+    kinds = [unpack(part).kind for order in plan.orders for item in order for part in parts(item)]
+    assert kinds.count("RECOMPUTE") == kinds.count("F") == 2 * 3
+
+
+@pytest.mark.parametrize("values", [{"schedule": "1f1b"}, {"schedule": "zb-v", "layers": 4}, {"schedule": "1f1b", "zero": 2}])
+def test_the_copies_of_a_tied_weight_keep_the_same_bits_on_a_ring(values):
+    """Three replicas: a ring adds an element in an order that depends on its place, and the copies lie in different places."""
+    config = TrainConfig.make(**{**SMALL, "layers": 2, "pp": 2, "dp": 3, "microbatches": 4, "reduction": "ring", "check_replicas": True, "steps": 3, **values})
+    assert len(SimWorld(6).run(lambda comm: train(comm, config).losses)[0]) == 3
 
 
 def test_an_mlp_and_the_float_tier():
