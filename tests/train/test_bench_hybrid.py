@@ -27,9 +27,10 @@ def test_time_inside_messages_is_counted_once():
 
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")
 def test_a_small_layout():
-    (row,) = bench_hybrid(rounds=1, dp=1, tp=2, pp=1)["rows"]
-    assert row["name"].startswith("dp 1 x tp 2 x pp 1")
-    assert 0 < row["ratio"] < 1
+    step, arithmetic = bench_hybrid(rounds=1, dp=1, tp=2, pp=1)["rows"]
+    assert step["name"].startswith("dp 1 x tp 2 x pp 1")
+    assert 0 < step["ratio"] < arithmetic["ratio"] < 1
+    assert step["ratio"] * step["median_s"] == pytest.approx(arithmetic["ratio"] * arithmetic["median_s"])
 
 
 def test_wrong_input():
