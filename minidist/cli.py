@@ -38,7 +38,7 @@ Eager = Annotated[int, typer.Option(help="simulated: sends of up to so many byte
 
 
 def takes_config(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--config` and a flag for each field of TrainConfig; it receives both as its first argument, a TrainConfig."""
+    """Give a command `--config`, `--set` and a flag for each field of TrainConfig; it receives them as its first argument, a TrainConfig."""
     own = inspect.signature(function)
     fields = []
     for name, info in TrainConfig.model_fields.items():
@@ -54,14 +54,18 @@ def takes_config(function: Callable[..., None]) -> Callable[..., None]:
     file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel="Job")
     fields.insert(0, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file]))
 
-    def command(**values: Any) -> None:
-        path = values.pop("config")
-        settings = {name: values.pop(name) for name in TrainConfig.model_fields}
-        if path is not None:
-            from minidist.train.config_file import read_config
+    one = typer.Option("--set", help="KEY=VALUE by the file's name of a setting, such as axes.tp=4; overrides the file", rich_help_panel="Job")
+    fields.insert(1, inspect.Parameter("overrides", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, one]))
 
-            given = given_flags()
-            settings.update({name: value for name, value in read_config(path).items() if name not in given})
+    def command(**values: Any) -> None:
+        path, overrides = values.pop("config"), values.pop("overrides")
+        settings = {name: values.pop(name) for name in TrainConfig.model_fields}
+        if path is not None or overrides:
+            from minidist.train.config_file import read_config, read_overrides
+
+            given, written = given_flags(), {} if path is None else read_config(path)
+            written.update(read_overrides(overrides or ()))
+            settings.update({name: value for name, value in written.items() if name not in given})
         config = TrainConfig.make(**settings)
         function(config, **values)
 

@@ -6,7 +6,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.train.config_file import read_config
+from minidist.train.config_file import read_config, read_overrides
 
 TOML = """
 steps = 2
@@ -60,3 +60,23 @@ def test_a_wrong_value_is_that_of_the_flag(tmp_path, capsys):
         main(["train", "--config", str(tmp_path / "job.toml")])
     assert done.value.code == 2
     assert "--optimizer 'adan'" in capsys.readouterr().err
+
+
+def test_a_dotted_override_is_stronger_than_the_file_and_weaker_than_a_flag(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text(TOML)
+    job = ["train", "--config", str(tmp_path / "job.toml"), "--set", "axes.dp=1", "--set", "steps=5", "--steps", "1"]
+    with pytest.raises(SystemExit) as done:
+        main([*job, "--json", "--trace", str(tmp_path / "trace.jsonl")])
+    assert done.value.code == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["ranks"], len(summary["losses"])) == (2, 1)
+
+
+def test_an_override_is_a_toml_value_or_a_word():
+    words = ["optimization.lr=1e-2", "a.b.sequence-parallel=true", "optimizer=sgd", 'data="text:a=b"', "dp = 3"]
+    assert read_overrides(words) == {"lr": 0.01, "sequence_parallel": True, "optimizer": "sgd", "data": "text:a=b", "dp": 3}
+    for text, sentence in (("axes.tp", "KEY=VALUE"), ("axes.tpp=2", r"'axes\.tpp' \(did you mean 'tp'\?\)")):
+        with pytest.raises(UsageError, match=sentence):
+            read_overrides([text])
+    with pytest.raises(UsageError, match="'tp' stands there twice"):
+        read_overrides(["tp=2", "axes.tp=4"])
