@@ -11,24 +11,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from minidist.base.trace import purpose
 from minidist.parallel import Shard
 from minidist.pipeline.runtime.shared import Group, SharedGradients, Site, sum_over_places
 
 
-class SharedShards:
-    """Takes the place of `SharedGradients` in a pipeline. shards: this rank's, by stage."""
+class SharedShards(SharedGradients):
+    """Takes the place of `shared` in a pipeline: who shares what is the same, what is added is shards. shards: this rank's, by stage."""
 
     def __init__(self, shared: SharedGradients, shards: Mapping[int, Sequence[Shard]]) -> None:
         self.comm, self.groups, self.stages, self.copies, self.shards = shared.comm, shared.groups, shared.stages, shared.copies, shards
-
-    def add(self) -> None:
-        """Make every copy's shard the sum over all places: the ranks of a stage in rank order, then the stages."""
-        for group in self.groups:
-            own = [site for site in group.sites if site[1] == self.comm.rank]
-            if own:
-                with purpose("tied" if group.tied else "gradient_reduce"):
-                    self._add(group, own)
 
     def mark_added(self) -> None:
         """Shards hold nothing but sums."""
