@@ -13,12 +13,12 @@
 #
 # ## 1 Goal
 #
-# Know what `loss.backward()` does, well enough to write a backward function by hand: **forward records a graph, backward
-# walks it in reverse**, the newest node first, and hands each gradient to older nodes.
+# Know what `loss.backward()` does, well enough to write a backward function by hand: **forward records a graph,
+# backward walks it in reverse**, the newest node first, and hands each gradient to older nodes.
 #
-# What it costs: what forward saved stays in memory until backward has used it. What it saves: nobody derives the gradient
-# of a model, only of each operation. Distributed training hangs on it: gradients that are ready early can travel while
-# backward still computes (lesson 07), and a pipeline runs the two passes at different times (lesson 16).
+# What it costs: what forward saved stays in memory until backward has used it. What it saves: nobody derives the
+# gradient of a model, only of each operation. Distributed training hangs on it: gradients that are ready early can
+# travel while backward still computes (lesson 07), and a pipeline runs the two passes at different times (lesson 16).
 
 # %%
 import inspect
@@ -88,8 +88,8 @@ show(draw("memory", world.traces, {"command": "part 2 of lessons/01_autograd_in_
 # %% [markdown]
 # ## 3 Predict
 #
-# A network that has learned nothing gives every one of 10 classes about the same probability. What is its loss, the mean of
-# -log(probability of the right class)?
+# A network that has learned nothing gives every one of 10 classes about the same probability. What is its loss, the
+# mean of -log(probability of the right class)?
 
 # %%
 my_guess = 1.0
@@ -97,8 +97,8 @@ my_guess = 1.0
 # %% [markdown]
 # ## 4 The code
 #
-# A `Tensor` wraps an array. An operation makes a new tensor and a *node* that remembers its inputs and, for each, a function
-# that turns the gradient of the output into the gradient of that input. Here is all of it for `y = a * b + a`:
+# A `Tensor` wraps an array. An operation makes a new tensor and a *node* that remembers its inputs and, for each, a
+# function that turns the gradient of the output into the gradient of that input. Here is all of it for `y = a * b + a`:
 
 # %%
 a, b = Tensor(np.array([2.0]), requires_grad=True), Tensor(np.array([3.0]), requires_grad=True)
@@ -117,7 +117,8 @@ print(inspect.getsource(BackwardPass._walk))
 print(inspect.getsource(BackwardPass._collect))
 
 # %% [markdown]
-# A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of its weight and of its bias.
+# A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of its weight and of
+# its bias.
 
 # %%
 rng = np.random.default_rng(0)
@@ -139,8 +140,8 @@ print(f"loss of an untrained 10-class network: {loss:.3f};  ln 10 = {np.log(10):
 assert abs(loss - np.log(10)) < 0.3
 
 # %% [markdown]
-# Is the gradient right? A small step h along one weight must change the loss by h times its gradient. Central differences
-# in float64 agree to about eight digits:
+# Is the gradient right? A small step h along one weight must change the loss by h times its gradient. Central
+# differences in float64 agree to about eight digits:
 
 # %%
 weight = next(model.parameters())
@@ -177,7 +178,8 @@ assert difference < 1e-12
 # %% [markdown]
 # ## 6 Break it
 #
-# Backward frees what forward saved, as soon as it has used it. So a second walk over the same graph cannot work, and says so:
+# Backward frees what forward saved, as soon as it has used it. So a second walk over the same graph cannot work, and
+# says so:
 
 # %%
 loss = cross_entropy(model(Tensor(inputs)), classes)
@@ -210,8 +212,8 @@ def add_backward(gradient, shape_a, shape_b):
 check("01.add_backward", add_backward)
 
 # %% [markdown]
-# Second: the mean over rows of -log softmax(logits)[target]. Return its gradient with respect to `logits` (rows, classes).
-# Mind large logits: `exp(1000)` is infinite.
+# Second: the mean over rows of -log softmax(logits)[target]. Return its gradient with respect to `logits` (rows,
+# classes). Mind large logits: `exp(1000)` is infinite.
 
 
 # %%
@@ -232,8 +234,8 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # ## 8 Takeaway
 #
 # - Forward records nodes; **backward visits them newest first**, adds what arrives at each, and frees what was saved.
-# - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B rows, 2Bkm operations three
-#   times, 6 B k m in all.
+# - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B rows, 2Bkm operations
+#   three times, 6 B k m in all.
 #
 # ## 9 The same code under mpiexec
 #
@@ -251,4 +253,5 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # | "second backward" error | PyTorch "Trying to backward through the graph a second time"; there `retain_graph=True` |
 # | input and weight gradient apart | Megatron-LM `--delay-wgrad-compute`; zero-bubble pipelines' B and W |
 #
-# Next: [02 What a step costs](02_what_a_step_costs.ipynb), and [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb).
+# Next: [02 What a step costs](02_what_a_step_costs.ipynb), and [06 Data parallel is one big
+# batch](06_data_parallel_is_one_big_batch.ipynb).

@@ -13,9 +13,9 @@
 #
 # ## 1 Goal
 #
-# Know what fills the memory while a model trains. There are **four kinds of bytes: parameters, gradients, optimizer state and
-# activations**. The first three grow with the model, the last one with the batch. Every technique of the later lessons
-# attacks one of the four, so it helps to know which one hurts.
+# Know what fills the memory while a model trains. There are **four kinds of bytes: parameters, gradients, optimizer
+# state and activations**. The first three grow with the model, the last one with the batch. Every technique of the
+# later lessons attacks one of the four, so it helps to know which one hurts.
 #
 # What the account costs: nothing when it is off. What it saves: guessing.
 
@@ -39,8 +39,9 @@ rows, targets = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32), rng.intege
 # %% [markdown]
 # ## 2 The picture first
 #
-# Three steps of a small network with Adam, on one rank. Each change of the account is one event. In forward activations pile
-# up, in backward they go and gradients come; from the second step on the gradients and Adam's two averages are there already.
+# Three steps of a small network with Adam, on one rank. Each change of the account is one event. In forward activations
+# pile up, in backward they go and gradients come; from the second step on the gradients and Adam's two averages are
+# there already.
 
 
 # %%
@@ -74,8 +75,8 @@ weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
 print(f"{weights // 4:,} parameters in float32: {weights:,} B; the input has {rows.nbytes:,} B")
 
 # %% [markdown]
-# The picture is of Adam with 1,024 rows. How many bytes are alive at the peak with a quarter of the rows, and with SGD with
-# momentum, which keeps one average a parameter? (Layers of 512, 512, 512 and 10 outputs; 10 % off is good enough.)
+# The picture is of Adam with 1,024 rows. How many bytes are alive at the peak with a quarter of the rows, and with SGD
+# with momentum, which keeps one average a parameter? (Layers of 512, 512, 512 and 10 outputs; 10 % off is good enough.)
 
 # %%
 my_guess = account.peak // 4
@@ -83,22 +84,22 @@ my_guess = account.peak // 4
 # %% [markdown]
 # ## 4 The code
 #
-# An account counts a buffer from the moment that somebody calls `track` until Python frees it. There is no list of things to
-# free and no call to free them: an array dies when nothing refers to it any more.
+# An account counts a buffer from the moment that somebody calls `track` until Python frees it. There is no list of
+# things to free and no call to free them: an array dies when nothing refers to it any more.
 
 # %%
 print(inspect.getsource(MemoryAccount.track))
 print(inspect.getsource(MemoryAccount._change))
 
 # %% [markdown]
-# The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their gradients by
-# themselves, the optimizer for its state. Who holds what decides the rest: a node of the graph holds what backward needs and
-# drops it when backward has passed.
+# The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their
+# gradients by themselves, the optimizer for its state. Who holds what decides the rest: a node of the graph holds what
+# backward needs and drops it when backward has passed.
 #
 # ## 5 Check
 #
-# At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its gradient and 8
-# for Adam. An activation is 4 B an output and row.
+# At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its gradient
+# and 8 for Adam. An activation is 4 B an output and row.
 
 # %%
 formula = {
@@ -120,8 +121,8 @@ print(f"a quarter of the rows, momentum: peak {other.peak:,} B, {other.peak / ac
 print(f"your guess {my_guess:,} B is {off:.0%} of it: {'right' if 0.9 < off < 1.1 else 'off'}")
 
 # %% [markdown]
-# Which part grows with what? Half the batch halves the activations and nothing else. Another optimizer changes its own state
-# and nothing else:
+# Which part grows with what? Half the batch halves the activations and nothing else. Another optimizer changes its own
+# state and nothing else:
 
 # %%
 print(f"{'':24}" + "".join(f"{name:>13}" for name in ("parameter", "gradient", "optimizer", "activation")))
@@ -136,8 +137,8 @@ for label, options in {
     print(f"{label:24}" + "".join(f"{nbytes:11,} B" for nbytes in kinds))
 
 # %% [markdown]
-# So the model costs 16 B a parameter in float32 with Adam. In mixed precision it is 16 too: 2 for the fp16 parameter, 2 for
-# its gradient, 12 for Adam (a float32 copy and two averages). That is the arithmetic behind every "does it fit":
+# So the model costs 16 B a parameter in float32 with Adam. In mixed precision it is 16 too: 2 for the fp16 parameter, 2
+# for its gradient, 12 for Adam (a float32 copy and two averages). That is the arithmetic behind every "does it fit":
 
 # %%
 for name, parameters in (("GPT-2", 124e6), ("1.5 billion", 1.5e9), ("7 billion", 7e9), ("175 billion", 175e9)):
@@ -145,9 +146,9 @@ for name, parameters in (("GPT-2", 124e6), ("1.5 billion", 1.5e9), ("7 billion",
 
 
 # %% [markdown]
-# Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each layer is updated *inside*
-# backward, as soon as its gradient is complete, and the gradient is dropped. (With SGD: it has no state of its own, so one
-# sees the gradients.) The weights must come out the same:
+# Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each layer is updated
+# *inside* backward, as soon as its gradient is complete, and the gradient is dropped. (With SGD: it has no state of its
+# own, so one sees the gradients.) The weights must come out the same:
 
 
 # %%
@@ -216,9 +217,9 @@ show(draw("memory", world.traces, {"command": "part 6 of lessons/02_what_a_step_
 # %% [markdown]
 # ## 7 Exercise: free in the right order
 #
-# Three layers y = x W, one step of SGD, by hand. A layer has `forward(x)`, `weight_gradient(x, g)`, `input_gradient(g)` and
-# `update(weight_gradient)`; g is the gradient of its output. `loss_gradient(y)` gives the first one. Update all layers, with
-# as few bytes alive at the peak as possible: every array is counted until your function lets go of it.
+# Three layers y = x W, one step of SGD, by hand. A layer has `forward(x)`, `weight_gradient(x, g)`, `input_gradient(g)`
+# and `update(weight_gradient)`; g is the gradient of its output. `loss_gradient(y)` gives the first one. Update all
+# layers, with as few bytes alive at the peak as possible: every array is counted until your function lets go of it.
 
 
 # %%
@@ -247,10 +248,11 @@ check("02.free_in_order", solution("02.free_in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32 **16 Ψ bytes, and 4 B a row
-#   for each output of each layer**. ZeRO (11, 12) divides the first three among ranks, recomputation (10) trades the last.
-# - The peak lies at the start of backward, when everything is alive at once; an array dies with its last reference, so order
-#   and names decide.
+# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32 **16 Ψ bytes, and 4 B
+#   a row for each output of each layer**. ZeRO (11, 12) divides the first three among ranks, recomputation (10) trades
+#   the last.
+# - The peak lies at the start of backward, when everything is alive at once; an array dies with its last reference, so
+#   order and names decide.
 #
 # ## 9 The same code under mpiexec
 #
@@ -269,4 +271,5 @@ check("02.free_in_order", solution("02.free_in_order"))
 # | dropping gradients | PyTorch `optimizer.zero_grad(set_to_none=True)` |
 # | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |
 #
-# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb), or [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).
+# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb), or [10 Accumulate and
+# recompute](10_accumulate_and_recompute.ipynb).

@@ -13,9 +13,9 @@
 #
 # ## 1 Goal
 #
-# Know which programs hang. **Whether a send waits for its receive is not yours to assume**: an MPI may copy a short message
-# into a buffer and go on, and wait with a longer one. The limit differs between libraries (we measured 4,032 B, 8,192 B,
-# 65,536 B and none at all), so a program that relies on it works until its messages grow.
+# Know which programs hang. **Whether a send waits for its receive is not yours to assume**: an MPI may copy a short
+# message into a buffer and go on, and wait with a longer one. The limit differs between libraries (we measured 4,032 B,
+# 8,192 B, 65,536 B and none at all), so a program that relies on it works until its messages grow.
 #
 # What a correct program costs: an order that somebody thought about. What it saves: a job that hangs at night.
 
@@ -30,8 +30,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# Everybody sends to the right, then receives from the left. It looks harmless. The red bars are ranks that wait, and the
-# arrows beside them form a circle: each waits for the next one.
+# Everybody sends to the right, then receives from the left. It looks harmless. The red bars are ranks that wait, and
+# the arrows beside them form a circle: each waits for the next one.
 
 
 # %%
@@ -58,8 +58,8 @@ show(drawn("send_then_receive", world.traces))
 # ## 3 Predict
 #
 # Four programs, each for any number of ranks. Which of them hang when every send waits for its receive (*synchronous*)?
-# Which hang even when every send is copied and goes on at once (*buffered*)? Write your answer into `my_guess`: for each
-# program two letters, `h` for hangs and `r` for runs, first synchronous, then buffered.
+# Which hang even when every send is copied and goes on at once (*buffered*)? Write your answer into `my_guess`: for
+# each program two letters, `h` for hangs and `r` for runs, first synchronous, then buffered.
 
 # %%
 my_guess = {"send_then_receive": "rr", "receive_then_send": "rr", "even_odd": "rr", "both_at_once": "rr"}
@@ -92,8 +92,8 @@ def both_at_once(comm):
 # %% [markdown]
 # ## 5 Check
 #
-# `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up to 1,000 B, as an MPI
-# might. The answer is what the runs do, not what somebody typed here.
+# `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up to 1,000 B, as an
+# MPI might. The answer is what the runs do, not what somebody typed here.
 
 
 # %%
@@ -141,8 +141,8 @@ for program in (even_odd, both_at_once):
 # ## 6 Break it
 #
 # `isend` and `irecv` start an operation and return at once; `wait` ends it. Between the two the buffer belongs to the
-# operation. Changing it earlier sends numbers that nobody meant, and in a real MPI run *nothing* complains. Here a sum over
-# the buffer's bytes is taken at the start and compared:
+# operation. Changing it earlier sends numbers that nobody meant, and in a real MPI run *nothing* complains. Here a sum
+# over the buffer's bytes is taken at the start and compared:
 
 
 # %%
@@ -180,8 +180,8 @@ with expect(MismatchError):
 # ## 7 Exercise: fix the ring exchange, three ways
 #
 # Each function sends `outgoing` to the right neighbour and returns what came from the left one, for any number of ranks
-# (one rank is its own neighbour). The first may use `send` and `recv` only, the second `sendrecv` only, the third `isend`,
-# `irecv` and `wait` only.
+# (one rank is its own neighbour). The first may use `send` and `recv` only, the second `sendrecv` only, the third
+# `isend`, `irecv` and `wait` only.
 
 
 # %%
@@ -213,14 +213,15 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's simulated world does by
-#   default.
-# - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or with requests and waits.
-#   The exchange costs alpha + beta * bytes when both directions go at once, twice that in two rounds.
+# - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's simulated world does
+#   by default.
+# - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or with requests and
+#   waits. The exchange costs alpha + beta * bytes when both directions go at once, twice that in two rounds.
 #
 # ## 9 The same code under mpiexec
 #
-# `--synchronous` makes every send of a real MPI run wait for its receive; the watchdog reports after `--timeout` seconds:
+# `--synchronous` makes every send of a real MPI run wait for its receive; the watchdog reports after `--timeout`
+# seconds:
 #
 #     mpiexec -n 4 python mpi_examples/ring_exchange.py --way send_then_receive --synchronous --timeout 5
 #

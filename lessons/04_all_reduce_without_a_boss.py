@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Sum an array over all ranks so that **every rank has the sum and no rank carries more than another**: reduce-scatter and
-# all-gather round a ring.
+# Sum an array over all ranks so that **every rank has the sum and no rank carries more than another**: reduce-scatter
+# and all-gather round a ring.
 #
-# With a boss, (n-1) whole arrays go into one rank and (n-1) come out of it. The ring sends less than two arrays from each
-# rank, however many ranks there are. What it costs: 2 (n-1) steps one after the other, each with its latency.
+# With a boss, (n-1) whole arrays go into one rank and (n-1) come out of it. The ring sends less than two arrays from
+# each rank, however many ranks there are. What it costs: 2 (n-1) steps one after the other, each with its latency.
 
 # %%
 import inspect
@@ -33,8 +33,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# Four ranks, 12 numbers each, so a chunk has 3 numbers (24 B). First three steps in which sums are formed, then three in
-# which they are handed round.
+# Four ranks, 12 numbers each, so a chunk has 3 numbers (24 B). First three steps in which sums are formed, then three
+# in which they are handed round.
 
 
 # %%
@@ -63,8 +63,8 @@ show(draw("bytes-matrix", boss.traces, {"command": f"{command} --picture bytes-m
 # %% [markdown]
 # ## 3 Predict
 #
-# The array has S = 8,000 B (1,000 numbers). How many bytes leave rank 0 in the ring all-reduce on 8 ranks? And with rank 0
-# as the boss?
+# The array has S = 8,000 B (1,000 numbers). How many bytes leave rank 0 in the ring all-reduce on 8 ranks? And with
+# rank 0 as the boss?
 
 # %%
 my_guess = {"ring": 8_000, "naive": 8_000}
@@ -72,15 +72,15 @@ my_guess = {"ring": 8_000, "naive": 8_000}
 # %% [markdown]
 # ## 4 The code
 #
-# The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added up; after n-1 steps the
-# chunk with the rank's own number is complete. This is the code that runs, printed from the library:
+# The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added up; after n-1 steps
+# the chunk with the rank's own number is complete. This is the code that runs, printed from the library:
 
 # %%
 print(inspect.getsource(ring.reduce_scatter))
 
 # %% [markdown]
-# Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3, so a sum shows who
-# is in it. `sizes` says how many elements each chunk has: any sizes, 0 too.
+# Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3, so a sum shows
+# who is in it. `sizes` says how many elements each chunk has: any sizes, 0 too.
 
 
 # %%
@@ -143,9 +143,10 @@ for ranks in (2, 4, 8, 16):
 
 
 # %% [markdown]
-# **The price of a ring: an order of its own.** Chunk j is added up on its way, beginning behind rank j. Cut the array elsewhere,
-# say because a bucket has another size, and other elements begin elsewhere: the same numbers give other bits. Where that must
-# not be, `ordered` sends every chunk straight to its owner, who adds in rank order, with the ring's bytes:
+# **The price of a ring: an order of its own.** Chunk j is added up on its way, beginning behind rank j. Cut the array
+# elsewhere, say because a bucket has another size, and other elements begin elsewhere: the same numbers give other
+# bits. Where that must not be, `ordered` sends every chunk straight to its owner, who adds in rank order, with the
+# ring's bytes:
 
 
 # %%
@@ -158,18 +159,24 @@ def in_buckets(comm, data, cuts, algorithm):
 
 for algorithm in ("ring", "ordered"):
     worlds = [SimWorld(8), SimWorld(8)]
-    one, four = (w.run(in_buckets, data, cuts, algorithm)[0] for w, cuts in zip(worlds, ([], [248, 496, 744]), strict=True))
+    one, four = (
+        w.run(in_buckets, data, cuts, algorithm)[0] for w, cuts in zip(worlds, ([], [248, 496, 744]), strict=True)
+    )
     leaving = [sum(m.nbytes for m in w.traces[0].sent()) for w in worlds]
-    print(f"{algorithm:7}: one bucket or four: {np.count_nonzero(one != four):3} of 1000 sums have other bits; {leaving[0]:,} B and {leaving[1]:,} B sent")
+    print(
+        f"{algorithm:7}: one bucket or four: {np.count_nonzero(one != four):3} of 1000 sums have other bits; {leaving[0]:,} B and {leaving[1]:,} B sent"
+    )
 assert np.array_equal(one, four)
 sequential = data[0].copy()
 for rank in range(1, 8):
     sequential += data[rank]
-print(f"ordered against adding rank by rank on one device: max |parallel - single| = {np.abs(one - sequential).max():g}")
+print(
+    f"ordered against adding rank by rank on one device: max |parallel - single| = {np.abs(one - sequential).max():g}"
+)
 
 # %% [markdown]
-# **Cut into segments** the ring hides its latencies: the first piece of a chunk travels on while the next one still arrives.
-# The same sums, bit for bit, and the same bytes, in more messages. On 8 ranks with a latency of 20 µs:
+# **Cut into segments** the ring hides its latencies: the first piece of a chunk travels on while the next one still
+# arrives. The same sums, bit for bit, and the same bytes, in more messages. On 8 ranks with a latency of 20 µs:
 
 # %%
 for algorithm in ("ring", "segmented_ring"):
@@ -183,13 +190,13 @@ for algorithm in ("ring", "segmented_ring"):
     )
 
 # %% [markdown]
-# *Bus bandwidth* is nccl-tests' word: bytes of the array over the time, times 2 (n-1)/n, what each link must carry at least. So
-# 1 GB/s would be perfect, on any number of ranks.
+# *Bus bandwidth* is nccl-tests' word: bytes of the array over the time, times 2 (n-1)/n, what each link must carry at
+# least. So 1 GB/s would be perfect, on any number of ranks.
 #
 # ## 6 Break it
 #
-# A bug that no comparison *between ranks* finds: one step too few in the first half. The second half spreads the wrong sums
-# so well that all ranks agree. That replicas agree does not mean that they are right.
+# A bug that no comparison *between ranks* finds: one step too few in the first half. The second half spreads the wrong
+# sums so well that all ranks agree. That replicas agree does not mean that they are right.
 
 
 # %%
@@ -233,8 +240,8 @@ with expect(MismatchError):
 # %% [markdown]
 # ## 7 Exercise: the ring, for any size and any n
 #
-# Sum `array` over all ranks **in place**, from `comm.sendrecv` alone. The size need not divide by n, may be smaller than n,
-# and may be 0; n may be 1. No rank may send more bytes than in our solution.
+# Sum `array` over all ranks **in place**, from `comm.sendrecv` alone. The size need not divide by n, may be smaller
+# than n, and may be 0; n may be 1. No rank may send more bytes than in our solution.
 
 
 # %%
@@ -264,8 +271,8 @@ def passes_on_its_own_part(comm, array):
 check("04.ring_all_reduce", passes_on_its_own_part)
 
 # %% [markdown]
-# **In rank order.** Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum over all ranks, added in the
-# order of the ranks: 0 + 1 + ... + (n-1), to the bit.
+# **In rank order.** Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum over all ranks, added
+# in the order of the ranks: 0 + 1 + ... + (n-1), to the bit.
 
 
 # %%
@@ -282,8 +289,8 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
-# - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for any number of ranks, and no
-#   algorithm sends less (Patarasuk and Yuan, 2009).
+# - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for any number of ranks,
+#   and no algorithm sends less (Patarasuk and Yuan, 2009).
 # - A sum's bits depend on the order of its additions. `ordered` makes that order the ranks', for the same bytes.
 #
 # ## 9 The same code under mpiexec
@@ -300,4 +307,5 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # | `all_reduce` | PyTorch `dist.all_reduce`; JAX `jax.lax.psum`; Horovod `hvd.allreduce` |
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #
-# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb) and [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb).
+# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb) and [06 Data parallel is one big
+# batch](06_data_parallel_is_one_big_batch.ipynb).

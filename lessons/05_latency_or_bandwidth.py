@@ -13,8 +13,8 @@
 #
 # ## 1 Goal
 #
-# A message of S bytes takes **alpha + beta S**: a latency, however short it is, and its bytes over the link's speed. Which
-# all-reduce is best is decided by nothing else. After this lesson you can say which, from n, S, alpha and beta.
+# A message of S bytes takes **alpha + beta S**: a latency, however short it is, and its bytes over the link's speed.
+# Which all-reduce is best is decided by nothing else. After this lesson you can say which, from n, S, alpha and beta.
 #
 # What it saves: on 16 ranks the wrong choice costs a factor of 7 for a number, and a factor of 4 for a model. What it
 # costs: a few algorithms instead of one, and each has to work for every number of ranks.
@@ -42,11 +42,18 @@ from minidist.train.bench_virtual_collectives import bench_virtual_collectives
 # %%
 ALPHA, BETA, RANKS = 1e-6, 1e-10, 16
 rows = bench_virtual_collectives("all_reduce", RANKS, LinkModel(ALPHA, BETA))["rows"]
-show(crossover(rows, title="all-reduce on 16 ranks", command="minidist bench collectives --simulated --ranks 16 --picture c.svg"))
+show(
+    crossover(
+        rows,
+        title="all-reduce on 16 ranks",
+        command="minidist bench collectives --simulated --ranks 16 --picture c.svg",
+    )
+)
 
 # %% [markdown]
 # Nothing was allocated for it: the 64 MiB arrays have a shape and no data. Two of those lines, as messages. *Recursive
-# doubling* exchanges the whole array with a partner at distance 1, 2, 4: three rounds on 8 ranks. The ring takes fourteen.
+# doubling* exchanges the whole array with a partner at distance 1, 2, 4: three rounds on 8 ranks. The ring takes
+# fourteen.
 
 
 # %%
@@ -63,8 +70,8 @@ for algorithm in ("recursive_doubling", "ring"):
 # %% [markdown]
 # ## 3 Predict
 #
-# A *tree* (up to rank 0 and down again, `binomial`) has 2 log2 n rounds with the whole array. The ring has 2 (n-1) rounds
-# with an n-th of it. On these 16 ranks, from how many bytes on is the ring faster than the tree?
+# A *tree* (up to rank 0 and down again, `binomial`) has 2 log2 n rounds with the whole array. The ring has 2 (n-1)
+# rounds with an n-th of it. On these 16 ranks, from how many bytes on is the ring faster than the tree?
 
 # %%
 my_guess = 1_000_000  # bytes
@@ -72,9 +79,10 @@ my_guess = 1_000_000  # bytes
 # %% [markdown]
 # ## 4 The code
 #
-# Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First each rank keeps half of
-# the array and gives the other half away to a far partner, then a quarter, ... until it holds the sum of its own chunk
-# (reduce-scatter); then what is known doubles back (all-gather). This is *Rabenseifner's* all-reduce, and the code that runs:
+# Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First each rank keeps half
+# of the array and gives the other half away to a far partner, then a quarter, ... until it holds the sum of its own
+# chunk (reduce-scatter); then what is known doubles back (all-gather). This is *Rabenseifner's* all-reduce, and the
+# code that runs:
 
 # %%
 print(inspect.getsource(recursive_halving.scatter_halving))
@@ -113,7 +121,9 @@ for algorithm in ("binomial", "recursive_doubling", "rabenseifner", "ring"):
     world.run(summed, 20_000, algorithm)
     messages = max(len(trace.sent()) for trace in world.traces)
     leaving = max(sum(m.nbytes for m in trace.sent()) for trace in world.traces)
-    assert (messages, leaving // 8) == max(closed_form.VOLUMES["all_reduce", algorithm](20_000, RANKS, r) for r in range(RANKS))
+    assert (messages, leaving // 8) == max(
+        closed_form.VOLUMES["all_reduce", algorithm](20_000, RANKS, r) for r in range(RANKS)
+    )
     times = [1e6 * measured(algorithm, nbytes) for nbytes in (80, 160_000, 16_000_000)]
     print(f"{algorithm:20} {messages:>16} {leaving:>12,} B {times[0]:>10.1f} {times[1]:>11.1f} {times[2]:>11.0f}")
 
@@ -124,10 +134,14 @@ for algorithm in ("binomial", "recursive_doubling", "rabenseifner", "ring"):
 for ranks in (2, 3, 5, 8, 13):
     data = np.random.default_rng(ranks).normal(size=(ranks, 11))
     for algorithm in ("recursive_doubling", "rabenseifner"):
-        results = SimWorld(ranks).run(lambda comm, a=algorithm, d=data: all_reduce(comm, d[comm.rank].copy(), algorithm=a))
+        results = SimWorld(ranks).run(
+            lambda comm, a=algorithm, d=data: all_reduce(comm, d[comm.rank].copy(), algorithm=a)
+        )
         off = max(np.abs(result - data.sum(axis=0)).max() for result in results)
         same = len({result.tobytes() for result in results}) == 1
-        print(f"{ranks:2} ranks, {algorithm:18} max |parallel - single| = {off:.1e}; all ranks have the same bits: {same}")
+        print(
+            f"{ranks:2} ranks, {algorithm:18} max |parallel - single| = {off:.1e}; all ranks have the same bits: {same}"
+        )
         assert off < 1e-12
         assert same
 
@@ -135,7 +149,11 @@ for ranks in (2, 3, 5, 8, 13):
 # `algorithm="auto"` puts n, S, alpha and beta into these formulas. It need not be tuned, only told the links:
 
 # %%
-for name, alpha, beta in (("inside a machine", 2e-7, 2e-10), ("InfiniBand", 2e-6, 4e-11), ("between cities", 5e-3, 8e-9)):
+for name, alpha, beta in (
+    ("inside a machine", 2e-7, 2e-10),
+    ("InfiniBand", 2e-6, 4e-11),
+    ("between cities", 5e-3, 8e-9),
+):
     taken = [cheapest("all_reduce", nbytes, RANKS, alpha, beta) for nbytes in (8, 2**13, 2**17, 2**24)]
     print(f"{name:17} 8 B: {taken[0]}, 8 KiB: {taken[1]}, 128 KiB: {taken[2]}, 16 MiB: {taken[3]}")
 
@@ -149,7 +167,9 @@ fast, slow = (2e-7, 2e-10), (5e-3, 8e-9)
 for nbytes in (2**13, 2**17):
     tuned, better = cheapest("all_reduce", nbytes, RANKS, *fast), cheapest("all_reduce", nbytes, RANKS, *slow)
     times = [1e6 * virtual_seconds("all_reduce", name, RANKS, nbytes, LinkModel(*slow)) for name in (tuned, better)]
-    print(f"{nbytes:7,d} B: {tuned} takes {times[0]:,.0f} µs there, {better} {times[1]:,.0f} µs: {times[0] / times[1]:.1f} times as long")
+    print(
+        f"{nbytes:7,d} B: {tuned} takes {times[0]:,.0f} µs there, {better} {times[1]:,.0f} µs: {times[0] / times[1]:.1f} times as long"
+    )
 
 # %% [markdown]
 # And a bug that passes every test on 2, 4 and 8 ranks: the partner at rank xor distance need not exist.
@@ -173,9 +193,9 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercises
 #
-# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n messages a rank (one more for
-# a rank that works for another one), with no more bytes than ours. Any n, any size, 0 too. Ranks that are too many for a
-# power of two hand their array to another rank, and get the sum.
+# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n messages a rank (one more
+# for a rank that works for another one), with no more bytes than ours. Any n, any size, 0 too. Ranks that are too many
+# for a power of two hand their array to another rank, and get the sum.
 
 
 # %%
@@ -189,8 +209,8 @@ check("05.halving_doubling", halving_doubling)
 check("05.halving_doubling", solution("05.halving_doubling"))
 
 # %% [markdown]
-# **choose(n, S, alpha, beta).** The name of the cheapest of binomial, recursive_doubling, rabenseifner and ring, for n a
-# power of two.
+# **choose(n, S, alpha, beta).** The name of the cheapest of binomial, recursive_doubling, rabenseifner and ring, for n
+# a power of two.
 
 
 # %%
@@ -219,7 +239,8 @@ check("05.choose", by_bytes_alone)
 #
 # - Time = rounds x alpha + bytes x beta. Short arrays: recursive doubling, **log2 n (alpha + beta S)**. Long ones:
 #   Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and rings.
-# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a border from one network to another.
+# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a border from one network to
+#   another.
 #
 # ## 9 The same code under mpiexec
 #

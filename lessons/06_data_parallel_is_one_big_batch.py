@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Train on n ranks so that **every weight after every step is what one device with the whole batch would have**. Each rank
-# holds the whole model and takes a shard of the rows; the gradients are summed with an all-reduce.
+# Train on n ranks so that **every weight after every step is what one device with the whole batch would have**. Each
+# rank holds the whole model and takes a shard of the rows; the gradients are summed with an all-reduce.
 #
-# What it saves: time, as each rank computes on 1/n of the rows. What it costs: 2 (n-1)/n of the model's bytes leave each
-# rank in every step, whatever the batch, and each rank holds the whole model.
+# What it saves: time, as each rank computes on 1/n of the rows. What it costs: 2 (n-1)/n of the model's bytes leave
+# each rank in every step, whatever the batch, and each rank holds the whole model.
 
 # %%
 import inspect
@@ -51,8 +51,8 @@ def shards(*counts):
 # %% [markdown]
 # ## 2 The picture first
 #
-# One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take longer than 3), then
-# the gradients go round. This function made it; part 4 explains it.
+# One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take longer than 3),
+# then the gradients go round. This function made it; part 4 explains it.
 
 
 # %%
@@ -98,9 +98,11 @@ my_guess = 5.0
 # ## 4 The code
 #
 # In `train` above the loss of a rank is the sum over its rows, divided by the number of rows of *all* ranks.
-# `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while `loss.backward()` runs. That is all.
+# `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while `loss.backward()` runs. That is
+# all.
 #
-# What sums the gradients is an all-reduce of the flat gradient, started as soon as the last gradient of a bucket is there:
+# What sums the gradients is an all-reduce of the flat gradient, started as soon as the last gradient of a bucket is
+# there:
 
 # %%
 print(inspect.getsource(GradientReducer.launch))
@@ -120,7 +122,8 @@ answer = SimWorld(2).run(mean_of_all, [1.0, 9.0], [5, 3])
 print(f"every rank gets {answer}; your guess {my_guess} is {'right' if my_guess == answer[0] else 'off'}")
 
 # %% [markdown]
-# Is the training the same as on one device? Not "are the losses alike", but: how far apart are the weights, after each step?
+# Is the training the same as on one device? Not "are the losses alike", but: how far apart are the weights, after each
+# step?
 
 
 # %%
@@ -140,7 +143,8 @@ for counts in ((5, 3), (4, 4), (3, 1, 2, 2)):
 show(draw("loss", [], {**header, "command": "part 5 of lessons/06_data_parallel_is_one_big_batch.py"}))
 
 # %% [markdown]
-# The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest of the model's shapes.
+# The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest of the model's
+# shapes.
 
 # %%
 world = SimWorld(4)
@@ -157,9 +161,9 @@ show(draw("bytes-by-purpose", world.traces, header))
 # %% [markdown]
 # ## 6 Break it
 #
-# `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means are averaged. For equal
-# shards it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look how healthy its
-# loss is:
+# `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means are averaged. For
+# equal shards it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look how
+# healthy its loss is:
 
 # %%
 for counts in ((4, 4), (5, 3)):
@@ -170,8 +174,8 @@ show(draw("loss", [], {**header, "command": "part 6 of lessons/06_data_parallel_
 
 
 # %% [markdown]
-# The other classic: a rank that forgets to synchronise. `no_sync()` is meant for accumulating several passes; with nothing
-# after it the replicas walk away from each other, and each loss on its own looks fine.
+# The other classic: a rank that forgets to synchronise. `no_sync()` is meant for accumulating several passes; with
+# nothing after it the replicas walk away from each other, and each loss on its own looks fine.
 
 
 # %%
@@ -196,8 +200,8 @@ assert np.abs(w_0 - w_1).max() > 0.01
 # %% [markdown]
 # ## 7 Exercise: a weighted average
 #
-# Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked). Return the mean over the
-# rows of all ranks, the same on every rank. A rank may have no rows: then its mean is `nan`. Use `all_reduce` from
+# Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked). Return the mean over
+# the rows of all ranks, the same on every rank. A rank may have no rows: then its mean is `nan`. Use `all_reduce` from
 # `minidist.collectives`; one call is enough.
 
 

@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Send gradients **before backward has ended**. Backward makes the gradient of the last layer first, and nothing changes it
-# afterwards, so it can travel while the layers before it are still being differentiated.
+# Send gradients **before backward has ended**. Backward makes the gradient of the last layer first, and nothing changes
+# it afterwards, so it can travel while the layers before it are still being differentiated.
 #
-# What it saves: the time of the messages that backward hides. What it costs: many small sums instead of one large one, and
-# each pays the latency again. So gradients travel in *buckets*, and there is a best size.
+# What it saves: the time of the messages that backward hides. What it costs: many small sums instead of one large one,
+# and each pays the latency again. So gradients travel in *buckets*, and there is a best size.
 
 # %%
 import inspect
@@ -38,9 +38,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# One step of data parallelism on four ranks; the model has 16 layers of equal size. First everything in one bucket: the sum
-# starts when backward has ended. Then in four buckets: the first one leaves when a quarter of backward is done. This
-# function ran both; part 4 explains `GradientReducer`.
+# One step of data parallelism on four ranks; the model has 16 layers of equal size. First everything in one bucket: the
+# sum starts when backward has ended. Then in four buckets: the first one leaves when a quarter of backward is done.
+# This function ran both; part 4 explains `GradientReducer`.
 
 # %%
 SIZES, RANKS, ROWS = [64] * 17, 4, 64
@@ -79,8 +79,8 @@ for buckets in (1, 4):
 # %% [markdown]
 # ## 3 Predict
 #
-# 16 layers can travel in 1, 2, 4, 8 or 16 buckets. Which number gives the shortest step? A message costs 8 µs of latency
-# (alpha) and 1 ns a byte (beta); the gradient has 524,288 B; a ring all-reduce on four ranks takes 6 rounds.
+# 16 layers can travel in 1, 2, 4, 8 or 16 buckets. Which number gives the shortest step? A message costs 8 µs of
+# latency (alpha) and 1 ns a byte (beta); the gradient has 524,288 B; a ring all-reduce on four ranks takes 6 rounds.
 
 # %%
 my_guess = 16
@@ -88,21 +88,22 @@ my_guess = 16
 # %% [markdown]
 # ## 4 The code
 #
-# Three functions. `ready` is called when the last contribution to a parameter's gradient was added: a parameter that is used
-# twice (tied embeddings) has two, and is ready after the second. Look at the loop: bucket 1 never leaves before bucket 0.
+# Three functions. `ready` is called when the last contribution to a parameter's gradient was added: a parameter that is
+# used twice (tied embeddings) has two, and is ready after the second. Look at the loop: bucket 1 never leaves before
+# bucket 0.
 
 # %%
 for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.finish):
     print(inspect.getsource(function))
 
 # %% [markdown]
-# The sum itself is the ring of lesson 04, run in the communicator's *lane*: a second flow of control beside the rank's main
-# program (the bars "send" and "receive" above). No second, asynchronous version of the algorithm exists.
+# The sum itself is the ring of lesson 04, run in the communicator's *lane*: a second flow of control beside the rank's
+# main program (the bars "send" and "receive" above). No second, asynchronous version of the algorithm exists.
 #
 # ## 5 Check
 #
-# Beside the measured time stands a formula. The first bucket can leave when 1/k of backward is done; from then on the links
-# are busy: k times the latency of a ring, and all bytes once.
+# Beside the measured time stands a formula. The first bucket can leave when 1/k of backward is done; from then on the
+# links are busy: k times the latency of a ring, and all bytes once.
 
 # %%
 alone = SimWorld(1, links=links)
@@ -130,8 +131,8 @@ print(f"a message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs
 show(draw("lanes", timed(16).traces, {"command": "part 5 of lessons/07_buckets_and_overlap.py, 16 buckets"}))
 
 # %% [markdown]
-# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins depends on where the buckets
-# end. `algorithm="ordered"` adds in rank order always, and its bits do not depend on the buckets:
+# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins depends on where the
+# buckets end. `algorithm="ordered"` adds in rank order always, and its bits do not depend on the buckets:
 
 # %%
 (single,) = SimWorld(1).run(step, 1)
@@ -144,8 +145,8 @@ for algorithm in ("ring", "ordered"):
 # %% [markdown]
 # ## 6 Break it
 #
-# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind it wait for it. Silence
-# would be a wrong gradient, so it is an error that names the parameter:
+# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind it wait for it.
+# Silence would be a wrong gradient, so it is an error that names the parameter:
 
 
 # %%
@@ -165,8 +166,8 @@ print("with find_unused_parameters=True these took part as zeros:", ", ".join(ze
 
 
 # %% [markdown]
-# Ranks may finish their parameters in different orders (another branch of the model, another library version). Who sends what
-# is ready, and not in the order of the index, makes different buckets meet:
+# Ranks may finish their parameters in different orders (another branch of the model, another library version). Who
+# sends what is ready, and not in the order of the index, makes different buckets meet:
 
 
 # %%
@@ -182,8 +183,8 @@ with expect(MismatchError):
     SimWorld(2).run(as_they_come, 4)
 
 # %% [markdown]
-# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added up without a word. Only
-# the order of the index prevents that.
+# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added up without a word.
+# Only the order of the index prevents that.
 
 # %%
 print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
@@ -191,10 +192,11 @@ print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
 # %% [markdown]
 # ## 7 Exercise: the bucketed reducer
 #
-# `for parameter in backward:` runs the backward pass; each turn adds one contribution to the gradient of the parameter with
-# that number. `uses[p]` says how many contributions parameter p will get on this rank: one, two (it is used twice), or none
-# (unused here, but perhaps used on another rank). `buckets[b]` is a list of parameters. `launch(b)` starts the sum of bucket
-# b over all ranks, as it is now, and returns something to `wait()` for. Let every bucket leave as early as it may.
+# `for parameter in backward:` runs the backward pass; each turn adds one contribution to the gradient of the parameter
+# with that number. `uses[p]` says how many contributions parameter p will get on this rank: one, two (it is used
+# twice), or none (unused here, but perhaps used on another rank). `buckets[b]` is a list of parameters. `launch(b)`
+# starts the sum of bucket b over all ranks, as it is now, and returns something to `wait()` for. Let every bucket leave
+# as early as it may.
 
 
 # %%
@@ -217,8 +219,8 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched **in index order on every
-#   rank**, each when its last contribution is there; unused parameters must be declared, not waited for.
+# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched **in index order on
+#   every rank**, each when its last contribution is there; unused parameters must be declared, not waited for.
 # - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward / 2(n-1)α)** when the
 #   links are the bottleneck.
 #
@@ -238,4 +240,5 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
 # | a lane | a CUDA stream of its own; NCCL's communicator stream |
 #
-# Next: [08 Parameter server](08_parameter_server.ipynb), or [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).
+# Next: [08 Parameter server](08_parameter_server.ipynb), or [10 Accumulate and
+# recompute](10_accumulate_and_recompute.ipynb).

@@ -13,11 +13,12 @@
 #
 # ## 1 Goal
 #
-# Train with workers of different speed, and let nobody wait for the slowest. Some ranks, the *servers*, hold the weights; the
-# others, the *workers*, push gradients to them and pull weights from them, each at its own pace.
+# Train with workers of different speed, and let nobody wait for the slowest. Some ranks, the *servers*, hold the
+# weights; the others, the *workers*, push gradients to them and pull weights from them, each at its own pace.
 #
-# What it saves: the time that fast workers wait. What it costs: **staleness**, gradients that were computed with weights
-# which the server has changed since. And the order of the updates is decided by the network, no longer by the program.
+# What it saves: the time that fast workers wait. What it costs: **staleness**, gradients that were computed with
+# weights which the server has changed since. And the order of the updates is decided by the network, no longer by the
+# program.
 
 # %%
 import inspect
@@ -40,8 +41,8 @@ from minidist.train.staleness import staleness_runs, table
 # ## 2 The picture first
 #
 # Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 takes three times as long for a gradient. First `bsp` (bulk
-# synchronous: a step needs everybody's gradient), then `asp` (asynchronous: every push is an update, and is answered at once).
-# Red is time that a rank waits for another.
+# synchronous: a step needs everybody's gradient), then `asp` (asynchronous: every push is an update, and is answered at
+# once). Red is time that a rank waits for another.
 
 # %%
 SLOW = 3
@@ -68,9 +69,9 @@ for consistency in ("bsp", "asp"):
 # %% [markdown]
 # ## 3 Predict
 #
-# Between the two lies `ssp:2` (stale synchronous parallel): nobody may run more than 2 clocks ahead of the slowest. Three
-# workers train for a long time, one of them three times slower. Compared with bsp, how many gradients a second do `ssp:2` and
-# `asp` compute? (1 means: as many.)
+# Between the two lies `ssp:2` (stale synchronous parallel): nobody may run more than 2 clocks ahead of the slowest.
+# Three workers train for a long time, one of them three times slower. Compared with bsp, how many gradients a second do
+# `ssp:2` and `asp` compute? (1 means: as many.)
 
 # %%
 my_guess = {"ssp:2": 2.0, "asp": 2.0}
@@ -78,21 +79,21 @@ my_guess = {"ssp:2": 2.0, "asp": 2.0}
 # %% [markdown]
 # ## 4 The code
 #
-# The server's loop: receive a push from *anybody*, apply it, then answer everybody who may go on. `ANY` is the wildcard: which
-# message it gets is not the program's to say.
+# The server's loop: receive a push from *anybody*, apply it, then answer everybody who may go on. `ANY` is the
+# wildcard: which message it gets is not the program's to say.
 
 # %%
 for function in (Server.serve, Server._apply, Server._answer):
     print(inspect.getsource(function))
 
 # %% [markdown]
-# `bound` is the only number in which bsp, ssp and asp differ there: 0, s, and infinity. (In bsp `aggregate` also makes *one*
-# update of a clock's gradients, added in the order of the workers.)
+# `bound` is the only number in which bsp, ssp and asp differ there: 0, s, and infinity. (In bsp `aggregate` also makes
+# *one* update of a clock's gradients, added in the order of the workers.)
 #
 # ## 5 Check
 #
-# A table of logits learns a Markov chain, each time for the same virtual time. *Staleness* of a gradient: how many updates
-# its weights did not have yet.
+# A table of logits learns a Markov chain, each time for the same virtual time. *Staleness* of a gradient: how many
+# updates its weights did not have yet.
 
 # %%
 runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW)
@@ -100,22 +101,36 @@ print(table(runs))
 rate = {run.consistency: run.gradients_per_second for run in runs}
 for name, guess in my_guess.items():
     ratio = rate[name] / rate["bsp"]
-    print(f"{name}: {ratio:.2f} times as many gradients as bsp; your guess is {'right' if abs(guess - ratio) < 0.15 else 'off'}")
-show(staleness(runs, title="the last of 3 workers is 3 times slower", command=f"minidist staleness --slow {SLOW} -o staleness.svg"))
+    print(
+        f"{name}: {ratio:.2f} times as many gradients as bsp; your guess is {'right' if abs(guess - ratio) < 0.15 else 'off'}"
+    )
+show(
+    staleness(
+        runs,
+        title="the last of 3 workers is 3 times slower",
+        command=f"minidist staleness --slow {SLOW} -o staleness.svg",
+    )
+)
 
 # %% [markdown]
-# A bound does not help against a worker who is *always* slow: after two clocks of credit everybody goes at its pace. It helps
-# when now this one is late and now that one, as machines are that share their host:
+# A bound does not help against a worker who is *always* slow: after two clocks of credit everybody goes at its pace. It
+# helps when now this one is late and now that one, as machines are that share their host:
 
 # %%
 runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW, who="anyone")
 print(table(runs))
-show(staleness(runs, title="by chance a gradient takes 3 times as long", command="minidist staleness --who anyone -o staleness.svg"))
+show(
+    staleness(
+        runs,
+        title="by chance a gradient takes 3 times as long",
+        command="minidist staleness --who anyone -o staleness.svg",
+    )
+)
 
 # %% [markdown]
-# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute depends on the order in which
-# pushes came, and on *nothing else*: the trace has that order and the version of each pull, and one device that replays them
-# gets the same bits.
+# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute depends on the order in
+# which pushes came, and on *nothing else*: the trace has that order and the version of each pull, and one device that
+# replays them gets the same bits.
 
 # %%
 single = np.zeros(4)
@@ -133,13 +148,15 @@ for consistency in ("bsp", "ssp:2", "asp"):
         assert np.array_equal(weights, replayed)
         finals.add(weights.tobytes())
     off = np.abs(replayed - weights).max()
-    print(f"{consistency:6} max |w_parallel - w_single| = {off:.1e} (replay); {len(finals)} different results in 5 random orders")
+    print(
+        f"{consistency:6} max |w_parallel - w_single| = {off:.1e} (replay); {len(finals)} different results in 5 random orders"
+    )
     if consistency == "bsp":
         assert np.array_equal(weights, single)
 
 # %% [markdown]
-# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders. `explore` runs the program
-# in every one. Where each clock waits for everybody, fewer are left: (3!)².
+# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders. `explore` runs the
+# program in every one. Where each clock waits for everybody, fewer are left: (3!)².
 
 # %%
 orders = {}
@@ -152,7 +169,9 @@ for consistency in ("asp", "ssp:1", "ssp:0"):
         return tuple(m.peer for m in world.traces[0].messages if m.wildcard)
 
     orders[consistency] = len(set(explore(one)))
-    print(f"{consistency}: {orders[consistency]} orders; nobody was ever more than {max(gaps)} clocks ahead of the slowest")
+    print(
+        f"{consistency}: {orders[consistency]} orders; nobody was ever more than {max(gaps)} clocks ahead of the slowest"
+    )
 assert orders == {"asp": 90, "ssp:1": 90, "ssp:0": 36}
 
 # %% [markdown]
@@ -187,8 +206,8 @@ print(f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| 
 assert size < 1
 
 # %% [markdown]
-# And a server that answers *only* the worker who has just pushed forgets those whom it kept waiting. Nobody is there to wake
-# them up:
+# And a server that answers *only* the worker who has just pushed forgets those whom it kept waiting. Nobody is there to
+# wake them up:
 
 
 # %%
@@ -214,11 +233,11 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: the SSP bound
 #
-# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number a worker. A worker, for each
-# clock in `range(steps)`, calls `compute(clock, weights)`, which returns its gradient, and pushes it (one message). The
-# server adds gradients to the weights as they come, and answers with the weights (one message): a worker may start clock c
-# when the slowest has made **at least c - bound pushes**, and no later than that. After its last push nobody pulls. Rank 0
-# returns the final weights.
+# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number a worker. A worker, for
+# each clock in `range(steps)`, calls `compute(clock, weights)`, which returns its gradient, and pushes it (one
+# message). The server adds gradients to the weights as they come, and answers with the weights (one message): a worker
+# may start clock c when the slowest has made **at least c - bound pushes**, and no later than that. After its last push
+# nobody pulls. Rank 0 returns the final weights.
 
 
 # %%
@@ -250,9 +269,10 @@ check("08.ssp", solution("08.ssp"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A parameter server trades **fresh weights for nobody waiting**; bsp, ssp:s and asp are one server with the bound 0, s and ∞.
-# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**, and its own. Stable while
-#   **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in asp.
+# - A parameter server trades **fresh weights for nobody waiting**; bsp, ssp:s and asp are one server with the bound 0,
+#   s and ∞.
+# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**, and its own. Stable
+#   while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in asp.
 #
 # ## 9 The same code under mpiexec
 #
@@ -271,4 +291,5 @@ check("08.ssp", solution("08.ssp"))
 # | `delay:T` | bounded delay `τ` of Li et al. 2014, the consistency graph of ps-lite's tasks |
 # | `sparse=` keys | MXNet `row_sparse_pull`; embedding servers of Monolith, HugeCTR, TorchRec |
 #
-# Next: [09 Mixed precision](09_mixed_precision.ipynb), or [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).
+# Next: [09 Mixed precision](09_mixed_precision.ipynb), or [10 Accumulate and
+# recompute](10_accumulate_and_recompute.ipynb).

@@ -13,11 +13,12 @@
 #
 # ## 1 Goal
 #
-# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same loss. Half of the memory that
-# a step touches, half of every message; on processors with 16-bit matrix units also several times the speed.
+# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same loss. Half of the
+# memory that a step touches, half of every message; on processors with 16-bit matrix units also several times the
+# speed.
 #
-# What it costs: a float32 copy of the parameters (so a parameter costs 2 + 2 + 12 B with Adam, as many as 4 + 4 + 8), and a loss
-# scale, because **float16 runs out of range long before it runs out of digits**.
+# What it costs: a float32 copy of the parameters (so a parameter costs 2 + 2 + 12 B with Adam, as many as 4 + 4 + 8),
+# and a loss scale, because **float16 runs out of range long before it runs out of digits**.
 
 # %%
 import inspect
@@ -42,9 +43,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# The gradient of a small GPT for 512 tokens of a step of 1,048,576: each loss is divided by the tokens of the *whole* step. Every
-# bar is the share of entries of one size. The shaded part is what float16 can hold, at scale 1: most of its range lies to the
-# right and is not used, and what is red is zero.
+# The gradient of a small GPT for 512 tokens of a step of 1,048,576: each loss is divided by the tokens of the *whole*
+# step. Every bar is the share of entries of one size. The shaded part is what float16 can hold, at scale 1: most of its
+# range lies to the right and is not used, and what is red is zero.
 
 # %%
 TOKENS = 2**20
@@ -68,8 +69,8 @@ show(draw("exponents", [], {"gradient_exponents": counts, "loss_scale": 1.0, "co
 # %% [markdown]
 # ## 3 Predict
 #
-# Which share of the gradient is lost when this step is computed in float16? And when the loss is first multiplied by 1,024 (and the
-# gradient divided by 1,024 afterwards)? 0.01 means: one entry of a hundred has become zero.
+# Which share of the gradient is lost when this step is computed in float16? And when the loss is first multiplied by
+# 1,024 (and the gradient divided by 1,024 afterwards)? 0.01 means: one entry of a hundred has become zero.
 
 # %%
 my_guess = {1: 0.01, 1024: 0.01}
@@ -77,23 +78,23 @@ my_guess = {1: 0.01, 1024: 0.01}
 # %% [markdown]
 # ## 4 The code
 #
-# **Which operation computes in what** is a table, and the engine executes it. Sums, statistics and losses are float32 inside;
-# what is kept for backward is rounded to two bytes.
+# **Which operation computes in what** is a table, and the engine executes it. Sums, statistics and losses are float32
+# inside; what is kept for backward is rounded to two bytes.
 
 # %%
 for rule, names in RULES.items():
     print(f"{rule:9} {', '.join(names)}")
 
 # %% [markdown]
-# **The loss scale** is tried out: an infinite or NaN gradient halves it and the step is skipped; after 2,000 good steps it
-# doubles. `update` is all of it:
+# **The loss scale** is tried out: an infinite or NaN gradient halves it and the step is skipped; after 2,000 good steps
+# it doubles. `update` is all of it:
 
 # %%
 print(inspect.getsource(DynamicLossScaler.update))
 
 # %% [markdown]
-# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as they are, in two bytes; the
-# optimizer multiplies by 1/scale while it widens them, and steps the float32 masters.
+# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as they are, in two
+# bytes; the optimizer multiplies by 1/scale while it widens them, and steps the float32 masters.
 
 # %%
 print(inspect.getsource(scaled_step))
@@ -111,7 +112,9 @@ for scale in (1, 1024, 2**16):
     lost = np.mean(small[exact != 0] == 0)
     off = np.linalg.norm(small - exact) / np.linalg.norm(exact)
     answer[scale] = float(lost)
-    print(f"scale {scale:6,}: {lost:7.2%} of the gradient lost, {off:.1e} off; by the sizes alone {flushed_share(counts, scale):.2%}")
+    print(
+        f"scale {scale:6,}: {lost:7.2%} of the gradient lost, {off:.1e} off; by the sizes alone {flushed_share(counts, scale):.2%}"
+    )
 assert answer[1] > 0.2
 assert answer[1024] < 0.002
 for scale, guess in my_guess.items():
@@ -120,8 +123,8 @@ for scale, guess in my_guess.items():
 # %% [markdown]
 # More is lost than the sizes of the gradients say: what backward hands from layer to layer is flushed on the way, too.
 #
-# Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's exponents and 8 bits of
-# fraction: it needs no scale, and loses digits instead.
+# Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's exponents and 8
+# bits of fraction: it needs no scale, and loses digits instead.
 
 
 # %%
@@ -130,7 +133,10 @@ def train(comm, dtype, zero=False, steps=20, memory=None):
     with account_memory() as account, quiet_overflow():
         model = GPT(GPTConfig(256, 32, 32, 2, 4), dtype=named_dtype(dtype))
         if zero:
-            forward, stepper = model, ZeroOptimizer(model, AdamW, comm=comm, stage=1, reduction="sum", algorithm="ordered", lr=1e-2)
+            forward, stepper = (
+                model,
+                ZeroOptimizer(model, AdamW, comm=comm, stage=1, reduction="sum", algorithm="ordered", lr=1e-2),
+            )
         else:
             forward = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered")
             stepper = AdamW(forward.flat, lr=1e-2)
@@ -185,7 +191,9 @@ assert worlds["float16"].traces[0].bytes_by_purpose()["gradient_reduce"] * 2 == 
 # %%
 (_, whole, ours), *_ = SimWorld(3).run(train, "float16")
 (_, sharded, theirs), *_ = SimWorld(3).run(train, "float16", zero=True)
-print(f"max |w_parallel - w_single| of ZeRO-1 and data parallelism: {np.abs(whole - sharded).max():.0f}; steps skipped: {ours.skipped} and {theirs.skipped}")
+print(
+    f"max |w_parallel - w_single| of ZeRO-1 and data parallelism: {np.abs(whole - sharded).max():.0f}; steps skipped: {ours.skipped} and {theirs.skipped}"
+)
 assert np.array_equal(whole, sharded)
 assert ours.state_dict() == theirs.state_dict()
 
@@ -202,8 +210,9 @@ print(f"float16 alone: {alone}; a float32 master, rounded: {np.float16(master)}"
 assert alone == 1
 
 # %% [markdown]
-# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and one of them may see an overflow
-# that the others do not. Who decides for himself leaves the others waiting (`minidist museum 15a` shows it in a training job):
+# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and one of them may see
+# an overflow that the others do not. Who decides for himself leaves the others waiting (`minidist museum 15a` shows it
+# in a training job):
 
 
 # %%
@@ -222,10 +231,10 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: a scaler whose overflow flag is agreed on
 #
-# `backward(scale)` gives this rank's gradient, of its own shard, times `scale`, in float16; `step(gradient)` makes a step with an
-# unscaled float32 gradient and gathers the new values from all ranks. Run `steps` steps: start with scale 65,536; when a gradient
-# of *any* rank is not finite, halve it and skip the step on *all* ranks; after 3 good steps in a row double it. Return the scale
-# after the last step.
+# `backward(scale)` gives this rank's gradient, of its own shard, times `scale`, in float16; `step(gradient)` makes a
+# step with an unscaled float32 gradient and gathers the new values from all ranks. Run `steps` steps: start with scale
+# 65,536; when a gradient of *any* rank is not finite, halve it and skip the step on *all* ranks; after 3 good steps in
+# a row double it. Return the scale after the last step.
 
 
 # %%
@@ -249,9 +258,10 @@ check("09.scaled_training", solution("09.scaled_training"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Two bytes to store and to send, float32 to add up**: 2 + 2 + 12 B a parameter with Adam, half of the bytes on every wire.
-# - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all ranks agree, in one byte, on
-#   whether a step overflowed. bfloat16 needs no S.
+# - **Two bytes to store and to send, float32 to add up**: 2 + 2 + 12 B a parameter with Adam, half of the bytes on
+#   every wire.
+# - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all ranks agree, in one
+#   byte, on whether a step overflowed. bfloat16 needs no S.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,8 +13,9 @@
 #
 # ## 1 Goal
 #
-# Train with fewer activation bytes, and change no number. **Accumulation** cuts the batch: m small passes whose gradients
-# are added. **Recomputation** cuts the network: keep the inputs of segments, and run each segment again in backward.
+# Train with fewer activation bytes, and change no number. **Accumulation** cuts the batch: m small passes whose
+# gradients are added. **Recomputation** cuts the network: keep the inputs of segments, and run each segment again in
+# backward.
 #
 # What they save: activations, to 1/m, and to about 2 √L layers of L. What they cost: accumulation nothing here (small
 # products are less efficient on real devices), recomputation one more forward, a third more arithmetic.
@@ -45,8 +46,8 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 # %% [markdown]
 # ## 2 The picture first
 #
-# The memory of one step of 16 equal layers: as it is, in four micro-batches, and in four segments. Look at the light blue,
-# the activations: one mountain, four small ones, and a staircase with four teeth.
+# The memory of one step of 16 equal layers: as it is, in four micro-batches, and in four segments. Look at the light
+# blue, the activations: one mountain, four small ones, and a staircase with four teeth.
 
 
 # %%
@@ -98,20 +99,21 @@ my_guess = 16
 # %% [markdown]
 # ## 4 The code
 #
-# `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs `fn` again, now recording,
-# and walks backward through what it has just recorded:
+# `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs `fn` again, now
+# recording, and walks backward through what it has just recorded:
 
 # %%
 print(inspect.getsource(checkpoint))
 
 # %% [markdown]
-# Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor: the rows of the whole
-# batch, not of the micro-batch.
+# Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor: the rows of the
+# whole batch, not of the micro-batch.
 #
 # ## 5 Check
 #
-# Activations alive at the peak, in layers, beside a formula: k inputs of segments are kept, and in backward the L/k layers
-# of one segment are there again. One array more: the softmax's probabilities, which become the first gradient in place.
+# Activations alive at the peak, in layers, beside a formula: k inputs of segments are kept, and in backward the L/k
+# layers of one segment are there again. One array more: the softmax's probabilities, which become the first gradient in
+# place.
 
 
 # %%
@@ -134,9 +136,9 @@ for m in (2, 4):
     print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
 
 # %% [markdown]
-# With less memory than that layers must run more than twice, with more some need not run again. For 16 layers of 1 unit that
-# have an input of 1 unit: what a budget buys (the layers at the end are kept whole, they are freed first), and what the best
-# plan of all needs, segments inside segments (Griewank and Walther's *revolve*).
+# With less memory than that layers must run more than twice, with more some need not run again. For 16 layers of 1 unit
+# that have an input of 1 unit: what a budget buys (the layers at the end are kept whole, they are freed first), and
+# what the best plan of all needs, segments inside segments (Griewank and Walther's *revolve*).
 
 # %%
 for budget in (7, 8, 10, 13, 17):
@@ -159,11 +161,11 @@ print(f"4 micro-batches:         max |g_accumulated - g_single| = {np.abs(parts 
 assert np.abs(parts - whole).max() < 1e-12
 
 # %% [markdown]
-# Recomputation gives the same bits: the same operations in the same order. Accumulation adds in another order, so its last
-# digits differ.
+# Recomputation gives the same bits: the same operations in the same order. Accumulation adds in another order, so its
+# last digits differ.
 #
-# With several ranks accumulation saves messages too: `no_sync()` lets gradients add up on each rank, and only the last pass
-# sums them over the ranks.
+# With several ranks accumulation saves messages too: `no_sync()` lets gradients add up on each rank, and only the last
+# pass sums them over the ranks.
 
 
 # %%
@@ -194,8 +196,8 @@ assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
 # %% [markdown]
 # ## 6 Break it
 #
-# Recompute a dropout that draws from a common generator. The replay draws other masks than forward did. The loss is that of
-# forward, and fine; the gradient belongs to another network:
+# Recompute a dropout that draws from a common generator. The replay draws other masks than forward did. The loss is
+# that of forward, and fine; the gradient belongs to another network:
 
 
 # %%
@@ -225,10 +227,11 @@ assert loss == same_loss
 assert off > 0.01
 
 # %% [markdown]
-# minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and `checkpoint` replays the
-# count of calls.
+# minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and `checkpoint` replays
+# the count of calls.
 #
-# The other classic: each micro-batch divides by its own rows. Four means are added, and the gradient is four times too large:
+# The other classic: each micro-batch divides by its own rows. Four means are added, and the gradient is four times too
+# large:
 
 # %%
 model = MLP([WIDTH] * 3, dtype=np.float64)
@@ -243,9 +246,9 @@ print(f"divided by its own rows, the gradient is {round(ratios[1] / ratios[0])} 
 # %% [markdown]
 # ## 7 Exercise: segments under a budget, and a replay
 #
-# First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the numbers of layers of the
-# segments, as few segments as possible, so that `k * boundary + (the most that one segment saves)` is at most `budget`;
-# None when there is no way.
+# First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the numbers of layers
+# of the segments, as few segments as possible, so that `k * boundary + (the most that one segment saves)` is at most
+# `budget`; None when there is no way.
 
 
 # %%
@@ -257,9 +260,9 @@ def pick_segments(saved, boundary, budget):
 check("10.pick_segments", pick_segments)
 
 # %% [markdown]
-# Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g, rng)` runs forward again
-# and turns the gradient g of the output into that of x. Return y and a function `backward(g)`. All draws after it must be
-# those of a run without recomputation.
+# Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g, rng)` runs forward
+# again and turns the gradient g of the output into that of x. Return y and a function `backward(g)`. All draws after it
+# must be those of a run without recomputation.
 
 
 # %%
@@ -277,9 +280,10 @@ for name in ("10.pick_segments", "10.recompute"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the rows of the whole batch.
-# - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of the arithmetic). The replay
-#   must see the same parameters, the same random draws and the same collectives.
+# - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the rows of the whole
+#   batch.
+# - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of the arithmetic). The
+#   replay must see the same parameters, the same random draws and the same collectives.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,11 +13,12 @@
 #
 # ## 1 Goal
 #
-# Keep n ranks from doing the same update n times. In data parallelism every rank holds the same optimizer state. ZeRO lets
-# **each rank keep the state, and make the step, of 1/n of the parameters**, and hands the new parameters round.
+# Keep n ranks from doing the same update n times. In data parallelism every rank holds the same optimizer state. ZeRO
+# lets **each rank keep the state, and make the step, of 1/n of the parameters**, and hands the new parameters round.
 #
-# What it saves: with Adam in mixed precision 12 of 16 bytes a parameter become 12/n (stage 1); stage 2 divides the gradient
-# too. What it costs: **no byte more than data parallelism**, as an all-reduce is a reduce-scatter and an all-gather anyway.
+# What it saves: with Adam in mixed precision 12 of 16 bytes a parameter become 12/n (stage 1); stage 2 divides the
+# gradient too. What it costs: **no byte more than data parallelism**, as an all-reduce is a reduce-scatter and an
+# all-gather anyway.
 
 # %%
 import inspect
@@ -41,8 +42,8 @@ from minidist.train.sizing import model_states
 # %% [markdown]
 # ## 2 The picture first
 #
-# What one rank of 8 holds of a model of 7.5 billion parameters, in the accounting of the paper: 2 B a parameter, 2 B its
-# gradient, 12 B Adam (a float32 copy and two averages). Stage 3 is lesson 12.
+# What one rank of 8 holds of a model of 7.5 billion parameters, in the accounting of the paper: 2 B a parameter, 2 B
+# its gradient, 12 B Adam (a float32 copy and two averages). Stage 3 is lesson 12.
 
 # %%
 bars = zero_bars(
@@ -92,8 +93,8 @@ show(draw("space-time", world.traces, {"command": command}))
 # %% [markdown]
 # ## 3 Predict
 #
-# Four ranks, Adam. Compared with data parallelism, how large is the optimizer state of a rank under stage 1, and how many
-# bytes does a rank send in a step? (1 means: as much.)
+# Four ranks, Adam. Compared with data parallelism, how large is the optimizer state of a rank under stage 1, and how
+# many bytes does a rank send in a step? (1 means: as much.)
 
 # %%
 my_guess = {"optimizer state": 1.0, "bytes sent": 1.5}
@@ -101,9 +102,9 @@ my_guess = {"optimizer state": 1.0, "bytes sent": 1.5}
 # %% [markdown]
 # ## 4 The code
 #
-# The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to where a parameter ends. A
-# bucket of gradients goes to the owners of its elements; afterwards the shards are gathered. Where data parallelism calls
-# `all_reduce`, these two do half of it each:
+# The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to where a parameter
+# ends. A bucket of gradients goes to the owners of its elements; afterwards the shards are gathered. Where data
+# parallelism calls `all_reduce`, these two do half of it each:
 
 # %%
 print(inspect.getsource(ShardReducer._reduce_scatter))
@@ -139,10 +140,11 @@ for name, ratio in answer.items():
     print(f"{name}: {ratio:.2f} of data parallelism's; your guess is {verdict}")
 
 # %% [markdown]
-# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 gives a bucket back as soon as it is on its way. With k
-# micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole gradient to add them up in.
+# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 gives a bucket back as soon as it is on its way. With
+# k micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole gradient to add them up in.
 #
-# Is it the same training? On one device with all rows, and against data parallelism, for ranks that do not divide anything:
+# Is it the same training? On one device with all rows, and against data parallelism, for ranks that do not divide
+# anything:
 
 # %%
 single, _ = SimWorld(1).run(train, 0, dtype=np.float64)[0]
@@ -157,8 +159,9 @@ for ranks in (2, 3, 5):
 # %% [markdown]
 # ## 6 Break it
 #
-# Clipping needs the norm of the *whole* gradient, and a rank has a shard. Who takes the norm of what he has scales every
-# shard by another factor: the direction of the step changes, silently. The right way gathers a few numbers a rank:
+# Clipping needs the norm of the *whole* gradient, and a rank has a shard. Who takes the norm of what he has scales
+# every shard by another factor: the direction of the step changes, silently. The right way gathers a few numbers a
+# rank:
 
 
 # %%
@@ -198,10 +201,10 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: a step on a flat partition
 #
-# `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are this rank's own. Change the
-# weights in place, on every rank, to what `update(weights, summed_gradient)` makes of them; `update` works in place on 1-D
-# arrays. Each rank may update at most 1/n of the elements (rounded up), and send no more than a reduce-scatter and an
-# all-gather do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
+# `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are this rank's own.
+# Change the weights in place, on every rank, to what `update(weights, summed_gradient)` makes of them; `update` works
+# in place on 1-D arrays. Each rank may update at most 1/n of the elements (rounded up), and send no more than a
+# reduce-scatter and an all-gather do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
 
 
 # %%
@@ -220,7 +223,8 @@ check("11.zero_step", solution("11.zero_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2 (n-1)/n Ψ, and the bits.
+# - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2 (n-1)/n Ψ, and the
+#   bits.
 # - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations are not touched.
 #
 # ## 9 The same code under mpiexec

@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes and dropped right after**,
-# once in forward and once in backward. So everything that grows with the model is divided by n.
+# Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes and dropped right
+# after**, once in forward and once in backward. So everything that grows with the model is divided by n.
 #
-# What it saves: with Adam in mixed precision 16 B a parameter become 16/n. What it costs: half as many bytes again on the
-# wires, 3 Ψ instead of 2 Ψ, and waiting for them unless the next gather travels while a layer computes.
+# What it saves: with Adam in mixed precision 16 B a parameter become 16/n. What it costs: half as many bytes again on
+# the wires, 3 Ψ instead of 2 Ψ, and waiting for them unless the next gather travels while a layer computes.
 
 # %%
 import inspect
@@ -41,8 +41,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# The second step of a network of eight equal layers on four ranks, rank 0's lanes: first with every gather when it is needed,
-# then with one layer gathered ahead. This function made both; part 4 explains it.
+# The second step of a network of eight equal layers on four ranks, rank 0's lanes: first with every gather when it is
+# needed, then with one layer gathered ahead. This function made both; part 4 explains it.
 
 # %%
 LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
@@ -115,8 +115,8 @@ my_guess = {"traffic": 2, "whole layers": [1, 1, 1]}
 # %% [markdown]
 # ## 4 The code
 #
-# A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new array; releasing lets go
-# of it. The nodes of the graph hold the parameter and never its array, so nothing else keeps it alive.
+# A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new array; releasing
+# lets go of it. The nodes of the graph hold the parameter and never its array, so nothing else keeps it alive.
 
 # %%
 for function in (Unit.start_gather, Unit.finish_gather, Unit.release, Unit.start_reduce):
@@ -140,11 +140,11 @@ right = "right" if my_guess["traffic"] == traffic else "off"
 print(f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times (n-1)/n Ψ; your guess is {right}")
 
 # %% [markdown]
-# The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than the
-# computation of one layer.
+# The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than
+# the computation of one layer.
 #
-# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer are what n divides; what is whole for
-# a moment is the dark band on top.
+# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer are what n divides; what is
+# whole for a moment is the dark band on top.
 
 
 # %%
@@ -184,8 +184,8 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once, nothing is hidden, and
-# at the peak no byte is saved. It still trains, so nobody notices:
+# Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once, nothing is
+# hidden, and at the peak no byte is saved. It still trains, so nobody notices:
 
 
 # %%
@@ -213,8 +213,8 @@ with expect(UsageError):
     SimWorld(2).run(twice)
 
 # %% [markdown]
-# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the wires again, and data parallelism's
-# peak:
+# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the wires again, and data
+# parallelism's peak:
 
 # %%
 world = SimWorld(RANKS, links=links)
@@ -229,8 +229,8 @@ print(
 # ## 7 Exercise: a prefetch that hides the gather
 #
 # `gather(i)` starts to gather layer i and returns something whose `wait()` gives its weights. `compute(i, weights, x)`
-# returns the layer's output and takes some time. Run all `layers` in order and return the last output: in the least time,
-# with at most two whole layers alive.
+# returns the layer's output and takes some time. Run all `layers` in order and return the last output: in the least
+# time, with at most two whole layers alive.
 
 
 # %%
@@ -249,10 +249,10 @@ check("12.prefetch", solution("12.prefetch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B a parameter, and d+1 whole layers when
-#   d are gathered ahead.
-# - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer computes as long as its
-#   gather travels.
+# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B a parameter, and d+1 whole
+#   layers when d are gathered ahead.
+# - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer computes as long as
+#   its gather travels.
 #
 # ## 9 The same code under mpiexec
 #

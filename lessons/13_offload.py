@@ -13,12 +13,12 @@
 #
 # ## 1 Goal
 #
-# Train what does not fit on the device, with the help of the host's memory, which is larger and behind a slow link. **Move what
-# is needed rarely, and move it while something computes**: the optimizer's state is used once a step, a block's input once in
-# forward and once in backward.
+# Train what does not fit on the device, with the help of the host's memory, which is larger and behind a slow link.
+# **Move what is needed rarely, and move it while something computes**: the optimizer's state is used once a step, a
+# block's input once in forward and once in backward.
 #
-# What it saves: 12 of 16 B a parameter (optimizer), or all activations but one block's. What it costs: 2 + 2 B a parameter and
-# step on the link in 16-bit training, and time only where the link is slower than what hides it.
+# What it saves: 12 of 16 B a parameter (optimizer), or all activations but one block's. What it costs: 2 + 2 B a
+# parameter and step on the link in 16-bit training, and time only where the link is slower than what hides it.
 
 # %%
 import inspect
@@ -39,9 +39,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# A step of a network of eight layers whose optimizer lives on the host: rank 0's lanes. After backward the gradients go down
-# layer by layer; the host steps a layer as soon as its gradient is there; its new values go up while the next layer steps.
-# This function made it.
+# A step of a network of eight layers whose optimizer lives on the host: rank 0's lanes. After backward the gradients go
+# down layer by layer; the host steps a layer as soon as its gradient is there; its new values go up while the next
+# layer steps. This function made it.
 
 # %%
 LAYERS, WIDTH, ROWS = 8, 128, 512
@@ -79,9 +79,9 @@ show(draw("lanes", world.traces, {"command": "part 2 of lessons/13_offload.py"})
 # %% [markdown]
 # ## 3 Predict
 #
-# Make the link so slow that it needs twice as long for a step's bytes, down and up, as the device computes. How many times as
-# long does a step take as one without offloading? (Down and up can go at once. The host is quick.) And how many bytes cross
-# for one parameter, both ways together, in float32?
+# Make the link so slow that it needs twice as long for a step's bytes, down and up, as the device computes. How many
+# times as long does a step take as one without offloading? (Down and up can go at once. The host is quick.) And how
+# many bytes cross for one parameter, both ways together, in float32?
 
 # %%
 my_guess = {"times as long": 2.0, "bytes a parameter": 16}
@@ -89,8 +89,8 @@ my_guess = {"times as long": 2.0, "bytes a parameter": 16}
 # %% [markdown]
 # ## 4 The code
 #
-# A crossing is work in a lane of its own, one for each way, like a gather in lesson 12. So the program begins it and waits
-# where it needs the result:
+# A crossing is work in a lane of its own, one for each way, like a gather in lesson 12. So the program begins it and
+# waits where it needs the result:
 
 # %%
 print(inspect.getsource(HostPool.start_store))
@@ -98,8 +98,8 @@ print(inspect.getsource(OffloadedOptimizer.step))
 print(inspect.getsource(OffloadedOptimizer.arrived))
 
 # %% [markdown]
-# The host's copy of a slice answers the question for its gradient by waiting for it. The optimizer asks slice by slice, and
-# knows of nothing.
+# The host's copy of a slice answers the question for its gradient by waiting for it. The optimizer asks slice by slice,
+# and knows of nothing.
 #
 # ## 5 Check
 #
@@ -126,8 +126,9 @@ for name, value in answer.items():
     print(f"{name}: {value:.2f}; your guess is {verdict}")
 
 # %% [markdown]
-# Down and up overlap with each other and with the host, but not with backward here: all gradients go down after it. ZeRO-Offload
-# sends each one when it is there; `fully_shard(..., offload_policy=CPUOffloadPolicy(pool))` does so, unit by unit.
+# Down and up overlap with each other and with the host, but not with backward here: all gradients go down after it.
+# ZeRO-Offload sends each one when it is there; `fully_shard(..., offload_policy=CPUOffloadPolicy(pool))` does so, unit
+# by unit.
 #
 # What is alive on the device, and on the host:
 
@@ -148,8 +149,8 @@ for offload in ("optimizer", "activations"):
     assert np.array_equal(weights, single)
 
 # %% [markdown]
-# Activations: on a link that is fast enough they cost next to no time. A block's input leaves while the next block computes, and
-# comes back one block early. Without looking ahead every block waits for its input:
+# Activations: on a link that is fast enough they cost next to no time. A block's input leaves while the next block
+# computes, and comes back one block early. Without looking ahead every block waits for its input:
 
 # %%
 recomputed, _ = seconds()
@@ -182,9 +183,9 @@ with expect(UnwaitedRequestError):
 # %% [markdown]
 # ## 7 Exercise: a step on the host that keeps everybody busy
 #
-# `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there and returns the piece's new
-# values, `up(i, values)` begins to bring them to the device. `down` and `up` return something whose `wait()` must be called.
-# Step all `pieces`, in the least time, with at most two gradients on the host.
+# `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there and returns the
+# piece's new values, `up(i, values)` begins to bring them to the device. `down` and `up` return something whose
+# `wait()` must be called. Step all `pieces`, in the least time, with at most two gradients on the host.
 
 
 # %%
@@ -204,9 +205,10 @@ check("13.offloaded_step", solution("13.offloaded_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Keep on the host what is used rarely**, and cross while something else works: down, step and up are three stations, and a
-#   step of k equal pieces takes what one piece needs, and k - 1 times the slowest station.
-# - ZeRO-Offload moves **2 B + 2 B a parameter and step** in 16-bit training (4 + 4 in float32), 1/n of it on each of n ranks.
+# - **Keep on the host what is used rarely**, and cross while something else works: down, step and up are three
+#   stations, and a step of k equal pieces takes what one piece needs, and k - 1 times the slowest station.
+# - ZeRO-Offload moves **2 B + 2 B a parameter and step** in 16-bit training (4 + 4 in float32), 1/n of it on each of n
+#   ranks.
 #
 # ## 9 The same code under mpiexec
 #

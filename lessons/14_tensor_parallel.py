@@ -13,8 +13,8 @@
 #
 # ## 1 Goal
 #
-# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the second into rows, and one
-# all-reduce each way is all that travels.**
+# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the second into rows, and
+# one all-reduce each way is all that travels.**
 #
 # What it saves: parameters, gradients, optimizer state and the inner activations are divided by t. What it costs: four
 # all-reduces of the activations a layer and step, on the critical path; so t stays within the fastest links.
@@ -44,17 +44,21 @@ from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 # %% [markdown]
 # ## 2 The picture first
 #
-# A small GPT layer on two ranks. Colours say whose tile it is; grey is held by both. Look at `c_attn`, in which Q, K and V lie
-# side by side: each of the three is cut, so that a rank has whole heads. And look how the columns of `c_fc` meet the rows of
-# `c_proj`.
+# A small GPT layer on two ranks. Colours say whose tile it is; grey is held by both. Look at `c_attn`, in which Q, K
+# and V lie side by side: each of the three is cut, so that a rank has whole heads. And look how the columns of `c_fc`
+# meet the rows of `c_proj`.
 
 # %%
 tiles = model_tiles("gpt", tp=2, width=16, heads=4)
-show(tiles_figure(tiles, title="a GPT layer on 2 ranks", command="minidist tiles --tp 2 --width 16 --heads 4 -o tiles.svg"))
+show(
+    tiles_figure(
+        tiles, title="a GPT layer on 2 ranks", command="minidist tiles --tp 2 --width 16 --heads 4 -o tiles.svg"
+    )
+)
 
 # %% [markdown]
-# Forward and backward of one such block, from a trace. In the lane of each rank F and B are computing; the arrows are the
-# all-reduces, two in forward and two in backward:
+# Forward and backward of one such block, from a trace. In the lane of each rank F and B are computing; the arrows are
+# the all-reduces, two in forward and two in backward:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
@@ -107,8 +111,9 @@ print(inspect.getsource(RowParallelLinear.forward))
 print(inspect.getsource(linear.sum_of_products))
 
 # %% [markdown]
-# Between f and g stands what can be done column by column: GELU, or attention, head by head. That is why the two cuts come in
-# pairs. The bias of the second layer is added after the sum. By hand, with two ranks and no library but the all-reduce:
+# Between f and g stands what can be done column by column: GELU, or attention, head by head. That is why the two cuts
+# come in pairs. The bias of the second layer is added after the sum. By hand, with two ranks and no library but the
+# all-reduce:
 
 # %%
 rng = np.random.default_rng(1)
@@ -116,13 +121,15 @@ x, a, b = rng.integers(-3, 4, (2, 4)), rng.integers(-3, 4, (4, 6)), rng.integers
 parts = [np.maximum(x @ a[:, columns], 0) @ b[columns] for columns in (slice(0, 3), slice(3, 6))]
 print("columns, then rows: the parts add up:", np.array_equal(parts[0] + parts[1], np.maximum(x @ a, 0) @ b))
 parts = [np.maximum(x[:, rows] @ a[rows], 0) @ b for rows in (slice(0, 2), slice(2, 4))]
-print("rows, then columns: ReLU of a part is no part of the ReLU:", np.array_equal(sum(parts), np.maximum(x @ a, 0) @ b))
+print(
+    "rows, then columns: ReLU of a part is no part of the ReLU:", np.array_equal(sum(parts), np.maximum(x @ a, 0) @ b)
+)
 
 # %% [markdown]
 # ## 5 Check
 #
-# Counted from the trace. b s h numbers in an activation; an all-reduce sends 2 (t-1)/t of them from each rank, and there are
-# four: 8 b s h (t-1)/t.
+# Counted from the trace. b s h numbers in an activation; an all-reduce sends 2 (t-1)/t of them from each rank, and
+# there are four: 8 b s h (t-1)/t.
 
 # %%
 ranks = 4
@@ -131,7 +138,10 @@ held = world.run(one_block)
 whole = SimWorld(1).run(one_block)[0]
 sent = world.traces[0].sent()
 answer = {"bytes": sum(m.nbytes for m in sent), "share": held[0] / whole}
-rings = {purpose: len(world.traces[0].sent(purpose)) // (2 * (ranks - 1)) for purpose in ("tensor_forward", "tensor_backward")}
+rings = {
+    purpose: len(world.traces[0].sent(purpose)) // (2 * (ranks - 1))
+    for purpose in ("tensor_forward", "tensor_backward")
+}
 print(f"all-reduces: {rings}")
 formula = 8 * BATCH * LENGTH * WIDTH * (ranks - 1) // ranks * 4
 print(f"sent by rank 0: {answer['bytes']:,} B; 8 b s h (t-1)/t x 4 B = {formula:,} B")
@@ -142,7 +152,8 @@ for name, value in answer.items():
     print(f"{name}: {value:,.5g}; your guess is {verdict}")
 
 # %% [markdown]
-# Is it the same training? A GPT with two layers, five steps, against one device; the tiles are gathered for the comparison:
+# Is it the same training? A GPT with two layers, five steps, against one device; the tiles are gathered for the
+# comparison:
 
 
 # %%
@@ -170,9 +181,9 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# A rank forgets f: it keeps the gradient of what *its* columns saw of x. Every shape fits and the loss falls. But the norms
-# before the layer, which all ranks hold, now get another gradient on each rank, and the replicas part. (Nobody would see it
-# in a loss curve; `check_replicas` does.)
+# A rank forgets f: it keeps the gradient of what *its* columns saw of x. Every shape fits and the loss falls. But the
+# norms before the layer, which all ranks hold, now get another gradient on each rank, and the replicas part. (Nobody
+# would see it in a loss curve; `check_replicas` does.)
 
 # %%
 right = linear.copy_to_tensor_parallel_region
@@ -191,9 +202,9 @@ print("a contiguous cut would be rank 0: [0:16, 0:24], which is Q (0:16) and hal
 # %% [markdown]
 # ## 7 Exercise: an MLP and an attention in tiles
 #
-# First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its columns* of A, *its rows* of B,
-# the bias, and the gradient of y (the same on all ranks). Return y and the gradient of x, on every rank. Use `all_reduce`
-# from `minidist.collectives`.
+# First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its columns* of A, *its
+# rows* of B, the bias, and the gradient of y (the same on all ranks). Return y and the gradient of x, on every rank.
+# Use `all_reduce` from `minidist.collectives`.
 
 # %%
 from minidist.collectives import all_reduce
@@ -212,8 +223,9 @@ print(inspect.getsource(solution("14.parallel_mlp")))
 check("14.parallel_mlp", solution("14.parallel_mlp"))
 
 # %% [markdown]
-# Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the whole projection (W x D): cut
-# your own tiles. `attention(rows of Q|K|V, heads)` does the rest; `heads` is the number of all heads, a multiple of the ranks.
+# Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the whole projection (W x
+# D): cut your own tiles. `attention(rows of Q|K|V, heads)` does the rest; `heads` is the number of all heads, a
+# multiple of the ranks.
 
 
 # %%

@@ -15,10 +15,11 @@
 #
 # Lesson 14 divided the matrices by t, but between g and f every rank still keeps the whole of every norm's input, every
 # dropout mask, every residual sum. **Split those along the sequence: an all-reduce becomes a reduce-scatter and an
-# all-gather, which send the same bytes, and 1/t of the activations stays.** And split the widest thing of all, the logits.
+# all-gather, which send the same bytes, and 1/t of the activations stays.** And split the widest thing of all, the
+# logits.
 #
-# What it costs: one more gather in backward for each layer that reads a gathered input (two a block), and the gradients of the
-# norms' weights, now parts, have to be summed.
+# What it costs: one more gather in backward for each layer that reads a gathered input (two a block), and the gradients
+# of the norms' weights, now parts, have to be summed.
 
 # %%
 import inspect
@@ -46,8 +47,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# One block of lesson 14, forward and backward, on four ranks. First f and g with their all-reduces; then the same block with
-# its sequence split. The bytes by purpose tell the story: what goes forward and backward is equal, and `regather` is new.
+# One block of lesson 14, forward and backward, on four ranks. First f and g with their all-reduces; then the same block
+# with its sequence split. The bytes by purpose tell the story: what goes forward and backward is equal, and `regather`
+# is new.
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
@@ -55,7 +57,9 @@ BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
 
 def one_block(comm, split, dropout=0.0):
     """Forward and backward of a GPT block; returns the bytes of activations kept between them."""
-    plan = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(2, split).items() if "h.*." in name}
+    plan = {
+        name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(2, split).items() if "h.*." in name
+    }
     rows = LENGTH // comm.size if split else LENGTH
     x = Tensor(np.ones((BATCH, rows, WIDTH), np.float32), requires_grad=True)
     config = GPTConfig(n_embd=WIDTH, n_head=HEADS, dropout=dropout, attention_dropout=dropout)
@@ -79,14 +83,16 @@ for split in (False, True):
     flag = " --sequence-parallel" if split else ""
     command = f"minidist train --tp 4{flag} --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-by-purpose"
     title = "tensor parallel" + (" and sequence parallel" if split else "")
-    show(draw("bytes-by-purpose", worlds[split].traces, {"command": command, "title": title, "closed_form": closed_form}))
+    show(
+        draw("bytes-by-purpose", worlds[split].traces, {"command": command, "title": title, "closed_form": closed_form})
+    )
 
 # %% [markdown]
 # ## 3 Predict
 #
-# t = 4. Of the 34 sbh + 5 as²b bytes that a block keeps (2-byte values, 1-byte masks; Korthikanti et al.), tensor parallelism
-# alone divides 24 sbh and the scores. By how much does splitting the sequence reduce what is kept, compared with tensor
-# parallelism alone? And how many bytes does it send, compared?
+# t = 4. Of the 34 sbh + 5 as²b bytes that a block keeps (2-byte values, 1-byte masks; Korthikanti et al.), tensor
+# parallelism alone divides 24 sbh and the scores. By how much does splitting the sequence reduce what is kept, compared
+# with tensor parallelism alone? And how many bytes does it send, compared?
 
 # %%
 my_guess = {"kept": 0.25, "sent": 1.0}
@@ -94,37 +100,40 @@ my_guess = {"kept": 0.25, "sent": 1.0}
 # %% [markdown]
 # ## 4 The code
 #
-# Between the layers each rank has its own rows. On the way into the columns the rows are gathered; out of the rows the sum is
-# scattered. In backward a gather is a reduce-scatter and the other way round:
+# Between the layers each rank has its own rows. On the way into the columns the rows are gathered; out of the rows the
+# sum is scattered. In backward a gather is a reduce-scatter and the other way round:
 #
 # | | forward | backward |
 # |---|---|---|
 # | `gather_from_sequence_parallel_region` (in f's place) | all-gather | reduce-scatter |
 # | `reduce_scatter_to_sequence_parallel_region` (in g's place) | reduce-scatter | all-gather |
 #
-# A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen a part of the rows, so its
-# gradient is a summand; letting the weight pass f on its way in sums it:
+# A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen a part of the rows,
+# so its gradient is a summand; letting the weight pass f on its way in sums it:
 
 # %%
 print(inspect.getsource(sequence.SequenceParallelLayerNorm))
 
 # %% [markdown]
-# One trap remains. The column-parallel layer needs its (gathered) input again for its weight gradient. To keep it would keep
-# the whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose `regather`.
+# One trap remains. The column-parallel layer needs its (gathered) input again for its weight gradient. To keep it would
+# keep the whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose
+# `regather`.
 #
-# And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank computes those of its own
-# words, and the loss of a token needs three numbers of all words:
+# And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank computes those of its
+# own words, and the loss of a token needs three numbers of all words:
 #
 #     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
 
 # %%
-print(inspect.getsource(vocab_parallel_cross_entropy).split('charge(comm, "tensor_forward")\n')[1].split("    flops")[0])
+print(
+    inspect.getsource(vocab_parallel_cross_entropy).split('charge(comm, "tensor_forward")\n')[1].split("    flops")[0]
+)
 
 # %% [markdown]
 # ## 5 Check
 #
-# What a block keeps, counted by the memory account, beside the paper's form. With 4-byte values its 34 = 2 x 16 values + 2
-# masks becomes 4 x 16 + 2, and its 5 = 2 x 2 + 1 becomes 4 x 2 + 1; two norms keep a number a row besides.
+# What a block keeps, counted by the memory account, beside the paper's form. With 4-byte values its 34 = 2 x 16 values
+# + 2 masks becomes 4 x 16 + 2, and its 5 = 2 x 2 + 1 becomes 4 x 2 + 1; two norms keep a number a row besides.
 
 # %%
 t, sbh = 4, LENGTH * BATCH * WIDTH
@@ -137,16 +146,20 @@ kept, sent = {}, {}
 for split in (False, True):
     kept[split] = SimWorld(t).run(one_block, split, 0.1)[0]
     sent[split] = sum(message.nbytes for message in worlds[split].traces[0].sent())
-    print(f"sequence {'split' if split else 'whole'}: {kept[split]:,} B kept, the form says {forms[split]:,} B; {sent[split]:,} B sent")
+    print(
+        f"sequence {'split' if split else 'whole'}: {kept[split]:,} B kept, the form says {forms[split]:,} B; {sent[split]:,} B sent"
+    )
     assert kept[split] == forms[split]
 print("bytes by purpose with the sequence split:", worlds[True].traces[0].bytes_by_purpose())
 answer = {"kept": kept[True] / kept[False], "sent": sent[True] / sent[False]}
 for name, ratio in answer.items():
-    print(f"{name}: {ratio:.2f} of tensor parallelism's; your guess is {'right' if abs(my_guess[name] - ratio) < 0.05 else 'off'}")
+    print(
+        f"{name}: {ratio:.2f} of tensor parallelism's; your guess is {'right' if abs(my_guess[name] - ratio) < 0.05 else 'off'}"
+    )
 
 # %% [markdown]
-# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little where layers are wide. The
-# paper counts neither: the same bytes, it says, as the regather can hide behind the product beside it.
+# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little where layers are
+# wide. The paper counts neither: the same bytes, it says, as the regather can hide behind the product beside it.
 #
 # The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient, and what is sent:
 
@@ -197,8 +210,8 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget to sum the gradients of the norms. The weights that all ranks hold alike now move apart, a little each step; the loss
-# falls all the same. A check of the replicas names the first that differs:
+# Forget to sum the gradients of the norms. The weights that all ranks hold alike now move apart, a little each step;
+# the loss falls all the same. A check of the replicas names the first that differs:
 
 # %%
 from minidist.base.errors import MismatchError
@@ -213,9 +226,9 @@ sequence.copy_to_tensor_parallel_region = right
 # %% [markdown]
 # ## 7 Exercise: a cross-entropy that never holds all logits
 #
-# A rank has `logits` (rows, its words), of which the first is word number `first`; all ranks have the same `targets` (rows,).
-# Return the losses (rows,) and the gradient of their sum for *your* logits (rows, your words). Send no more than three
-# reductions of a number a row. Logits may be thousands.
+# A rank has `logits` (rows, its words), of which the first is word number `first`; all ranks have the same `targets`
+# (rows,). Return the losses (rows,) and the gradient of their sum for *your* logits (rows, your words). Send no more
+# than three reductions of a number a row. Logits may be thousands.
 
 
 # %%
@@ -235,7 +248,8 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the sequence**: sbh/t (34 + 5as/h).
+# - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the sequence**: sbh/t (34 +
+#   5as/h).
 # - The loss needs **three numbers a token** from the other ranks, not V.
 #
 # ## 9 The same code under mpiexec

@@ -13,11 +13,12 @@
 #
 # ## 1 Goal
 #
-# Cut a model that is too deep for one rank into **stages, one a rank, and keep them all busy with micro-batches**. A stage
-# sends what it computed to the next one; backward, gradients go the other way.
+# Cut a model that is too deep for one rank into **stages, one a rank, and keep them all busy with micro-batches**. A
+# stage sends what it computed to the next one; backward, gradients go the other way.
 #
-# What it saves: each rank holds 1/p of the model, and only small messages leave it: the activations at p-1 borders. What it
-# costs: at the start and at the end of a step stages wait, the *bubble*; and activations of all micro-batches are alive.
+# What it saves: each rank holds 1/p of the model, and only small messages leave it: the activations at p-1 borders.
+# What it costs: at the start and at the end of a step stages wait, the *bubble*; and activations of all micro-batches
+# are alive.
 
 # %%
 import inspect
@@ -39,8 +40,9 @@ from minidist.report.gantt import gantt
 # %% [markdown]
 # ## 2 The picture first
 #
-# Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages and back before the next
-# one starts, so one stage works and three wait. Below, GPipe: while stage 1 has micro-batch 0, stage 0 has micro-batch 1.
+# Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages and back before the
+# next one starts, so one stage works and three wait. Below, GPipe: while stage 1 has micro-batch 0, stage 0 has
+# micro-batch 1.
 
 # %%
 p, m = 4, 4
@@ -49,7 +51,8 @@ timings = [time_plan(plan, spans=True) for plan in plans]
 show(gantt(timings, command="minidist schedule naive gpipe --stages 4 --microbatches 4 --format svg -o pipes.svg"))
 
 # %% [markdown]
-# That was on paper. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the function.
+# That was on paper. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the
+# function.
 
 # %%
 ROWS = 24
@@ -79,7 +82,8 @@ show(draw("space-time", world.traces, {"command": "part 2 of lessons/16_naive_pi
 # %% [markdown]
 # ## 3 Predict
 #
-# With GPipe on 4 stages and 12 micro-batches: which part of the time does a rank idle, *of total*? (0.25 means a quarter.)
+# With GPipe on 4 stages and 12 micro-batches: which part of the time does a rank idle, *of total*? (0.25 means a
+# quarter.)
 
 # %%
 my_guess = 0.75
@@ -94,8 +98,8 @@ print(inspect.getsource(gpipe))
 print(get_schedule("gpipe").plan(3, 2).to_csv())
 
 # %% [markdown]
-# Passes insert sends and posted receives, and the runtime walks the list. A stage's forward takes what arrived, backward
-# starts from the gradient that arrived, and what it makes goes on:
+# Passes insert sends and posted receives, and the runtime walks the list. A stage's forward takes what arrived,
+# backward starts from the gradient that arrived, and what it makes goes on:
 
 # %%
 print(inspect.getsource(Pipeline._forward))
@@ -124,8 +128,8 @@ answer = idle_of_total("gpipe", 12)
 print(f"12 micro-batches: {answer:.3f}; your guess {my_guess} is {'right' if abs(my_guess - answer) < 0.02 else 'off'}")
 
 # %% [markdown]
-# More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and small products are slow on
-# real devices. And all m micro-batches are alive at the end of the forwards, on every stage:
+# More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and small products are
+# slow on real devices. And all m micro-batches are alive at the end of the forwards, on every stage:
 
 # %%
 for m in (4, 12, 24):
@@ -148,13 +152,14 @@ sent = {k: n for k, n in world.traces[1].bytes_by_purpose().items() if k.startsw
 print(f"rank 1 sends {', '.join(f'{k} {n:,} B' for k, n in sent.items())}; rows x width x 8 B = {ROWS * 16 * 8:,} B")
 
 # %% [markdown]
-# The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the border.
+# The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the
+# border.
 #
 # ## 6 Break it
 #
-# Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1 wants micro-batch 1 before it
-# starts any backward. Each list looks reasonable alone. A judge who shares no code with the schedules finds it, before
-# anything runs:
+# Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1 wants micro-batch 1
+# before it starts any backward. Each list looks reasonable alone. A judge who shares no code with the schedules finds
+# it, before anything runs:
 
 # %%
 mixed = from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]], "mixed")
@@ -162,8 +167,8 @@ with expect(PlanError):
     validate(mixed)
 
 # %% [markdown]
-# The quiet one: every micro-batch takes the mean over its own rows. The loss looks like a mean, and the gradient is m times
-# too large:
+# The quiet one: every micro-batch takes the mean over its own rows. The loss looks like a mean, and the gradient is m
+# times too large:
 
 # %%
 loss_of_whole = loss_of
@@ -200,9 +205,10 @@ check("16.gpipe", solution("16.gpipe"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of ideal; naive: (p-1)/p.
-# - A rank sends one activation and one gradient a micro-batch and border, whatever the model's size; **all m micro-batches
-#   are alive** under GPipe. Lesson 17 mends that.
+# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of ideal; naive:
+#   (p-1)/p.
+# - A rank sends one activation and one gradient a micro-batch and border, whatever the model's size; **all m
+#   micro-batches are alive** under GPipe. Lesson 17 mends that.
 #
 # ## 9 The same code under mpiexec
 #

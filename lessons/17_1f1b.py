@@ -14,8 +14,8 @@
 # ## 1 Goal
 #
 # Keep GPipe's bubble and drop its memory. **As soon as a stage can run a backward, it does**, because that frees the
-# activations of a micro-batch: one forward, one backward, in turn. So a stage holds at most p micro-batches, however many
-# there are.
+# activations of a micro-batch: one forward, one backward, in turn. So a stage holds at most p micro-batches, however
+# many there are.
 #
 # What it saves: activations, from m to p-s micro-batches on stage s. What it costs: nothing but a more careful order.
 
@@ -40,8 +40,8 @@ from minidist.report.gantt import gantt
 # %% [markdown]
 # ## 2 The picture first
 #
-# GPipe and 1F1B on four stages with eight micro-batches. Both end at the same moment. Look at the numbers on stage 0 (the top
-# row): below, B0 runs before F4.
+# GPipe and 1F1B on four stages with eight micro-batches. Both end at the same moment. Look at the numbers on stage 0
+# (the top row): below, B0 runs before F4.
 
 # %%
 p, m = 4, 8
@@ -50,8 +50,8 @@ timings = [time_plan(plan, spans=True) for plan in plans.values()]
 show(gantt(timings, command="minidist schedule gpipe 1f1b --stages 4 --microbatches 8 --format svg -o pipes.svg"))
 
 # %% [markdown]
-# The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the other. This function made
-# them.
+# The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the other. This function
+# made them.
 
 # %%
 ROWS, WIDTH, LAYERS = 64, 64, 8
@@ -94,8 +94,8 @@ print(inspect.getsource(one_f_one_b))
 print(inspect.getsource(stage_order))
 
 # %% [markdown]
-# Stage s starts with p-1-s forwards: that many steps it takes until the first gradient comes back to it. From then on each
-# backward frees what the next forward takes.
+# Stage s starts with p-1-s forwards: that many steps it takes until the first gradient comes back to it. From then on
+# each backward frees what the next forward takes.
 #
 # ## 5 Check
 #

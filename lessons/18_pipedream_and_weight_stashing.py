@@ -13,9 +13,9 @@
 #
 # ## 1 Goal
 #
-# 1F1B still drains at the end of every step, because the update comes when all gradients are there. PipeDream does not wait:
-# **a stage updates its weights after each backward, and the pipeline never drains.** Then a mini-batch's forward and its backward
-# would see different weights, unless **each mini-batch keeps the weights that it began with**.
+# 1F1B still drains at the end of every step, because the update comes when all gradients are there. PipeDream does not
+# wait: **a stage updates its weights after each backward, and the pipeline never drains.** Then a mini-batch's forward
+# and its backward would see different weights, unless **each mini-batch keeps the weights that it began with**.
 #
 # What it saves: the bubble. What it costs: versions of the weights (p-s on stage s), and gradients that are late.
 
@@ -43,20 +43,25 @@ from minidist.report.version_lanes import version_lanes
 # %% [markdown]
 # ## 2 The picture first
 #
-# The order is 1F1B's over an endless stream. The colour is the version of the weights that an action sees, a red line an update.
-# Follow one mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the weights changed. Below the
-# lanes: how many versions each rank keeps.
+# The order is 1F1B's over an endless stream. The colour is the version of the weights that an action sees, a red line
+# an update. Follow one mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
+# weights changed. Below the lanes: how many versions each rank keeps.
 
 # %%
 p, m = 4, 10
 stream = get_schedule("pipedream").plan(p, m)
-show(version_lanes([time_plan(stream, spans=True)], command="minidist schedule pipedream --stages 4 --microbatches 10 --format versions -o lanes.svg"))
+show(
+    version_lanes(
+        [time_plan(stream, spans=True)],
+        command="minidist schedule pipedream --stages 4 --microbatches 10 --format versions -o lanes.svg",
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
 #
-# Four stages. Mini-batch 7 goes through all of them. Which version of the weights does it use on stage 0, 1, 2 and 3? (Version v is
-# what a stage has after v updates.)
+# Four stages. Mini-batch 7 goes through all of them. Which version of the weights does it use on stage 0, 1, 2 and 3?
+# (Version v is what a stage has after v updates.)
 
 # %%
 my_guess = [7, 7, 7, 7]
@@ -88,7 +93,12 @@ def train(comm, plan):
         model = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
         stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
         pipe = PipeDream(
-            comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), lambda flat: SGD(flat, lr=0.05), keep_history=True
+            comm,
+            plan,
+            stages,
+            lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS),
+            lambda flat: SGD(flat, lr=0.05),
+            keep_history=True,
         )
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
     held = [{k: now.get(k, 0) for k in ("parameter", "stash")} for now in account.history()]
@@ -101,14 +111,19 @@ pipes = world.run(train, stream)
 used = [pipe.versions_used["B", stage, 7] for stage, pipe in enumerate(pipes)]
 print(f"mini-batch 7 used versions {used}; max(0, t - (p-1-s)) = {[max(0, 7 - (p - 1 - s)) for s in range(p)]}")
 print(f"your guess {my_guess} is {'right' if my_guess == used else 'off'}")
-print(f"versions kept: {[pipe.versions[stage].most for stage, pipe in enumerate(pipes)]}, in the plan {validate(stream).weight_versions}")
+print(
+    f"versions kept: {[pipe.versions[stage].most for stage, pipe in enumerate(pipes)]}, in the plan {validate(stream).weight_versions}"
+)
 assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
 
 # %% [markdown]
 # The stash in bytes, on each rank (one version is `WIDTH * (WIDTH + 1)` numbers of 8 bytes):
 
 # %%
-header = {"command": "part 5 of lessons/18_pipedream_and_weight_stashing.py", "title": "PipeDream: weights and stashed versions"}
+header = {
+    "command": "part 5 of lessons/18_pipedream_and_weight_stashing.py",
+    "title": "PipeDream: weights and stashed versions",
+}
 show(draw("memory", world.traces, header))
 
 # %% [markdown]
@@ -116,7 +131,8 @@ show(draw("memory", world.traces, header))
 #
 #     W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t))
 #
-# with older weights on the stages further in front. A replay on one device with these delays gives the same weights, bit for bit:
+# with older weights on the stages further in front. A replay on one device with these delays gives the same weights,
+# bit for bit:
 
 # %%
 model = MLP([WIDTH] * (p + 1), dtype=np.float64)
@@ -135,7 +151,11 @@ for t, (x, target) in enumerate(zip(inputs, targets, strict=True)):
         optimizers[s].step()
         history[s].append(stage.flat.data.copy())
         stage.flat.zero_grad()
-same = all(np.array_equal(mine, theirs) for s, pipe in enumerate(pipes) for mine, theirs in zip(pipe.history[s], history[s], strict=True))
+same = all(
+    np.array_equal(mine, theirs)
+    for s, pipe in enumerate(pipes)
+    for mine, theirs in zip(pipe.history[s], history[s], strict=True)
+)
 print("every version on every stage equals the replay's, bit for bit:", same)
 assert same
 
@@ -144,18 +164,27 @@ assert same
 
 # %%
 print("                          versions used by mini-batch (micro-batch) 9   kept")
-for name, options, count in (("pipedream", {}, m), ("pipedream-vertical-sync", {}, m), ("pipedream-2bw", {"batches": 3}, 4)):
+for name, options, count in (
+    ("pipedream", {}, m),
+    ("pipedream-vertical-sync", {}, m),
+    ("pipedream-2bw", {"batches": 3}, 4),
+):
     plan = get_schedule(name).plan(p, count, **options)
     pipes = SimWorld(p).run(train, plan) if plan.microbatches <= m else []
     seen = [pipe.versions_used["F", s, 9] for s, pipe in enumerate(pipes)] if pipes else [max(9 // count - 1, 0)] * p
     print(f"{name:26}{seen!s:46}{validate(plan).weight_versions}")
 plans = [get_schedule("pipedream-vertical-sync").plan(p, 8), get_schedule("pipedream-2bw").plan(p, 4, batches=3)]
-show(version_lanes([time_plan(plan, spans=True) for plan in plans], command="part 5 of lessons/18_pipedream_and_weight_stashing.py"))
+show(
+    version_lanes(
+        [time_plan(plan, spans=True) for plan in plans], command="part 5 of lessons/18_pipedream_and_weight_stashing.py"
+    )
+)
 
 # %% [markdown]
 # - **Vertical sync**: a mini-batch uses one version everywhere, stage 0's; the last stage must keep p of them too.
-# - **2BW** (double-buffered weights): gradients of m micro-batches make one update, and a batch uses the version of the batch before
-#   the last. Two versions are enough for ever, and the delay is 1 on every stage: W(t+1) = W(t) - lr grad f(W(t-1)).
+# - **2BW** (double-buffered weights): gradients of m micro-batches make one update, and a batch uses the version of the
+#   batch before the last. Two versions are enough for ever, and the delay is 1 on every stage: W(t+1) = W(t) - lr grad
+#   f(W(t-1)).
 #
 # A stage that is too slow can have several ranks. They take mini-batches round robin, and a round of k is one update:
 
@@ -174,14 +203,19 @@ careless = get_schedule("pipedream").plan(p, m, stashing=False)
 with expect(PlanError):
     validate(careless)
 wrong = SimWorld(p).run(train, careless)
-print("B of mini-batch 7 saw", [pipe.versions_used["B", s, 7] for s, pipe in enumerate(wrong)], "and its F", [pipe.versions_used["F", s, 7] for s, pipe in enumerate(wrong)])
+print(
+    "B of mini-batch 7 saw",
+    [pipe.versions_used["B", s, 7] for s, pipe in enumerate(wrong)],
+    "and its F",
+    [pipe.versions_used["F", s, 7] for s, pipe in enumerate(wrong)],
+)
 for s in range(p):
     off = np.abs(wrong[s].history[s][-1] - history[s][-1]).max()
     print(f"stage {s}: weights differ by up to {off:.1e}")
 
 # %% [markdown]
-# And delay itself has a price. On f(w) = w^2 / 2, w(t+1) = w(t) - lr w(t-τ) is stable only below 2 sin(π / (4τ+2)): a deeper
-# pipeline needs a smaller learning rate.
+# And delay itself has a price. On f(w) = w^2 / 2, w(t+1) = w(t) - lr w(t-τ) is stable only below 2 sin(π / (4τ+2)): a
+# deeper pipeline needs a smaller learning rate.
 
 
 # %%
@@ -201,7 +235,9 @@ class Scale:
 def wander(comm, rate, count):
     stage = PipelineStage(Scale(comm.rank), comm.rank)
     plan = get_schedule("pipedream").plan(comm.size, count)
-    pipe = PipeDream(comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), lambda flat: SGD(flat, lr=rate), keep_history=True)
+    pipe = PipeDream(
+        comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), lambda flat: SGD(flat, lr=rate), keep_history=True
+    )
     pipe.step([np.ones(1)] * count, [None] * count)
     return abs(float(pipe.history[0][-1][0])) if comm.rank == 0 else None
 
@@ -209,14 +245,17 @@ def wander(comm, rate, count):
 for stages_ in (2, 4):
     bound = 2 * math.sin(math.pi / (4 * (stages_ - 1) + 2))
     ends = [SimWorld(stages_).run(wander, factor * bound, 200)[0] for factor in (0.9, 1.1)]
-    print(f"{stages_} stages: lr below {bound:.3f}; |w| after 200 steps at 0.9 of it: {ends[0]:.1e}, at 1.1 of it: {ends[1]:.1e}")
+    print(
+        f"{stages_} stages: lr below {bound:.3f}; |w| after 200 steps at 0.9 of it: {ends[0]:.1e}, at 1.1 of it: {ends[1]:.1e}"
+    )
     assert ends[0] < 1 < ends[1]
 
 # %% [markdown]
 # ## 7 Exercise: stash, then stash less
 #
-# You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and `gradient(i, weights)`. Each B is
-# an update with learning rate 0.25 (`e18_weight_stashing.RATE`). Return the weights after each of them, in a list.
+# You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and `gradient(i,
+# weights)`. Each B is an update with learning rate 0.25 (`e18_weight_stashing.RATE`). Return the weights after each of
+# them, in a list.
 
 
 # %%
@@ -236,8 +275,8 @@ print(inspect.getsource(solution("18.stashing")))
 check("18.stashing", solution("18.stashing"))
 
 # %% [markdown]
-# And 2BW: micro-batch k of batches of m uses version max(k // m - 1, 0); the gradients of a batch are added and make one update.
-# Return the weights after each update; keep no more than two versions.
+# And 2BW: micro-batch k of batches of m uses version max(k // m - 1, 0); the gradients of a batch are added and make
+# one update. Return the weights after each update; keep no more than two versions.
 
 
 # %%
@@ -253,8 +292,10 @@ check("18.two_versions", solution("18.two_versions"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **An update after every backward, and no drain**: no bubble, but stage s works with weights that are p-1-s updates old.
-# - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function. Stage s keeps p-s versions.
+# - **An update after every backward, and no drain**: no bubble, but stage s works with weights that are p-1-s updates
+#   old.
+# - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function. Stage s keeps p-s
+#   versions.
 # - **2BW**: one update a batch, delayed by one batch, two versions everywhere: the delay no longer grows with p.
 # - Training is not that of one device any more, but it is exactly that of one device *with these delays*.
 #

@@ -13,9 +13,10 @@
 #
 # ## 1 Goal
 #
-# Two ways to shrink 1F1B's bubble without more micro-batches, and without late gradients. **Interleaving**: a rank holds several
-# short stages instead of one long one, so the pipeline fills sooner. **Zero bubble**: backward is two computations, the input
-# gradient I, for which the stage before waits, and the weight gradient W, for which nobody waits: **put W where the bubble was.**
+# Two ways to shrink 1F1B's bubble without more micro-batches, and without late gradients. **Interleaving**: a rank
+# holds several short stages instead of one long one, so the pipeline fills sooner. **Zero bubble**: backward is two
+# computations, the input gradient I, for which the stage before waits, and the weight gradient W, for which nobody
+# waits: **put W where the bubble was.**
 #
 # What it saves: idle time. What it costs: traffic (interleaving), or activations that live until W.
 
@@ -42,8 +43,8 @@ from minidist.report.gantt import gantt
 # %% [markdown]
 # ## 2 The picture first
 #
-# The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the strips below: what the shorter
-# time costs in activations. ZB-H1 pays nothing on its fullest rank.
+# The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the strips below: what the
+# shorter time costs in activations. ZB-H1 pays nothing on its fullest rank.
 
 # %%
 p, m = 4, 8
@@ -54,8 +55,8 @@ show(gantt(timings, command="minidist schedule 1f1b zb-h1 zb-h2 --stages 4 --mic
 # %% [markdown]
 # ## 3 Predict
 #
-# 1F1B idles (p-1)(F + I + W) = 9 on its worst rank. With one W for each step of the way in the bubble (ZB-H1): how many? And with two
-# (ZB-H2)?
+# 1F1B idles (p-1)(F + I + W) = 9 on its worst rank. With one W for each step of the way in the bubble (ZB-H1): how
+# many? And with two (ZB-H2)?
 
 # %%
 my_guess = (6, 3)
@@ -98,14 +99,21 @@ def loss(y, target):
 def step(comm, plan):
     with account_memory(timeline=True) as account:
         stages, _ = split_model(MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank))
-        pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages, *[p / plan.stages] * 3))  # of a stage: 1/chunks of a rank's
+        pipe = Pipeline(
+            comm, plan, stages, loss, times=uniform(plan.stages, *[p / plan.stages] * 3)
+        )  # of a stage: 1/chunks of a rank's
         begin = comm.time()
         pipe.step(batches, batches)
     spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
     waited = spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans)
     live = [{"activation": now.get("activation", 0)} for now in account.history()]
     comm.trace.memory = [(0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before]
-    return waited, {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}, comm.trace.bytes_by_purpose(), spans[-1].end - begin
+    return (
+        waited,
+        {q.name: q.grad.copy() for s in stages for q in s.flat.parameters},
+        comm.trace.bytes_by_purpose(),
+        spans[-1].end - begin,
+    )
 
 
 worlds, results = {}, {}
@@ -119,14 +127,17 @@ for name, ranks in results.items():
     own = {key: array for _, mine, _, _ in ranks for key, array in mine.items()}
     same = all(np.array_equal(own[key], array) for key, array in first.items())
     sent = sum(volume.get("pipeline_activation", 0) for _, _, volume, _ in ranks)
-    print(f"{name:13} {max(r[0] for r in ranks):22.2f} {sent:16,} B {max(r[3] for r in ranks):6.1f}   {'bit for bit' if same else 'NO'}")
+    print(
+        f"{name:13} {max(r[0] for r in ranks):22.2f} {sent:16,} B {max(r[3] for r in ranks):6.1f}   {'bit for bit' if same else 'NO'}"
+    )
     assert same
 assert [max(r[0] for r in results[name]) for name in names] == [9, 3, 0]
 
 # %% [markdown]
-# - **interleaved**: two stages of half the length on each rank, so the idle time is half of 1F1B's. The activations cross twice as
-#   many borders.
-# - **zb-v**: two half stages as well, but the second chunk goes back up, so rank 0 has the loss; no idle time, and 1F1B's memory.
+# - **interleaved**: two stages of half the length on each rank, so the idle time is half of 1F1B's. The activations
+#   cross twice as many borders.
+# - **zb-v**: two half stages as well, but the second chunk goes back up, so rank 0 has the loss; no idle time, and
+#   1F1B's memory.
 
 # %%
 show(gantt([time_plan(get_schedule(name).plan(p, m), uniform(2 * p, 0.5, 0.5, 0.5), spans=True) for name in ("interleaved", "zb-v")],
@@ -140,22 +151,28 @@ print("  p   m   1f1b   interleaved   zb-h1   zb-h2   zb-v")
 for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
     plans = {name: get_schedule(name).plan(ranks, count) for name in ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")}
     row = {name: time_plan(plan).bubble_of_total for name, plan in plans.items()}
-    print(f"{ranks:3} {count:3} {row['1f1b']:6.3f} {row['interleaved']:13.3f} {row['zb-h1']:7.3f} {row['zb-h2']:7.3f} {row['zb-v']:6.3f}")
+    print(
+        f"{ranks:3} {count:3} {row['1f1b']:6.3f} {row['interleaved']:13.3f} {row['zb-h1']:7.3f} {row['zb-h2']:7.3f} {row['zb-v']:6.3f}"
+    )
 
 # %% [markdown]
-# The activations of a ZB-H2 run, rank by rank: what no idle time costs. The plan counts a micro-batch as whole until its W, 7 on every
-# rank. Of these layers only the inputs are kept for W, 512 of 1,024 B; rank 3, where I follows F at once, holds less than rank 0.
+# The activations of a ZB-H2 run, rank by rank: what no idle time costs. The plan counts a micro-batch as whole until
+# its W, 7 on every rank. Of these layers only the inputs are kept for W, 512 of 1,024 B; rank 3, where I follows F at
+# once, holds less than rank 0.
 
 # %%
-header = {"command": "part 5 of lessons/19_interleaved_and_zero_bubble.py", "title": "ZB-H2: activations, alive until W"}
+header = {
+    "command": "part 5 of lessons/19_interleaved_and_zero_bubble.py",
+    "title": "ZB-H2: activations, alive until W",
+}
 show(draw("memory", worlds["zb-h2"].traces, header))
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One global wait between two steps, such as
-# the one for the clip norm, and it is gone. Four steps, once with that wait and once with a step that is made at once and validated
-# while the next one fills the pipeline:
+# Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One global wait between two
+# steps, such as the one for the clip norm, and it is gone. Four steps, once with that wait and once with a step that is
+# made at once and validated while the next one fills the pipeline:
 
 
 # %%
@@ -165,7 +182,9 @@ def four_steps(comm, plan, waits):
         pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages))
         optimizer = SGD(pipe.flats, lr=1e-6)
     else:
-        pipe = PostValidatedPipeline(comm, plan, stages, loss, partial(SGD, lr=1e-6), max_norm=1e9, times=uniform(plan.stages))
+        pipe = PostValidatedPipeline(
+            comm, plan, stages, loss, partial(SGD, lr=1e-6), max_norm=1e9, times=uniform(plan.stages)
+        )
     for _ in range(4):
         pipe.step(batches, batches)
         if waits:
@@ -180,11 +199,13 @@ def four_steps(comm, plan, waits):
 for name in ("1f1b", "zb-h2"):
     plan = get_schedule(name).plan(p, m)
     waiting, at_once = (SimWorld(p, links=FREE).run(four_steps, plan, waits) for waits in (True, False))
-    print(f"{name:6} idle in four steps: {max(i for i, _ in waiting):4.1f} with a wait for the norm, {max(i for i, _ in at_once):4.1f} validated afterwards {at_once[0][1]}")
+    print(
+        f"{name:6} idle in four steps: {max(i for i, _ in waiting):4.1f} with a wait for the norm, {max(i for i, _ in at_once):4.1f} validated afterwards {at_once[0][1]}"
+    )
 
 # %% [markdown]
-# (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it has its bubble anyway.) And F, I and W rarely take the
-# same time. The formulas hold while they are positive:
+# (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it has its bubble anyway.) And F, I and W
+# rarely take the same time. The formulas hold while they are positive:
 
 # %%
 print("F I W     idle: 1f1b  zb-h1  zb-h2")
@@ -195,8 +216,8 @@ for times in ((1, 1, 1), (1, 1, 3), (2, 2, 1), (1, 1.2, 0.8)):
 # %% [markdown]
 # ## 7 Exercise: beat 1F1B within its memory
 #
-# As in lessons 16 and 17: for each of p stages the list of its actions, now of F, I and W. As short as it gets, and on no stage more
-# micro-batches alive (from F to W) than on 1F1B's fullest, min(m, p).
+# As in lessons 16 and 17: for each of p stages the list of its actions, now of F, I and W. As short as it gets, and on
+# no stage more micro-batches alive (from F to W) than on 1F1B's fullest, min(m, p).
 
 
 # %%
@@ -221,9 +242,10 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # ## 8 Takeaway
 #
 # - **Interleaving**: v stages a rank, the bubble / v, the traffic x v; m must be a multiple of p.
-# - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest memory, ZB-H2 (p-1)(F+I-2W) with
-#   2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the three take the same time.
-# - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards, take it back in the rare case.
+# - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest memory, ZB-H2
+#   (p-1)(F+I-2W) with 2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the three take the same time.
+# - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards, take it back in the
+#   rare case.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and **the axis that talks most
-# on the fastest wire**.
+# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and **the axis that talks
+# most on the fastest wire**.
 #
-# What it saves: each kind alone stops paying at some number of ranks; their product goes on. What it costs: three kinds of
-# messages, and a placement that decides what they cost.
+# What it saves: each kind alone stops paying at some number of ranks; their product goes on. What it costs: three kinds
+# of messages, and a placement that decides what they cost.
 
 # %%
 import inspect
@@ -48,7 +48,16 @@ show(draw("mesh", [], {"mesh": {"pp": 2, "dp": 2, "tp": 2}, "command": "minidist
 # One training step of a small GPT on that mesh, and who sent how much to whom:
 
 # %%
-JOB = {"layers": 4, "width": 32, "heads": 4, "context": 32, "data": "markov", "global_batch": 8, "micro_batch": 1, "precision": "fp64"}
+JOB = {
+    "layers": 4,
+    "width": 32,
+    "heads": 4,
+    "context": 32,
+    "data": "markov",
+    "global_batch": 8,
+    "micro_batch": 1,
+    "precision": "fp64",
+}
 job = TrainConfig.make(**JOB, pp=2, dp=2, tp=2, steps=1)
 world = SimWorld(8)
 results = world.run(train, job)
@@ -66,8 +75,8 @@ my_guess = {"peers": [4, 6, 7], "most": 7}
 # %% [markdown]
 # ## 4 The code
 #
-# The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The recipe applies the axes
-# to the model in a fixed order, on one page:
+# The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The recipe applies the
+# axes to the model in a fixed order, on one page:
 
 # %%
 print(inspect.getsource(parallelize))
@@ -108,7 +117,13 @@ assert most == 4
 
 # %%
 closed = closed_form_bytes(job, resolve_batches(job, 8), [result.sizes for result in results])
-show(draw("bytes-by-purpose", world.traces, {"closed_form": closed, "command": "minidist report t.jsonl --picture bytes-by-purpose"}))
+show(
+    draw(
+        "bytes-by-purpose",
+        world.traces,
+        {"closed_form": closed, "command": "minidist report t.jsonl --picture bytes-by-purpose"},
+    )
+)
 
 # %% [markdown]
 # And it trains what one device trains, in every loss, gradient, weight and optimizer state of every step:
@@ -130,8 +145,9 @@ with expect(UsageError):
     ParallelDims.of(8, pp=2, dp=3)
 
 # %% [markdown]
-# A placement that is right, and slow. Four nodes with two ranks each; a wire between nodes is twenty times slower than one inside.
-# With nodes {0,1}, {2,3}, ... the tensor axis stays inside; with nodes {0,4}, {1,5}, ... the pipeline axis does.
+# A placement that is right, and slow. Four nodes with two ranks each; a wire between nodes is twenty times slower than
+# one inside. With nodes {0,1}, {2,3}, ... the tensor axis stays inside; with nodes {0,4}, {1,5}, ... the pipeline axis
+# does.
 
 
 # %%
@@ -141,7 +157,9 @@ def seconds(node_of):
     links = LinkModel(flops=5e9, memory_bandwidth=1e10, link=lambda a, b: near if node_of[a] == node_of[b] else far)
     timed = SimWorld(8, links=links)
     timed.run(train, job.model_copy(update={"steps": 2}))
-    first, second = (max(span.end for trace in timed.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1))
+    first, second = (
+        max(span.end for trace in timed.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1)
+    )
     return second - first
 
 
@@ -154,9 +172,9 @@ assert times["tp"] == min(times.values())
 # %% [markdown]
 # ## 7 Exercise: ranks to nodes
 #
-# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks that differ on axis a only
-# exchange `traffic[a]` bytes. Return for each rank, in the order of its number, the node that it stands in: nodes 0, 1, 2, ...
-# with `node_size` ranks each. As few bytes between nodes as the chattiest-axis-inside rule gives.
+# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks that differ on axis a
+# only exchange `traffic[a]` bytes. Return for each rank, in the order of its number, the node that it stands in: nodes
+# 0, 1, 2, ... with `node_size` ranks each. As few bytes between nodes as the chattiest-axis-inside rule gives.
 
 
 # %%
@@ -174,8 +192,8 @@ check("20.place_ranks", solution("20.place_ranks"))
 # ## 8 Takeaway
 #
 # - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each technique sees only its own.
-# - Bytes a step of a rank: tensor 8 b s h (t-1)/t a layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b s h a border and
-#   micro-batch. **Tensor inside the node**, then data, pipeline across.
+# - Bytes a step of a rank: tensor 8 b s h (t-1)/t a layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b s h
+#   a border and micro-batch. **Tensor inside the node**, then data, pipeline across.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Have many MLPs, of which each token visits one or two: many times the parameters for the same work a token. **The experts are
-# dealt out over ranks, and an all-to-all moves tokens, not weights.**
+# Have many MLPs, of which each token visits one or two: many times the parameters for the same work a token. **The
+# experts are dealt out over ranks, and an all-to-all moves tokens, not weights.**
 #
-# What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls a layer and step, and a fixed number of
-# slots for each expert, so that some tokens may find their expert full and are *dropped*.
+# What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls a layer and step, and a fixed
+# number of slots for each expert, so that some tokens may find their expert full and are *dropped*.
 
 # %%
 import inspect
@@ -39,11 +39,18 @@ from minidist.report.tiles import model_tiles, tiles_figure
 # %% [markdown]
 # ## 2 The picture first
 #
-# Who holds what: four experts on two ranks. Whole experts, not tiles of each; router, attention and embeddings are on all.
+# Who holds what: four experts on two ranks. Whole experts, not tiles of each; router, attention and embeddings are on
+# all.
 
 # %%
 tiles = model_tiles("gpt", tp=1, width=8, heads=2, experts=4, ep=2)
-show(tiles_figure(tiles, title="4 experts on 2 ranks", command="minidist tiles --tp 1 --width 8 --heads 2 --experts 4 --ep 2 -o tiles.svg"))
+show(
+    tiles_figure(
+        tiles,
+        title="4 experts on 2 ranks",
+        command="minidist tiles --tp 1 --width 8 --heads 2 --experts 4 --ep 2 -o tiles.svg",
+    )
+)
 
 # %% [markdown]
 # And who talks to whom in one layer on four ranks, forward and backward: everybody with everybody, equally.
@@ -64,15 +71,17 @@ def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
 
 world = SimWorld(RANKS)
 world.run(one_layer)
-command = "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+command = (
+    "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+)
 show(draw("bytes-matrix", world.traces, {"command": command}))
 
 # %% [markdown]
 # ## 3 Predict
 #
 # Each rank has 64 tokens and a router that was just initialised; 8 experts, top 1, capacity factor 1.0: each expert has
-# exactly as many slots as it needs if all are used alike. What share of the tokens is dropped? And if the factor doubles, by
-# how much do the bytes grow?
+# exactly as many slots as it needs if all are used alike. What share of the tokens is dropped? And if the factor
+# doubles, by how much do the bytes grow?
 
 # %%
 my_guess = {"dropped at 1.0": 0.0, "bytes at 2.0": 1.0}
@@ -80,18 +89,18 @@ my_guess = {"dropped at 1.0": 0.0, "bytes at 2.0": 1.0}
 # %% [markdown]
 # ## 4 The code
 #
-# The layer computes on *slots*, (experts, capacity, width), whoever fills them. On one device nothing happens before and after
-# the experts' MLPs. On P ranks an all-to-all does: each rank sends the slots of expert e to the rank that has e, and gets them
-# back computed.
+# The layer computes on *slots*, (experts, capacity, width), whoever fills them. On one device nothing happens before
+# and after the experts' MLPs. On P ranks an all-to-all does: each rank sends the slots of expert e to the rank that has
+# e, and gets them back computed.
 
 # %%
 print(inspect.getsource(MixtureOfExperts.forward))
 print(inspect.getsource(dispatch.exchange))
 
 # %% [markdown]
-# Every slot travels, full or not, so all messages have the same size and nobody has to ask. And no weight travels: the gradient
-# of an expert is complete where it lives, because it has seen the tokens of all ep ranks. (Who sums it over ep all the same
-# adds gradients of different experts. The shapes fit.)
+# Every slot travels, full or not, so all messages have the same size and nobody has to ask. And no weight travels: the
+# gradient of an expert is complete where it lives, because it has seen the tokens of all ep ranks. (Who sums it over ep
+# all the same adds gradients of different experts. The shapes fit.)
 #
 # ## 5 Check
 #
@@ -105,17 +114,19 @@ for factor in (1.0, 1.25, 2.0, 8.0):
     sent[factor] = world.traces[0].bytes_by_purpose()["dispatch"]
     formula = 4 * (RANKS - 1) / RANKS * TOKENS * factor * WIDTH * 8
     slots = expert_capacity(TOKENS, EXPERTS, 1, factor)
-    print(f"factor {factor:4}: {slots:2} slots an expert, a share of {dropped[factor]:.3f} dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B")
+    print(
+        f"factor {factor:4}: {slots:2} slots an expert, a share of {dropped[factor]:.3f} dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
+    )
     assert sent[factor] == formula
 answer = {"dropped at 1.0": dropped[1.0], "bytes at 2.0": sent[2.0] / sent[1.0]}
 for name, value in answer.items():
     print(f"{name}: {value:.2f}; your guess is {'right' if abs(my_guess[name] - value) < 0.05 else 'off'}")
 
 # %% [markdown]
-# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of them, the
-# router must spread the tokens, so a small *auxiliary loss* pays for balance: N sum_e f_e P_e, with f the share of tokens that
-# chose expert e and P its mean probability. It is 1 when all are used alike, N when one gets everything. Without it routers
-# tend to collapse: an expert that is used more learns more, and is used more. Let a GPT train:
+# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of them,
+# the router must spread the tokens, so a small *auxiliary loss* pays for balance: N sum_e f_e P_e, with f the share of
+# tokens that chose expert e and P its mean probability. It is 1 when all are used alike, N when one gets everything.
+# Without it routers tend to collapse: an expert that is used more learns more, and is used more. Let a GPT train:
 
 
 # %%
@@ -145,13 +156,15 @@ share = {}
 for weight in (0.0, 0.1):
     each = np.array(SimWorld(2).run(train, weight)).sum(axis=0) / 128
     share[weight] = each[-5:].mean()
-    print(f"auxiliary loss times {weight}: a share of {each[:5].mean():.2f} dropped in the first 5 steps, {share[weight]:.2f} in the last 5")
+    print(
+        f"auxiliary loss times {weight}: a share of {each[:5].mean():.2f} dropped in the first 5 steps, {share[weight]:.2f} in the last 5"
+    )
 assert share[0.1] < share[0.0]
 
 # %% [markdown]
-# Is it the same training? Against one device, with slots enough that nothing is dropped. Capacity and auxiliary loss belong to
-# a *group*, what one rank sees, so one device would have to route rank by rank to be equal with drops too (the tests do);
-# here the auxiliary loss is off.
+# Is it the same training? Against one device, with slots enough that nothing is dropped. Capacity and auxiliary loss
+# belong to a *group*, what one rank sees, so one device would have to route rank by rank to be equal with drops too
+# (the tests do); here the auxiliary loss is off.
 
 # %%
 single = SimWorld(1).run(train, 0.0, 5, np.float64, 4.0, True)[0]
@@ -164,8 +177,8 @@ for ranks in (2, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# What comes back must be laid out as it was sent. Swap the way back, and every token gets some expert's answer, only not its
-# own. Shapes fit, the loss even falls (the rest of the model learns around it):
+# What comes back must be laid out as it was sent. Swap the way back, and every token gets some expert's answer, only
+# not its own. Shapes fit, the loss even falls (the rest of the model learns around it):
 
 # %%
 original = dispatch.exchange
@@ -181,9 +194,9 @@ assert off > 1e-4
 # %% [markdown]
 # ## 7 Exercise: slots, balance, and the way there and back
 #
-# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes to its most probable
-# expert. An expert has ceil(tokens / experts x factor) slots, given out in token order. Return the slot of each token (expert x
-# capacity + place, or -1), the auxiliary loss N sum f P, and its gradient for the probabilities.
+# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes to its most
+# probable expert. An expert has ceil(tokens / experts x factor) slots, given out in token order. Return the slot of
+# each token (expert x capacity + place, or -1), the auxiliary loss N sum f P, and its gradient for the probabilities.
 
 
 # %%
@@ -204,9 +217,9 @@ print(inspect.getsource(solution("21.slots_and_balance")))
 check("21.slots_and_balance", solution("21.slots_and_balance"))
 
 # %% [markdown]
-# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/P to (r+1) x E/P - 1,
-# and `run_expert(e, rows)` computes one of *yours*. Return the slots, computed. Use `all_to_all` from `minidist.collectives`:
-# it sends the j-th part of a flat array to rank j and returns what came, by source rank.
+# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/P to
+# (r+1) x E/P - 1, and `run_expert(e, rows)` computes one of *yours*. Return the slots, computed. Use `all_to_all` from
+# `minidist.collectives`: it sends the j-th part of a flat array to rank j and returns what came, by source rank.
 
 # %%
 from minidist.collectives import all_to_all

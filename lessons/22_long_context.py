@@ -13,11 +13,13 @@
 #
 # ## 1 Goal
 #
-# Train on sequences that are too long for one rank: **each rank keeps its part of the tokens, and in attention keys and values
-# travel round past the queries**, merged by an online softmax. Everything else in a transformer works token by token.
+# Train on sequences that are too long for one rank: **each rank keeps its part of the tokens, and in attention keys and
+# values travel round past the queries**, merged by an online softmax. Everything else in a transformer works token by
+# token.
 #
-# What it saves: all activations are divided by P, and no rank ever holds all keys or all scores. What it costs: keys and values
-# go round once forward and their gradients besides in backward; weights are replicated, so their gradients are summed.
+# What it saves: all activations are divided by P, and no rank ever holds all keys or all scores. What it costs: keys
+# and values go round once forward and their gradients besides in backward; weights are replicated, so their gradients
+# are summed.
 
 # %%
 import inspect
@@ -37,9 +39,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# Ring attention on four ranks, forward and backward. In each round a rank computes with the keys that are here (F), while
-# they already travel on to its right neighbour. In backward (B) the gradients of keys and values follow them round; only their
-# last hop, home, has nothing to hide behind:
+# Ring attention on four ranks, forward and backward. In each round a rank computes with the keys that are here (F),
+# while they already travel on to its right neighbour. In backward (B) the gradients of keys and values follow them
+# round; only their last hop, home, has nothing to hide behind:
 
 # %%
 BATCH, LENGTH, HEADS, SIZE = 1, 512, 4, 16
@@ -60,16 +62,18 @@ def attend(comm, kind="ring", order="zigzag", backward=True):
 
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
 world.run(attend)
-command = "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+command = (
+    "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+)
 show(draw("space-time", world.traces, {"command": command}))
 show(draw("bytes-matrix", world.traces, {"command": f"{command} --picture bytes-matrix"}))
 
 # %% [markdown]
 # ## 3 Predict
 #
-# A causal query sees the keys before it. Four ranks, and each has a contiguous quarter of the tokens: what share of the time
-# are the ranks idle, on average, when all wait for the busiest? And what share when a rank has two chunks of eighths, number r
-# from the front and number r from the back (zig-zag)?
+# A causal query sees the keys before it. Four ranks, and each has a contiguous quarter of the tokens: what share of the
+# time are the ranks idle, on average, when all wait for the busiest? And what share when a rank has two chunks of
+# eighths, number r from the front and number r from the back (zig-zag)?
 
 # %%
 my_guess = {"contiguous": 0.0, "zigzag": 0.0}
@@ -77,9 +81,9 @@ my_guess = {"contiguous": 0.0, "zigzag": 0.0}
 # %% [markdown]
 # ## 4 The code
 #
-# Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each query, the largest score so
-# far m, the sum z of exp(score - m), and the output o, not yet divided. A new block may raise m; then what is there was shifted
-# by too little, and is scaled:
+# Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each query, the largest
+# score so far m, the sum z of exp(score - m), and the output o, not yet divided. A new block may raise m; then what is
+# there was shifted by too little, and is scaled:
 #
 #     m' = max(m, m_block)    z' = z exp(m - m') + z_block    o' = o exp(m - m') + o_block
 
@@ -88,9 +92,9 @@ print(inspect.getsource(RingAttention._forward))
 print(inspect.getsource(RingAttention._round))
 
 # %% [markdown]
-# **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into "all tokens, some heads",
-# attention runs as on one device, and an all-to-all turns it back. It needs as many (key-value) heads as ranks; a ring needs
-# none.
+# **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into "all tokens, some
+# heads", attention runs as on one device, and an all-to-all turns it back. It needs as many (key-value) heads as ranks;
+# a ring needs none.
 #
 # ## 5 Check
 #
@@ -107,8 +111,8 @@ for order in ("contiguous", "zigzag"):
 assert answer["zigzag"] < 0.001
 
 # %% [markdown]
-# The bytes, beside the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P (P-1)/P. More ranks make Ulysses
-# cheaper and leave the ring as it is.
+# The bytes, beside the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P (P-1)/P. More ranks make
+# Ulysses cheaper and leave the ring as it is.
 
 # %%
 width = HEADS * SIZE
@@ -117,13 +121,19 @@ for ranks in (2, 4):
         world = SimWorld(ranks)
         world.run(attend, kind, order)
         sent = world.traces[0].bytes_by_purpose()
-        numbers = 2 * (ranks - 1) * LENGTH // ranks * width if kind == "ring" else 4 * LENGTH * width // ranks * (ranks - 1) // ranks
-        print(f"{ranks} ranks, {kind:7}: forward {sent['tensor_forward']:,} B, the formula says {4 * numbers:,} B; backward {sent['tensor_backward']:,} B")
+        numbers = (
+            2 * (ranks - 1) * LENGTH // ranks * width
+            if kind == "ring"
+            else 4 * LENGTH * width // ranks * (ranks - 1) // ranks
+        )
+        print(
+            f"{ranks} ranks, {kind:7}: forward {sent['tensor_forward']:,} B, the formula says {4 * numbers:,} B; backward {sent['tensor_backward']:,} B"
+        )
         assert sent["tensor_forward"] == 4 * numbers
 
 # %% [markdown]
-# Is it the same training? A Llama, whose rotary positions are those of the whole text; 22 tokens, ragged over any ranks, with
-# dropout of attention's weights, whose masks belong to (sample, head, query, key):
+# Is it the same training? A Llama, whose rotary positions are those of the whole text; 22 tokens, ragged over any
+# ranks, with dropout of attention's weights, whose masks belong to (sample, head, query, key):
 
 # %%
 TOKENS = 22
@@ -148,7 +158,12 @@ def train(comm, kind="ring", order="zigzag", restart=False, steps=5):
 
 
 single = SimWorld(1).run(train)[0]
-for ranks, kind, order in ((2, "ring", "zigzag"), (3, "ring", "zigzag"), (4, "ring", "zigzag"), (4, "ulysses", "contiguous")):
+for ranks, kind, order in (
+    (2, "ring", "zigzag"),
+    (3, "ring", "zigzag"),
+    (4, "ring", "zigzag"),
+    (4, "ulysses", "contiguous"),
+):
     off = np.abs(SimWorld(ranks).run(train, kind, order)[0] - single).max()
     print(f"{ranks} ranks, {kind}: max |w_parallel - w_single| = {off:.1e}")
     assert off < 1e-12
@@ -156,8 +171,8 @@ for ranks, kind, order in ((2, "ring", "zigzag"), (3, "ring", "zigzag"), (4, "ri
 # %% [markdown]
 # ## 6 Break it
 #
-# Each rank numbers its own tokens from 0, as a model does that was written for one device. Nothing crashes: rotary angles (or
-# rows of the position table) are just those of other tokens.
+# Each rank numbers its own tokens from 0, as a model does that was written for one device. Nothing crashes: rotary
+# angles (or rows of the position table) are just those of other tokens.
 
 # %%
 wrong = SimWorld(2).run(train, restart=True)[0]
@@ -165,14 +180,14 @@ print(f"positions restart on each rank: max |w_parallel - w_single| = {np.abs(wr
 assert np.abs(wrong - single).max() > 1e-6
 
 # %% [markdown]
-# Another known one: gradients are summed over the data axis only, and it has one rank. Each rank then trains a model of its own
-# on its own tokens. `gradient_axes(mesh)` above is dp *and* cp.
+# Another known one: gradients are summed over the data axis only, and it has one rank. Each rank then trains a model of
+# its own on its own tokens. `gradient_axes(mesh)` above is dp *and* cp.
 #
 # ## 7 Exercise: merge what comes round
 #
-# Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows of every rank. Return the
-# output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all ranks. Scores may be hundreds. Send K and V once
-# round, n - 1 messages, with `comm.sendrecv(outgoing, dest, incoming, source)`.
+# Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows of every rank.
+# Return the output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all ranks. Scores may be hundreds.
+# Send K and V once round, n - 1 messages, with `comm.sendrecv(outgoing, dest, incoming, source)`.
 
 
 # %%
@@ -199,7 +214,8 @@ check("22.ring_attention", solution("22.ring_attention"))
 # ## 8 Takeaway
 #
 # - **K and V go round, softmaxes merge**: m, z and o are all that a query remembers. 2 (P-1) N/P h numbers forward.
-# - Causal work is a triangle: deal it out in **zig-zag**, or (P-1)/(2P-1) of the time goes idle. And positions are global.
+# - Causal work is a triangle: deal it out in **zig-zag**, or (P-1)/(2P-1) of the time goes idle. And positions are
+#   global.
 #
 # ## 9 The same code under mpiexec
 #

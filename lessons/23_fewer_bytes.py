@@ -15,9 +15,9 @@
 #
 # Send less of the gradient, and still train to the same place: **remember what was not sent, and send it later**.
 #
-# What it saves: bytes, and with them time where links are slow. What it costs: computing, memory for what is remembered (as
-# many numbers as there are parameters), and equality with one device: the steps are other steps, so it is the *convergence* that
-# has to be shown, and the bookkeeping that can be proved.
+# What it saves: bytes, and with them time where links are slow. What it costs: computing, memory for what is remembered
+# (as many numbers as there are parameters), and equality with one device: the steps are other steps, so it is the
+# *convergence* that has to be shown, and the bookkeeping that can be proved.
 
 # %%
 import inspect
@@ -41,8 +41,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# A step of data parallelism on four ranks with slow links: first the whole gradient in a ring, then the largest hundredth of
-# its elements. Backward takes equally long; what is left of the messages can hardly be seen.
+# A step of data parallelism on four ranks with slow links: first the whole gradient in a ring, then the largest
+# hundredth of its elements. Backward takes equally long; what is left of the messages can hardly be seen.
 
 # %%
 images, labels = glyphs().rows(np.arange(480))
@@ -85,8 +85,9 @@ for make, what in ((None, "a ring of everything"), (lambda comm: TopK(comm, 0.01
 # %% [markdown]
 # ## 3 Predict
 #
-# *1-bit SGD* sends the sign of each element instead of 4 bytes: a 32nd. How many times fewer bytes leave a rank than with the
-# ring all-reduce of lesson 04, on 4 ranks and on 64? And does it matter whether what the signs left out is remembered?
+# *1-bit SGD* sends the sign of each element instead of 4 bytes: a 32nd. How many times fewer bytes leave a rank than
+# with the ring all-reduce of lesson 04, on 4 ranks and on 64? And does it matter whether what the signs left out is
+# remembered?
 
 # %%
 my_guess = {4: 32, 64: 32, "without memory the loss is": 1.0}  # times the loss with memory, after 120 steps
@@ -104,8 +105,9 @@ print(inspect.getsource(Sign.reduce))
 # %% [markdown]
 # ## 5 Check
 #
-# First the bytes. Signs cannot be added up on their way round a ring (the sum of three signs is no sign), so everybody gets
-# everybody's: (n-1)/8 B an element and rank, where the ring of float32 sends 8 (n-1)/n. The gain melts as ranks are added.
+# First the bytes. Signs cannot be added up on their way round a ring (the sum of three signs is no sign), so everybody
+# gets everybody's: (n-1)/8 B an element and rank, where the ring of float32 sends 8 (n-1)/n. The gain melts as ranks
+# are added.
 
 # %%
 bytes_of = {}
@@ -119,7 +121,8 @@ for n in (4, 64):
     print(f"{n:2} ranks: {ratio:.1f} times fewer bytes; on paper 64 / n = {64 / n:.1f}; your guess is {verdict}")
 
 # %% [markdown]
-# All methods of this repository on four ranks: what a rank sent in a step, held against its formula, and where 120 steps led.
+# All methods of this repository on four ranks: what a rank sent in a step, held against its formula, and where 120
+# steps led.
 
 
 # %%
@@ -156,8 +159,8 @@ print(f"without memory the loss is {ratio:.1f} times as large; your guess: {my_g
 assert ratio > 1.2
 
 # %% [markdown]
-# What can be proved is the bookkeeping. With error feedback **sent + residual = all gradients**, exactly; here with whole numbers, so
-# that nothing is rounded. And where nothing is left out, data parallelism is what it was:
+# What can be proved is the bookkeeping. With error feedback **sent + residual = all gradients**, exactly; here with
+# whole numbers, so that nothing is rounded. And where nothing is left out, data parallelism is what it was:
 
 # %%
 rng = np.random.default_rng(0)
@@ -178,7 +181,9 @@ def bookkeeping(comm):
 
 results = SimWorld(3).run(bookkeeping)
 arrived, left = results[0][0], sum(residual for _, residual in results)
-print(f"2 of 20 elements travel: |arrived + left - all gradients| = {np.abs(arrived + left - gradients.sum(axis=(0, 1))).max()}")
+print(
+    f"2 of 20 elements travel: |arrived + left - all gradients| = {np.abs(arrived + left - gradients.sum(axis=(0, 1))).max()}"
+)
 assert np.array_equal(arrived + left, gradients.sum(axis=(0, 1)))
 
 (_, single, _), *_ = SimWorld(1).run(train, steps=5)
@@ -189,21 +194,23 @@ print(f"top 100 %: max |w_parallel - w_single| = {np.abs(everything - single).ma
 assert np.array_equal(everything, whole)
 
 # %% [markdown]
-# There is another way to send fewer bytes: send *rarely*. In **local SGD** every rank trains alone for H steps, then weights
-# are averaged.
+# There is another way to send fewer bytes: send *rarely*. In **local SGD** every rank trains alone for H steps, then
+# weights are averaged.
 
 # %%
 for every in (1, 4, 10):
     world = SimWorld(4)
     results = world.run(train, every=every)
     sent = sum(m.nbytes for m in world.traces[0].sent("parameter_gather")) // 120
-    print(f"averaged every {every:2} steps: {sent:7,} B a step, mean loss of the ranks {np.mean([losses[-1] for losses, *_ in results]):.3f}")
+    print(
+        f"averaged every {every:2} steps: {sent:7,} B a step, mean loss of the ranks {np.mean([losses[-1] for losses, *_ in results]):.3f}"
+    )
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in which they agree a little.
-# Only the larger one travels, always. The disagreement cancels, and the agreement is never heard:
+# Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in which they agree a
+# little. Only the larger one travels, always. The disagreement cancels, and the agreement is never heard:
 
 
 # %%
@@ -225,7 +232,9 @@ def descend(comm, kind):
 
 
 for kind in (TopK, ForgetfulTopK):
-    print(f"{kind.__name__:14} the second weight after 200 steps: {SimWorld(2).run(descend, kind)[0][1]:.2f} (it should be near 1)")
+    print(
+        f"{kind.__name__:14} the second weight after 200 steps: {SimWorld(2).run(descend, kind)[0][1]:.2f} (it should be near 1)"
+    )
 assert SimWorld(2).run(descend, ForgetfulTopK)[0][1] == 0
 
 # %% [markdown]
@@ -238,9 +247,10 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: error feedback in the checkpoint
 #
-# A job was saved by `old_ranks` ranks, each with its residual (`length` numbers); it goes on on `comm.size` ranks. `read(i)`
-# returns the residual that old rank i saved. Return this rank's residual, so that nothing is lost: all ranks' together must
-# have the sum that was saved. On as many ranks as before each must get its own back, to the bit. Nobody reads more than need be.
+# A job was saved by `old_ranks` ranks, each with its residual (`length` numbers); it goes on on `comm.size` ranks.
+# `read(i)` returns the residual that old rank i saved. Return this rank's residual, so that nothing is lost: all ranks'
+# together must have the sum that was saved. On as many ranks as before each must get its own back, to the bit. Nobody
+# reads more than need be.
 
 
 # %%
@@ -259,10 +269,10 @@ check("23.load_residual", solution("23.load_residual"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is only late; without it a biased
-#   compressor can stand still for ever. An unbiased one (QSGD) needs no memory.
-# - What can be added up on its way (casts, PowerSGD's factors) costs **2 (n-1)/n** of its size; what cannot (signs, indices)
-#   **(n-1)** times its size, and loses its gain at many ranks: for signs at n = 64.
+# - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is only late; without it
+#   a biased compressor can stand still for ever. An unbiased one (QSGD) needs no memory.
+# - What can be added up on its way (casts, PowerSGD's factors) costs **2 (n-1)/n** of its size; what cannot (signs,
+#   indices) **(n-1)** times its size, and loses its gain at many ranks: for signs at n = 64.
 #
 # ## 9 The same code under mpiexec
 #

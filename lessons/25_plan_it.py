@@ -13,8 +13,8 @@
 #
 # ## 1 Goal
 #
-# Choose the mesh on paper. There are few ways to write 8 as pp x dp x tp; **predict the time of a step for each of them from four
-# numbers** (FLOP/s, latency, bandwidth, the work of one device) and take the best.
+# Choose the mesh on paper. There are few ways to write 8 as pp x dp x tp; **predict the time of a step for each of them
+# from four numbers** (FLOP/s, latency, bandwidth, the work of one device) and take the best.
 #
 # What it saves: trying. What it costs: a model of the machine, which is as good as its four numbers.
 
@@ -59,7 +59,9 @@ def measured(pp, dp, tp):
     """Seconds of the second step in the simulated world, and its trace: the very code that trains, on a virtual clock."""
     world = SimWorld(RANKS, links=LINKS)
     world.run(train, job_of(pp, dp, tp))
-    first, second = (max(span.end for trace in world.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1))
+    first, second = (
+        max(span.end for trace in world.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1)
+    )
     return second - first, only_steps(world.traces, 1, 2)
 
 
@@ -71,7 +73,8 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
 # %% [markdown]
 # ## 3 Predict
 #
-# Eight layers of width 64, eight samples of 32 tokens, links of 1 GB/s and 5 µs, 20 GFLOP/s a rank. Which (pp, dp, tp) is the fastest?
+# Eight layers of width 64, eight samples of 32 tokens, links of 1 GB/s and 5 µs, 20 GFLOP/s a rank. Which (pp, dp, tp)
+# is the fastest?
 
 # %%
 my_guess = (2, 2, 2)
@@ -124,20 +127,32 @@ print("(pp, dp, tp)    on paper   on the clock")
 for layout in sorted(layouts, key=paper.get):
     print(f"{layout!s:14} {1e3 * paper[layout]:8.2f} ms {1e3 * clock[layout]:8.2f} ms")
 best = min(layouts, key=paper.get)
-print(f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}; your guess {my_guess} is {'right' if my_guess == best else 'off'}")
+print(
+    f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}; your guess {my_guess} is {'right' if my_guess == best else 'off'}"
+)
 assert clock[best] <= 1.1 * min(clock.values())
 
 # %% [markdown]
 # The plan says not only how long but why. The pipeline of the best mesh with stages, or of (4, 2, 1):
 
 # %%
-show(gantt([predicted(4, 2, 1)[1]], command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg"))
+show(
+    gantt(
+        [predicted(4, 2, 1)[1]], command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg"
+    )
+)
 
 # %% [markdown]
 # And the chosen mesh still trains what one device trains:
 
 # %%
-chosen = TrainConfig.make(**{**JOB, "precision": "fp64"}, pp=best[0], dp=best[1], tp=best[2], accumulation=MICRO // best[1] if best[0] > 1 else 1)
+chosen = TrainConfig.make(
+    **{**JOB, "precision": "fp64"},
+    pp=best[0],
+    dp=best[1],
+    tp=best[2],
+    accumulation=MICRO // best[1] if best[0] > 1 else 1,
+)
 verdict = SimWorld(RANKS).run(compare_rank, chosen, expected_snapshots(chosen, RANKS))[0]
 print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
 assert verdict.equal
@@ -152,7 +167,9 @@ real, LINKS = LINKS, LinkModel(alpha=0.0, beta=0.0, flops=2e10, memory_bandwidth
 naive = {layout: predicted(*layout)[0] for layout in layouts}
 LINKS = real
 wrong = min(layouts, key=naive.get)
-print(f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes {1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms")
+print(
+    f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes {1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms"
+)
 assert clock[wrong] > 1.3 * min(clock.values())
 
 # %% [markdown]
@@ -165,8 +182,9 @@ with expect(ValueError):
 # %% [markdown]
 # ## 7 Exercise: layers that are not alike
 #
-# A pipeline is as fast as its slowest stage. `cut(times, stages)`: how many consecutive layers each stage gets, so that the longest
-# stage is as short as can be. Every stage has at least one layer; there are at least as many layers as stages.
+# A pipeline is as fast as its slowest stage. `cut(times, stages)`: how many consecutive layers each stage gets, so that
+# the longest stage is as short as can be. Every stage has at least one layer; there are at least as many layers as
+# stages.
 
 
 # %%
@@ -184,8 +202,8 @@ check("25.min_max_split", solution("25.min_max_split"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces a layer and micro-batch for t > 1, plus the plan's bubble for p > 1,
-#   plus one ring of Ψ/(p t) for d > 1. Ten meshes take a second to try on paper.
+# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces a layer and micro-batch for t > 1, plus the
+#   plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take a second to try on paper.
 # - Where the paper is off, one can say what it left out: here the all-reduces of the split vocabulary, and the losses.
 #
 # ## 9 The same code under mpiexec

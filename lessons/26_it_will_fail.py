@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Lose little when a rank dies, and go on with the ranks that are left. **State is a set of named global tensors**, not one file
-# a rank; and a save either has happened or has not, whenever somebody dies.
+# Lose little when a rank dies, and go on with the ranks that are left. **State is a set of named global tensors**, not
+# one file a rank; and a save either has happened or has not, whenever somebody dies.
 #
-# What it saves: everything but the steps since the last save, on any number of ranks. What it costs: a save now and then; how
-# often is a formula.
+# What it saves: everything but the steps since the last save, on any number of ranks. What it costs: a save now and
+# then; how often is a formula.
 
 # %%
 import inspect
@@ -38,9 +38,9 @@ from minidist.train.trainer import train
 # %% [markdown]
 # ## 2 The picture first
 #
-# A thousand hours of work on a machine that fails every 20 hours on average, where a save takes 6 minutes: how long the job
-# takes, by the hours between two saves. Who saves seldom repeats much, who saves often does nothing else. Each dot is one
-# simulated job, with random failures.
+# A thousand hours of work on a machine that fails every 20 hours on average, where a save takes 6 minutes: how long the
+# job takes, by the hours between two saves. Who saves seldom repeats much, who saves often does nothing else. Each dot
+# is one simulated job, with random failures.
 
 # %%
 WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
@@ -60,7 +60,9 @@ def duration(interval, rng):
 
 
 intervals = np.geomspace(0.2, 20, 25)
-jobs = [[duration(interval, np.random.default_rng([seed, i])) for seed in range(40)] for i, interval in enumerate(intervals)]
+jobs = [
+    [duration(interval, np.random.default_rng([seed, i])) for seed in range(40)] for i, interval in enumerate(intervals)
+]
 young = np.sqrt(2 * SAVE * MTBF)
 figure = new_figure(8, 3.2)
 axes = figure.add_subplot()
@@ -78,8 +80,8 @@ show(figure)
 # %% [markdown]
 # ## 3 Predict
 #
-# What is the best interval, in hours, when a save takes C = 6 minutes and a failure comes every M = 20 hours? And if 4 times as
-# many machines fail 4 times as often (M = 5): what becomes of it?
+# What is the best interval, in hours, when a save takes C = 6 minutes and a failure comes every M = 20 hours? And if 4
+# times as many machines fail 4 times as often (M = 5): what becomes of it?
 
 # %%
 my_guess = {"best interval": 1.0, "with 4 times the failures": 0.25}
@@ -87,8 +89,9 @@ my_guess = {"best interval": 1.0, "with 4 times the failures": 0.25}
 # %% [markdown]
 # ## 4 The code
 #
-# A rank writes its pieces, each with the name, shape and range of the *global* tensor that it belongs to. Everything goes to
-# a folder that has no name yet. When all is on disk, one rename gives it its name, and another one makes it `latest`.
+# A rank writes its pieces, each with the name, shape and range of the *global* tensor that it belongs to. Everything
+# goes to a folder that has no name yet. When all is on disk, one rename gives it its name, and another one makes it
+# `latest`.
 
 # %%
 print(inspect.getsource(save))
@@ -96,8 +99,8 @@ print(inspect.getsource(save))
 # %% [markdown]
 # ## 5 Check
 #
-# The interval first. T hours of work cost C for the save, and a failure, every M hours, costs T/2 on average: per hour of work
-# C/T + T/2M, least where both are equal.
+# The interval first. T hours of work cost C for the save, and a failure, every M hours, costs T/2 on average: per hour
+# of work C/T + T/2M, least where both are equal.
 
 # %%
 simulated = intervals[np.argmin(np.mean(jobs, axis=1))]
@@ -108,8 +111,8 @@ for name, value in answer.items():
     print(f"{name}: {value:.1f} h; your guess {my_guess[name]} is {verdict}")
 
 # %% [markdown]
-# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps and save every 2. This is what
-# lies on the disk:
+# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps and save every 2. This
+# is what lies on the disk:
 
 # %%
 JOB = {"layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 8, "reduction": "ordered"}
@@ -134,8 +137,9 @@ for piece in checkpoint.tensors[name]["pieces"]:
     print(f"  elements {piece['range']} in {piece['file']}")
 
 # %% [markdown]
-# On the same ranks the next steps have the bits of the run that was never interrupted. On other ranks each reads the ranges
-# that it needs, whoever wrote them; what differs is the order in which gradients of more or fewer ranks are added.
+# On the same ranks the next steps have the bits of the run that was never interrupted. On other ranks each reads the
+# ranges that it needs, whoever wrote them; what differs is the order in which gradients of more or fewer ranks are
+# added.
 
 # %%
 for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
@@ -143,7 +147,9 @@ for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
     resumed = run(ranks, zero=zero, steps=6, save=str(copy), resume=True)
     same = [r.digest for r in resumed] == [r.digest for r in whole]
     loss = max(abs(a - b) for a, b in zip(resumed[0].losses, whole[0].losses, strict=True))
-    print(f"{ranks} ranks, ZeRO {zero}, after step {resumed[0].first_step}: largest difference of a loss {loss:.0e}; bit for bit: {same}")
+    print(
+        f"{ranks} ranks, ZeRO {zero}, after step {resumed[0].first_step}: largest difference of a loss {loss:.0e}; bit for bit: {same}"
+    )
     assert same == (ranks == 4)
     assert loss < 1e-5
     shutil.rmtree(copy)
@@ -187,8 +193,8 @@ for at in range(3):
     print(f"rank 1 dies at its write number {at}: {fate}; latest is {(folder / 'latest').read_text()}")
 
 # %% [markdown]
-# What the ranks say to each other in the save that was finished: three barriers of empty messages. Everybody has a folder to
-# write to; everybody has written; everybody may go on.
+# What the ranks say to each other in the save that was finished: three barriers of empty messages. Everybody has a
+# folder to write to; everybody has written; everybody may go on.
 
 # %%
 show(draw("space-time", world.traces, {"command": "part 5 of lessons/26_it_will_fail.py"}))
@@ -224,9 +230,10 @@ shutil.rmtree(folder)
 # %% [markdown]
 # ## 7 Exercise: a save, and a load
 #
-# First: `disk.write(path, data)` writes a file (for a moment there is half of it), `disk.rename(old, new)` renames a file or a
-# folder in one moment, `disk.exists(path)` answers. `parts` are files by name. Save them in a folder `name`, or a free name
-# like it, and let the file `latest` hold its name. At every moment `latest` must name a whole checkpoint.
+# First: `disk.write(path, data)` writes a file (for a moment there is half of it), `disk.rename(old, new)` renames a
+# file or a folder in one moment, `disk.exists(path)` answers. `parts` are files by name. Save them in a folder `name`,
+# or a free name like it, and let the file `latest` hold its name. At every moment `latest` must name a whole
+# checkpoint.
 
 
 # %%
@@ -239,8 +246,9 @@ def save_parts(disk, name, parts):
 check("26.save", save_parts)
 
 # %% [markdown]
-# Second: a tensor of `size` elements lies on disk as `pieces`, ranges [start, stop) in any order; `read(i)` returns piece i and
-# takes time. Return this rank's chunk (`chunk_sizes(size, comm.size)` of `minidist.base.layout`), and read no piece in vain.
+# Second: a tensor of `size` elements lies on disk as `pieces`, ranges [start, stop) in any order; `read(i)` returns
+# piece i and takes time. Return this rank's chunk (`chunk_sizes(size, comm.size)` of `minidist.base.layout`), and read
+# no piece in vain.
 
 
 # %%
@@ -259,9 +267,10 @@ for exercise in ("26.save", "26.load"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **A checkpoint is named global tensors with slices**, so it belongs to no layout; it appears in one rename, so it is whole or not
-#   there; and it has checksums.
-# - **Save every sqrt(2 C M) hours** (Young 1974), C for a save, M between failures; M falls with the number of machines.
+# - **A checkpoint is named global tensors with slices**, so it belongs to no layout; it appears in one rename, so it is
+#   whole or not there; and it has checksums.
+# - **Save every sqrt(2 C M) hours** (Young 1974), C for a save, M between failures; M falls with the number of
+#   machines.
 #
 # ## 9 The same code under mpiexec
 #

@@ -9,16 +9,16 @@
 # %% [markdown]
 # # 27 For real
 #
-# *25 minutes. Before it: 05, 06 and 25. You need no GPU and no download; with an MPI (`pip install 'minidist[mpi]'`) it measures
-# processes, without one it measures this process alone.*
+# *25 minutes. Before it: 05, 06 and 25. You need no GPU and no download; with an MPI (`pip install 'minidist[mpi]'`) it
+# measures processes, without one it measures this process alone.*
 #
 # ## 1 Goal
 #
-# Everything before this lesson ran on a virtual clock. Here **you measure your machine's three numbers (latency, bandwidth, FLOP/s),
-# predict the time of a job from them, and then run it**.
+# Everything before this lesson ran on a virtual clock. Here **you measure your machine's three numbers (latency,
+# bandwidth, FLOP/s), predict the time of a job from them, and then run it**.
 #
-# What it saves: guesses. What it costs: an honest look at what the model leaves out. The digits below are of the machine on which
-# this notebook was built; yours will differ, so nothing here is compared with anything.
+# What it saves: guesses. What it costs: an honest look at what the model leaves out. The digits below are of the
+# machine on which this notebook was built; yours will differ, so nothing here is compared with anything.
 
 # %%
 import inspect
@@ -53,13 +53,19 @@ JOB = {"layers": 2, "width": 64, "heads": 4, "context": 64, "steps": 12, "global
 # %%
 world = SimWorld(2, links=LinkModel(alpha=1e-6, beta=1e-10, flops=5e9))
 world.run(train, TrainConfig.make(**{**JOB, "steps": 2}, dp=2))
-show(draw("gantt", world.traces, {"command": "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl --picture gantt"}))
+show(
+    draw(
+        "gantt",
+        world.traces,
+        {"command": "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl --picture gantt"},
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
 #
-# How long does one message of a few bytes take between two processes on your machine, in µs? And how many GFLOP/s does NumPy
-# give a training step of this small model on one core?
+# How long does one message of a few bytes take between two processes on your machine, in µs? And how many GFLOP/s does
+# NumPy give a training step of this small model on one core?
 
 # %%
 my_guess = {"latency": 10.0, "GFLOP/s": 50.0}
@@ -104,7 +110,11 @@ def run(program, ranks):
         path = Path(folder) / "program.py"
         path.write_text(program)
         launcher = mpiexec()
-        command = [launcher, "-n", str(ranks), sys.executable, str(path)] if launcher else [sys.executable, str(path), "--ranks", str(ranks)]
+        command = (
+            [launcher, "-n", str(ranks), sys.executable, str(path)]
+            if launcher
+            else [sys.executable, str(path), "--ranks", str(ranks)]
+        )
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
@@ -115,7 +125,8 @@ for n, seconds in rows:
 print(f"alpha = {1e6 * alpha:.2f} µs, beta = {beta:.2e} s/B = {1e-9 / beta:.2f} GB/s")
 
 # %% [markdown]
-# FLOP/s: not a peak, but what this model's own step gets: the operations that the meter counts, over the time that they take on one device.
+# FLOP/s: not a peak, but what this model's own step gets: the operations that the meter counts, over the time that they
+# take on one device.
 
 
 # %%
@@ -137,14 +148,16 @@ def one_device(samples):
 
 (half, flops), (whole, _) = one_device(4), one_device(8)
 rate = flops / half
-print(f"{flops:.3g} FLOPs in {1e3 * half:.2f} ms: {1e-9 * rate:.2f} GFLOP/s (twice the samples take {whole / half:.2f} times as long)")
+print(
+    f"{flops:.3g} FLOPs in {1e3 * half:.2f} ms: {1e-9 * rate:.2f} GFLOP/s (twice the samples take {whole / half:.2f} times as long)"
+)
 print(f"your guess: {my_guess['latency']} µs and {my_guess['GFLOP/s']} GFLOP/s")
 
 # %% [markdown]
 # ## 5 Check
 #
-# The prediction, before the run: the samples of one rank, a ring over the gradients, and the optimizer (measured, too: it moves bytes rather
-# than computing).
+# The prediction, before the run: the samples of one rank, a ring over the gradients, and the optimizer (measured, too:
+# it moves bytes rather than computing).
 
 # %%
 config = TrainConfig.make(**JOB, dp=2)
@@ -159,7 +172,11 @@ for _ in range(5):
 update = (time.perf_counter() - start) / 5
 parts = {"compute": flops / rate, "ring": 2 * (alpha + size * 4 / 2 * beta), "optimizer": update}
 predicted = sum(parts.values())
-print("predicted a step: " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in parts.items()) + f"; together {1e3 * predicted:.2f} ms")
+print(
+    "predicted a step: "
+    + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in parts.items())
+    + f"; together {1e3 * predicted:.2f} ms"
+)
 
 # %%
 TRAIN = f"""
@@ -178,10 +195,13 @@ def main(comm):
 launch(main)
 """
 measured = json.loads(run(TRAIN, 2).strip().splitlines()[-1])
-print(f"measured a step: {1e3 * measured:.2f} ms; measured / predicted = {measured / predicted:.2f} (within 25 % is good)")
+print(
+    f"measured a step: {1e3 * measured:.2f} ms; measured / predicted = {measured / predicted:.2f} (within 25 % is good)"
+)
 
 # %% [markdown]
-# Whatever the clock says, the numbers are those of one device: the same job, two ranks, in the simulated world, beside one.
+# Whatever the clock says, the numbers are those of one device: the same job, two ranks, in the simulated world, beside
+# one.
 
 # %%
 exact = {**JOB, "steps": 2, "precision": "fp64"}
@@ -192,8 +212,8 @@ print(f"max |loss_parallel - loss_single| = {max(abs(a - b) for a, b in zip(two,
 # %% [markdown]
 # ## 6 Break it
 #
-# Fit the line the way a spreadsheet does, by least squares of the seconds: a microsecond is nothing beside the millisecond of the largest
-# message, and the latency comes out as whatever is left over.
+# Fit the line the way a spreadsheet does, by least squares of the seconds: a microsecond is nothing beside the
+# millisecond of the largest message, and the latency comes out as whatever is left over.
 
 # %%
 slope, intercept = np.polyfit([n for n, _ in rows], [s for _, s in rows], 1)
@@ -204,8 +224,9 @@ with expect(AssertionError):
 # %% [markdown]
 # ## 7 Exercise: fit a line through six decades
 #
-# `fit(sizes, seconds)`: (alpha, beta) of seconds = alpha + beta * size, so that *relative* errors are small for small and for large messages.
-# The measurements have a few percent of noise; some took twice as long because somebody else used the machine.
+# `fit(sizes, seconds)`: (alpha, beta) of seconds = alpha + beta * size, so that *relative* errors are small for small
+# and for large messages. The measurements have a few percent of noise; some took twice as long because somebody else
+# used the machine.
 
 
 # %%
@@ -223,8 +244,8 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 # ## 8 Takeaway
 #
 # - **Three numbers predict a step**: FLOPs / rate + 2 (n-1) (alpha + Ψ beta / n) + the optimizer's bytes.
-# - Measure the rate on the model's own step. When the prediction misses, find what the model has left out: more processes than cores, caches,
-#   memory bandwidth that the ranks share, a header before each message.
+# - Measure the rate on the model's own step. When the prediction misses, find what the model has left out: more
+#   processes than cores, caches, memory bandwidth that the ranks share, a header before each message.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,8 +13,9 @@
 #
 # ## 1 Goal
 #
-# See with your own eyes that **a falling loss proves nothing**. Every bug in this museum was found in code that people used and trusted, and
-# every one passed its authors' tests. They were careful people; the bugs are of a kind that care alone does not find.
+# See with your own eyes that **a falling loss proves nothing**. Every bug in this museum was found in code that people
+# used and trusted, and every one passed its authors' tests. They were careful people; the bugs are of a kind that care
+# alone does not find.
 #
 # What finds them: comparing every gradient and weight with one device. What that costs: one run more.
 
@@ -34,8 +35,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# Exhibit 9a: a vocabulary is cut over two ranks, and one function takes the end of a range as inclusive, the other as exclusive. The last word
-# of each range has no embedding. The grey curve is the run without the bug:
+# Exhibit 9a: a vocabulary is cut over two ranks, and one function takes the end of a range as inclusive, the other as
+# exclusive. The last word of each range has no embedding. The grey curve is the run without the bug:
 
 # %%
 (off_by_one,) = find("9a")
@@ -47,13 +48,20 @@ print(off_by_one.story)
 # The other half of the picture, drawn as `minidist compare --trace` draws it:
 
 # %%
-show(draw("loss", [], {"losses": seen.wrong.losses, "reference_losses": seen.right.losses, "command": "minidist museum 9a"}))
+show(
+    draw(
+        "loss",
+        [],
+        {"losses": seen.wrong.losses, "reference_losses": seen.right.losses, "command": "minidist museum 9a"},
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
 #
-# In exhibit 4b, 11 rows are dealt out to 3 ranks, each rank takes the mean over its own rows, and the ranks' gradients are averaged. How far
-# off is the gradient of the first step, in percent of its largest entry? And after 12 steps, will the loss be visibly worse?
+# In exhibit 4b, 11 rows are dealt out to 3 ranks, each rank takes the mean over its own rows, and the ranks' gradients
+# are averaged. How far off is the gradient of the first step, in percent of its largest entry? And after 12 steps, will
+# the loss be visibly worse?
 
 # %%
 my_guess = {"gradient off by percent": 1, "visibly worse": True}
@@ -61,7 +69,8 @@ my_guess = {"gradient off by percent": 1, "visibly worse": True}
 # %% [markdown]
 # ## 4 The code
 #
-# A bug is planted in memory, into the very code that trains, for as long as the visit lasts. This is all of 4b, and all of the planting:
+# A bug is planted in memory, into the very code that trains, for as long as the visit lasts. This is all of 4b, and all
+# of the planting:
 
 # %%
 (means,) = find("4b")
@@ -81,8 +90,8 @@ assert off > 5
 assert abs(worse) < 0.1
 
 # %% [markdown]
-# A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses first, and ask yourself which of them
-# you would have noticed.
+# A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses first, and ask
+# yourself which of them you would have noticed.
 
 # %%
 ROUND = ("2", "3", "4c", "6", "7", "8", "10b", "11a", "12a", "13a", "14", "17", "19a", "23", "25", "27a", "30")
@@ -91,17 +100,22 @@ print(table(visits))
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 
 # %% [markdown]
-# Some change no number at all: 19a and its kin only take memory, and only the peak tells. The right run is always one device's:
+# Some change no number at all: 19a and its kin only take memory, and only the peak tells. The right run is always one
+# device's:
 
 # %%
 right = [v for v in visits if v.wrong is not None and v.right.tensors]
 silent = [v.exhibit.number for v in right if not any(d.largest for d in v.differences.values())]
-print(f"no gradient and no weight differs in {silent}; in the other {len(right) - len(silent)} of this round max |w_wrong - w_right| > 0")
+print(
+    f"no gradient and no weight differs in {silent}; in the other {len(right) - len(silent)} of this round max |w_wrong - w_right| > 0"
+)
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Exhibit 28a by hand. One rank leaves a sum out, because its data ran out. What would stand still for ever elsewhere is said here:
+# Exhibit 28a by hand. One rank leaves a sum out, because its data ran out. What would stand still for ever elsewhere is
+# said here:
+
 
 # %%
 def sums(comm):
@@ -117,8 +131,9 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: are the replicas still equal?
 #
-# Half of these bugs let replicas drift apart, and a cheap check after each step would have told. `first_difference(comm, weights)`: the lowest
-# rank whose float64 array differs from rank 0's in any bit, or -1, the same answer on every rank. Weights are long: do not send them.
+# Half of these bugs let replicas drift apart, and a cheap check after each step would have told.
+# `first_difference(comm, weights)`: the lowest rank whose float64 array differs from rank 0's in any bit, or -1, the
+# same answer on every rank. Weights are long: do not send them.
 
 
 # %%
@@ -136,7 +151,8 @@ check("28.first_difference", solution("28.first_difference"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second what a loss hides for a week.
+# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second what a loss hides
+#   for a week.
 # - 16 bytes a rank say whether replicas are equal: a digest, gathered.
 #
 # ## 9 The same code under mpiexec

@@ -1,7 +1,8 @@
 """The command line: parsing and printing, nothing else.
 
-Every flag of `train` and `compare` is a field of TrainConfig. `--json` prints one JSON object on standard output and nothing
-else there; progress and errors go to standard error. Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
+Every flag of `train` and `compare` is a field of TrainConfig. `--json` prints one JSON object on standard output and
+nothing else there; progress and errors go to standard error. Exit codes: 0 done, 1 a difference or a failed run, 2
+wrong input.
 """
 
 import inspect
@@ -23,13 +24,18 @@ from minidist.comm.launch import tune, writable
 from minidist.train.config import TrainConfig, flag
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     help="Distributed training that you can read, run on a laptop, and check.",
-)  # fmt: skip
+)
 bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Ratios measured in one interleaved run.")
 app.add_typer(bench_app, name="bench")
 
-Ranks = Annotated[int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")]
+Ranks = Annotated[
+    int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")
+]
 Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported")]
 TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
@@ -38,7 +44,9 @@ Eager = Annotated[int, typer.Option(help="simulated: sends of up to so many byte
 
 
 def takes_config(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--config`, `--set` and a flag for each field of TrainConfig; it receives them as its first argument, a TrainConfig."""
+    """Give a command `--config`, `--set` and a flag for each field of TrainConfig; it receives them as its first
+    argument, a TrainConfig.
+    """
     own = inspect.signature(function)
     fields = []
     for name, info in TrainConfig.model_fields.items():
@@ -48,14 +56,30 @@ def takes_config(function: Callable[..., None]) -> Callable[..., None]:
             text, kind = f"{text} [{'|'.join(kind.__args__)}]", str
         option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel="Job")
         fields.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info.default, annotation=Annotated[kind, option])
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=info.default, annotation=Annotated[kind, option]
+            )
         )
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]]
     file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel="Job")
-    fields.insert(0, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file]))
+    fields.insert(
+        0,
+        inspect.Parameter(
+            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file]
+        ),
+    )
 
-    one = typer.Option("--set", help="KEY=VALUE by the file's name of a setting, such as axes.tp=4; overrides the file", rich_help_panel="Job")
-    fields.insert(1, inspect.Parameter("overrides", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, one]))
+    one = typer.Option(
+        "--set",
+        help="KEY=VALUE by the file's name of a setting, such as axes.tp=4; overrides the file",
+        rich_help_panel="Job",
+    )
+    fields.insert(
+        1,
+        inspect.Parameter(
+            "overrides", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, one]
+        ),
+    )
 
     def command(**values: Any) -> None:
         path, overrides = values.pop("config"), values.pop("overrides")
@@ -96,35 +120,50 @@ def say(text: str = "") -> None:
 @app.command()
 @takes_config
 def train(
-    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
-    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None, deepspeed: DeepSpeed = None,
+    config: TrainConfig,
+    ranks: Ranks = None,
+    timeout: Timeout = 60.0,
+    trace: TraceFile = None,
+    eager_bytes: Eager = 0,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one a step")] = None,
+    deepspeed: DeepSpeed = None,
     json_output: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.train.session import run_training
 
     config = with_deepspeed(config, deepspeed)
 
-    summary = run_training(config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics)
+    summary = run_training(
+        config, ranks, timeout, trace or Path("runs/train.jsonl"), eager_bytes, command_line(), metrics
+    )
     if summary is None:
         return
     if json_output:
         print(json.dumps(summary.as_dict()))
         return
     say(summary.table())
-    say(f"trace: {summary.trace}   picture: minidist report {summary.trace} --picture space-time -o runs/space-time.svg")
+    say(
+        f"trace: {summary.trace}   picture: minidist report {summary.trace} --picture space-time -o runs/space-time.svg"
+    )
 
 
 @app.command()
 @takes_config
 def compare(
-    config: TrainConfig, ranks: Ranks = None, timeout: Timeout = 60.0, trace: TraceFile = None, eager_bytes: Eager = 0,
+    config: TrainConfig,
+    ranks: Ranks = None,
+    timeout: Timeout = 60.0,
+    trace: TraceFile = None,
+    eager_bytes: Eager = 0,
     deepspeed: DeepSpeed = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")
+    ] = False,
     sample: Annotated[int | None, typer.Option(help="with --matrix: so many layouts, as different as can be")] = None,
     processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
     json_output: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
     from minidist.train.session import run_comparison
 
@@ -160,12 +199,16 @@ def compare_matrix(config: TrainConfig, ranks: int, sample: int | None, processe
     given = given_flags() & set(TrainConfig.model_fields)
     fixed = sorted(given & {*matrix.LAYOUT, "dp", "schedule"})
     if fixed:
-        raise UsageError(f"--{fixed[0].replace('_', '-')} is one of what --matrix goes through; leave it out, or leave out --matrix")
+        raise UsageError(
+            f"--{fixed[0].replace('_', '-')} is one of what --matrix goes through; leave it out, or leave out --matrix"
+        )
     job = {name: getattr(config, name) for name in given}
     began = time.perf_counter()
     layouts, refused = matrix.enumerate_layouts(ranks, **job)
     rows = []
-    for row in matrix.run_matrix(layouts if sample is None else matrix.stratified(layouts, sample), ranks, processes, **job):
+    for row in matrix.run_matrix(
+        layouts if sample is None else matrix.stratified(layouts, sample), ranks, processes, **job
+    ):
         rows.append(row)
         say(matrix.line(row))
     seconds = time.perf_counter() - began
@@ -199,14 +242,20 @@ def demo(
     report = run_demo(steps, ranks, folder, timeout, say)
     report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
     say(f"picture of the last step: {report['picture']}")
-    say("next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones used here")
+    say(
+        "next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones used"
+        " here"
+    )
     if json_output:
         print(json.dumps(report))
     raise typer.Exit(0 if report["passed"] else 1)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def run(script: Annotated[Path, typer.Argument(help="a Python program that calls minidist's launch")], context: typer.Context) -> None:
+def run(
+    script: Annotated[Path, typer.Argument(help="a Python program that calls minidist's launch")],
+    context: typer.Context,
+) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
         raise UsageError(f"there is no script {str(script)!r}; give the path of a Python file")
@@ -218,15 +267,22 @@ def run(script: Annotated[Path, typer.Argument(help="a Python program that calls
 @app.command()
 def memory(
     params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
-    model: Annotated[str | None, typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b"),
+    ] = None,
     dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
     batch: Annotated[int, typer.Option(help="with --model: sequences of one forward pass of a rank")] = 1,
-    seq: Annotated[int | None, typer.Option(help="with --model: tokens of a sequence (default: the model's most)")] = None,
+    seq: Annotated[
+        int | None, typer.Option(help="with --model: tokens of a sequence (default: the model's most)")
+    ] = None,
     accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
     recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
     prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
     form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
@@ -247,9 +303,16 @@ def memory(
     if model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
-        for name, value, default in (("batch", batch, 1), ("seq", seq, None), ("recompute", recompute, "none"), ("prefetch", prefetch, 1)):
+        for name, value, default in (
+            ("batch", batch, 1),
+            ("seq", seq, None),
+            ("recompute", recompute, "none"),
+            ("prefetch", prefetch, 1),
+        ):
             if value != default:
-                raise UsageError(f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME")
+                raise UsageError(
+                    f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME"
+                )
         number = whole_number(params or "")
         stages = model_states(number, dp, accounting)
         if accounting == "deepspeed":
@@ -277,15 +340,20 @@ def memory(
         if "not_counted" in stages:
             say(stages["not_counted"])
         elif accounting == "deepspeed":
-            say("DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use --model")
+            say(
+                "DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell;"
+                " use --model"
+            )
 
 
 @app.command()
 @takes_config
 def data(
-    config: TrainConfig, ranks: Ranks = None, step: Annotated[int, typer.Option(help="whose samples are listed")] = 0,
+    config: TrainConfig,
+    ranks: Ranks = None,
+    step: Annotated[int, typer.Option(help="whose samples are listed")] = 0,
     weights: Annotated[str | None, typer.Option(help="speeds of ranks, such as 2,1,1: rows in proportion")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Who trains on what: the size of the data, the rule that deals it out, and the samples of a step on each replica."""
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
     from minidist.train.config import resolve_batches, resolve_dims
@@ -306,10 +374,14 @@ def data(
 @app.command()
 @takes_config
 def explain(
-    config: TrainConfig, file: Annotated[Path, typer.Argument(help="a DeepSpeed configuration file")], ranks: Ranks = None,
-    params: Annotated[str | None, typer.Option(help="also the model states of so many parameters, such as 7.5e9")] = None,
+    config: TrainConfig,
+    file: Annotated[Path, typer.Argument(help="a DeepSpeed configuration file")],
+    ranks: Ranks = None,
+    params: Annotated[
+        str | None, typer.Option(help="also the model states of so many parameters, such as 7.5e9")
+    ] = None,
     json_output: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """What a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
     from minidist.train.deepspeed import honour, read_deepspeed
     from minidist.train.explain import explain as figures
@@ -336,8 +408,21 @@ def doctor(json_output: Json = False) -> None:
 @app.command()
 def report(
     trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
-    picture: Annotated[str | None, typer.Option(help="space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto or page")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)")] = None,
+    picture: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto or"
+                " page"
+            )
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)"
+        ),
+    ] = None,
     steps: Annotated[str | None, typer.Option(help="a:b, only these training steps")] = None,
 ) -> None:
     """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
@@ -352,12 +437,16 @@ def tiles(
     tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
     width: Annotated[int, typer.Option(help="of the model")] = 16,
     heads: Annotated[int, typer.Option(help="attention heads")] = 4,
-    kv_heads: Annotated[int | None, typer.Option(help="key-value heads of the llama (default: as many as heads)")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="key-value heads of the llama (default: as many as heads)")
+    ] = None,
     vocab: Annotated[int, typer.Option(help="words; padded to a multiple of --tp")] = 10,
     experts: Annotated[int, typer.Option(help="experts in the place of the gpt's MLP")] = 0,
     ep: Annotated[int, typer.Option(help="ranks over which the experts are dealt out")] = 1,
     rank: Annotated[int, typer.Option(help="whose tiles the table lists")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""
@@ -372,7 +461,9 @@ def tiles(
     else:
         say(tiles_table(placed, rank))
     if output:
-        title = f"a {model} layer on {tp * ep} ranks" + (f": {ep} share {experts} experts, {tp} a layer" if experts else "")
+        title = f"a {model} layer on {tp * ep} ranks" + (
+            f": {ep} share {experts} experts, {tp} a layer" if experts else ""
+        )
         say(f"written: {save(tiles_figure(placed, title=title, command=command_line()), output)}")
 
 
@@ -396,11 +487,17 @@ def generate(
 @app.command()
 def museum(
     number: Annotated[str | None, typer.Argument(help="an exhibit, such as 1 or 4b; default: a table of all")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")] = None,
-    tests: Annotated[bool, typer.Option(help="also run the tests that catch it, where minidist's tests are there")] = True,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")
+    ] = None,
+    tests: Annotated[
+        bool, typer.Option(help="also run the tests that catch it, where minidist's tests are there")
+    ] = True,
     json_output: Json = False,
 ) -> None:
-    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches it."""
+    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches
+    it.
+    """
     from minidist.museum import exhibits, find, visit
     from minidist.museum.visiting import table
 
@@ -425,10 +522,14 @@ def museum(
 
 @app.command()
 def staleness(
-    consistency: Annotated[list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")] = None,
+    consistency: Annotated[
+        list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")
+    ] = None,
     workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
     slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
-    who: Annotated[str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")] = "last",
+    who: Annotated[
+        str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
+    ] = "last",
     seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
     json_output: Json = False,
@@ -445,26 +546,53 @@ def staleness(
         from minidist.report.frame import save
         from minidist.report.staleness import staleness as picture
 
-        title = f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g} times as long"
+        title = (
+            f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g}"
+            " times as long"
+        )
         say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
 
 
 @app.command()
 def schedule(
     plans: Annotated[
-        list[str] | None, typer.Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is")
+        list[str] | None,
+        typer.Argument(
+            help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is"
+        ),
     ] = None,
     stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")] = None,
-    chunks: Annotated[int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")] = None,
-    times: Annotated[str, typer.Option(help="times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair")] = "F=1,I=1,W=1,comm=0",
-    profile: Annotated[str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")] = None,
-    memory_limit: Annotated[float | None, typer.Option(help="exit 1 when a rank needs more bytes (micro-batches, without a profile)")] = None,
-    receives: Annotated[str, typer.Option(help="latency, or blocking: receives stop the rank, as in some runtimes")] = "latency",
-    recompute: Annotated[bool, typer.Option("--recompute", help="run every stage's forward again before its backward")] = False,
+    microbatches: Annotated[
+        int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")
+    ] = None,
+    chunks: Annotated[
+        int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")
+    ] = None,
+    times: Annotated[
+        str, typer.Option(help="times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair")
+    ] = "F=1,I=1,W=1,comm=0",
+    profile: Annotated[
+        str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")
+    ] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(help="exit 1 when a rank needs more bytes (micro-batches, without a profile)")
+    ] = None,
+    receives: Annotated[
+        str, typer.Option(help="latency, or blocking: receives stop the rank, as in some runtimes")
+    ] = "latency",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="run every stage's forward again before its backward")
+    ] = False,
     lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
-    option: Annotated[list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto")] = "text",
+    option: Annotated[
+        list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto"
+        ),
+    ] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
     json_output: Json = False,
 ) -> None:
@@ -489,7 +617,16 @@ def schedule(
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
-        judged.append(judge(plan, times, profile, receives, spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE), named=is_name(name)))
+        judged.append(
+            judge(
+                plan,
+                times,
+                profile,
+                receives,
+                spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE),
+                named=is_name(name),
+            )
+        )
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:
@@ -513,16 +650,25 @@ def options_of(texts: list[str]) -> dict[str, Any]:
             raise UsageError(f"--option {text!r}; write name=value")
         words: dict[str, Any] = {"true": True, "false": False}
         result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdecimal() else value)
-    return {name: bool(value) if name == "stashing" and isinstance(value, int) else value for name, value in result.items()}
+    return {
+        name: bool(value) if name == "stashing" and isinstance(value, int) else value for name, value in result.items()
+    }
 
 
 @app.command()
 def partition(
-    profile: Annotated[str, typer.Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")],
+    profile: Annotated[
+        str, typer.Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")
+    ],
     machines: Annotated[int, typer.Option(help="machines to use; stages, for the methods that replicate none")],
     bandwidth: Annotated[float | None, typer.Option(help="pipedream: bytes per second of a link")] = None,
-    method: Annotated[str, typer.Option(help="pipedream, gpipe (times differ least), time (fastest slowest stage), parameters or uniform")] = "pipedream",
-    objective: Annotated[str, typer.Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")] = "released",
+    method: Annotated[
+        str,
+        typer.Option(help="pipedream, gpipe (times differ least), time (fastest slowest stage), parameters or uniform"),
+    ] = "pipedream",
+    objective: Annotated[
+        str, typer.Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")
+    ] = "released",
     memory_limit: Annotated[float | None, typer.Option(help="pipedream: bytes of a machine")] = None,
     json_output: Json = False,
 ) -> None:
@@ -533,10 +679,15 @@ def partition(
     layers = read_profile(profile)
     if method == "pipedream":
         if bandwidth is None:
-            raise UsageError("--method pipedream needs --bandwidth, the bytes per second of a link; or take --method time")
+            raise UsageError(
+                "--method pipedream needs --bandwidth, the bytes per second of a link; or take --method time"
+            )
         result = pipedream(layers, machines, bandwidth, objective, memory_limit)
     elif bandwidth is not None or memory_limit is not None:
-        raise UsageError(f"--method {method} looks at no link and no memory; leave --bandwidth and --memory-limit out, or take --method {METHODS[0]}")
+        raise UsageError(
+            f"--method {method} looks at no link and no memory; leave --bandwidth and --memory-limit out, or take"
+            f" --method {METHODS[0]}"
+        )
     else:
         result = cut(layers, method, machines)
     if json_output:
@@ -544,7 +695,10 @@ def partition(
         return
     print(f"slowest stage {result.slowest_stage_seconds:.6g} s")
     for number, stage in enumerate(result.stages):
-        print(f"stage {number}: layers {stage.first} to {stage.last} on {stage.replicas} machine{'s' if stage.replicas > 1 else ''}")
+        print(
+            f"stage {number}: layers {stage.first} to {stage.last} on {stage.replicas}"
+            f" machine{'s' if stage.replicas > 1 else ''}"
+        )
 
 
 @app.command()
@@ -570,17 +724,25 @@ def profile(
 
 @bench_app.command("collectives")
 def bench_collectives(
-    ranks: Annotated[int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
-    simulated: Annotated[bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")
+    ] = False,
     operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
     alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency a message")] = 1e-6,
     beta: Annotated[float, typer.Option(help="with --simulated: seconds a byte")] = 1e-10,
-    picture: Annotated[Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual clock."""
+    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual
+    clock.
+    """
     from minidist.comm import LinkModel
     from minidist.train import bench_collectives as real
     from minidist.train import bench_virtual_collectives as virtual
@@ -588,7 +750,9 @@ def bench_collectives(
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
     if simulated:
         module: Any = virtual
-        result = virtual.bench_virtual_collectives(operation, 16 if ranks is None else ranks, LinkModel(alpha, beta), lengths or virtual.SIZES)
+        result = virtual.bench_virtual_collectives(
+            operation, 16 if ranks is None else ranks, LinkModel(alpha, beta), lengths or virtual.SIZES
+        )
     else:
         module = real
         result = real.bench_collectives(2 if ranks is None else ranks, rounds, lengths or real.SIZES)
@@ -612,14 +776,20 @@ def bench_network(
     hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
     rate: Annotated[float, typer.Option(help="what each host's interface lets out, in Mbit/s")] = 200.0,
     sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
-    algorithms: Annotated[str, typer.Option(help="all-reduce algorithms, with commas between them")] = "ring,rabenseifner,recursive_doubling",
+    algorithms: Annotated[
+        str, typer.Option(help="all-reduce algorithms, with commas between them")
+    ] = "ring,rabenseifner,recursive_doubling",
     rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
     json_output: Json = False,
 ) -> None:
-    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual clock's."""
+    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual
+    clock's.
+    """
     from minidist.train import bench_network as module
 
-    result = module.bench_network(hosts, 1e6 * rate, whole_numbers(sizes, "--sizes") if sizes else module.SIZES, algorithms.split(","), rounds)
+    result = module.bench_network(
+        hosts, 1e6 * rate, whole_numbers(sizes, "--sizes") if sizes else module.SIZES, algorithms.split(","), rounds
+    )
     if json_output:
         print(json.dumps(result))
         return
@@ -632,8 +802,12 @@ def bench_step(
     cases: Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")] = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
     tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
-    against: Annotated[str | None, typer.Option(help="with --ranks or --tp: torch, or none for our sides alone")] = "torch",
-    zero: Annotated[str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="with --ranks or --tp: torch, or none for our sides alone")
+    ] = "torch",
+    zero: Annotated[
+        str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
@@ -649,7 +823,9 @@ def bench_step(
         from minidist.train.bench_tensor_parallel import bench_tensor_parallel
 
         if cases or stages or ranks > 1:
-            raise UsageError("bench step --tp has a stack of GPT blocks of its own: give no case, --ranks or --zero with it")
+            raise UsageError(
+                "bench step --tp has a stack of GPT blocks of its own: give no case, --ranks or --zero with it"
+            )
         show_bench(bench_tensor_parallel(tp, rounds, other), json_output)
         return
     if ranks > 1:
@@ -669,7 +845,9 @@ def bench_pipeline(
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 8,
     json_output: Json = False,
 ) -> None:
-    """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one rank."""
+    """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one
+    rank.
+    """
     from minidist.train.bench_pipeline import bench_pipeline as bench
 
     show_bench(bench(stages, schedule, microbatches, rounds, case), json_output)
@@ -713,9 +891,10 @@ def show_bench(result: dict[str, Any] | None, json_output: bool) -> None:
     for row in result["rows"]:
         ratio = "    -" if row.get("ratio") is None else f"{row['ratio']:5.2f}"
         extra = "".join(
-            f"  {key} {value:.4g}" for key, value in row.items()
+            f"  {key} {value:.4g}"
+            for key, value in row.items()
             if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
-        )  # fmt: skip
+        )
         print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
 
 
@@ -724,7 +903,9 @@ def whole_numbers(text: str, name: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise UsageError(f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576") from None
+        raise UsageError(
+            f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576"
+        ) from None
 
 
 def command_line() -> str:
@@ -750,7 +931,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        say(f"minidist: cannot open {str(error.filename)!r} ({error.strerror}); give the path of a file, in a folder that exists")
+        say(
+            f"minidist: cannot open {str(error.filename)!r} ({error.strerror}); give the path of a file, in a folder"
+            " that exists"
+        )
         sys.exit(2)
     except MinidistError as error:
         for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):

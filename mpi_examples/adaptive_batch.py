@@ -3,9 +3,9 @@
     mpiexec -n 4 python mpi_examples/adaptive_batch.py
     python mpi_examples/adaptive_batch.py --ranks 4
 
-The noise scale is measured from what data parallelism has anyway, a rank's own gradient and everybody's (McCandlish et al.
-2018); one number of 8 bytes is sent for it a step. The loss falls, its gradient becomes short against its noise, and the
-batch grows by more micro-batches a step.
+The noise scale is measured from what data parallelism has anyway, a rank's own gradient and everybody's (McCandlish et
+al. 2018); one number of 8 bytes is sent for it a step. The loss falls, its gradient becomes short against its noise,
+and the batch grows by more micro-batches a step.
 """
 
 import numpy as np
@@ -18,7 +18,11 @@ from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.noise_scale import AdaptiveBatch, LocalGradient, NoiseScale, step_estimate
 
-STEPS, ROWS, LARGEST = 60, 4, 32  # rows of a micro-batch of one rank; largest batch in units of all ranks' micro-batches
+STEPS, ROWS, LARGEST = (
+    60,
+    4,
+    32,
+)  # rows of a micro-batch of one rank; largest batch in units of all ranks' micro-batches
 
 
 def main(comm):
@@ -44,9 +48,14 @@ def main(comm):
         batch.next(scale.simple)
         if comm.rank == 0 and step % 20 == 19:
             loss = cross_entropy(model.module(Tensor(images)), labels).item()
-            print(f"step {step:3}: batch {used:4}, noise scale {scale.simple:7.1f} samples, loss {loss:.4f}", flush=True)
+            print(
+                f"step {step:3}: batch {used:4}, noise scale {scale.simple:7.1f} samples, loss {loss:.4f}", flush=True
+            )
     if comm.rank == 0:
-        print(f"{samples:,} samples in {STEPS} steps; the largest batch throughout would be {STEPS * LARGEST * unit:,}", flush=True)
+        print(
+            f"{samples:,} samples in {STEPS} steps; the largest batch throughout would be {STEPS * LARGEST * unit:,}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

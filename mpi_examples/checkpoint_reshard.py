@@ -1,7 +1,7 @@
 """Save with ZeRO 3 on all ranks, then go on with ZeRO 1 on half of them: a checkpoint belongs to no layout.
 
-    mpiexec -n 4 python mpi_examples/checkpoint_reshard.py
-    python mpi_examples/checkpoint_reshard.py --ranks 4
+mpiexec -n 4 python mpi_examples/checkpoint_reshard.py
+python mpi_examples/checkpoint_reshard.py --ranks 4
 """
 
 import tempfile
@@ -24,7 +24,10 @@ def main(comm):
     if comm.rank == 0:
         checkpoint = Checkpoint(directory)
         files = sorted(path.name for path in checkpoint.path.iterdir())
-        print(f"step {checkpoint.step} by {comm.size} ranks with ZeRO 3: {len(checkpoint.tensors)} global tensors in {', '.join(files)}")
+        print(
+            f"step {checkpoint.step} by {comm.size} ranks with ZeRO 3: {len(checkpoint.tensors)} global tensors in"
+            f" {', '.join(files)}"
+        )
     half = comm.split(comm.rank * 2 // comm.size)  # ranks 0..n/2-1, and the others
     if comm.rank < half.size or comm.size == 1:
         result = train(half, TrainConfig.make(**JOB, zero=1, steps=6, save=directory, resume=True))

@@ -2,10 +2,11 @@
 
     mpiexec -n 4 python mpi_examples/collectives.py
     python mpi_examples/collectives.py --ranks 6
-    python mpi_examples/collectives.py --ranks 8 --algorithm recursive_doubling --trace t.jsonl     all-reduce, this one only
+    python mpi_examples/collectives.py --ranks 8 --algorithm recursive_doubling --trace t.jsonl     all-reduce, this one
+    only
 
-Broadcast, reduce, all-gather, reduce-scatter, all-reduce and all-to-all by trees, rings, doubling, halving, Bruck and two levels
-(ranks 0 and 1 are a node, 2 and 3 the next, ...), all from send and receive.
+Broadcast, reduce, all-gather, reduce-scatter, all-reduce and all-to-all by trees, rings, doubling, halving, Bruck and
+two levels (ranks 0 and 1 are a node, 2 and 3 the next, ...), all from send and receive.
 """
 
 import argparse
@@ -33,7 +34,9 @@ def call(comm, operation, algorithm, size):
     if operation == "reduce":
         return collectives.reduce(comm, array, n - 1, algorithm=algorithm), total if rank == n - 1 else None
     if operation == "all_gather":
-        return collectives.all_gather(comm, np.arange(size)[mine].astype(float), counts=sizes, algorithm=algorithm), np.arange(size)
+        return collectives.all_gather(
+            comm, np.arange(size)[mine].astype(float), counts=sizes, algorithm=algorithm
+        ), np.arange(size)
     if operation == "reduce_scatter":
         return collectives.reduce_scatter(comm, array, algorithm=algorithm), total[mine]
     if operation == "all_reduce":
@@ -66,7 +69,11 @@ def main(comm, size, only):
                 raise SystemExit(f"rank {comm.rank}: {operation} by {algorithm} gave {got}, expected {expected}")
             if comm.rank == 0:
                 name = f"{operation} by {algorithm}"
-                print(f"{name:40} right; rank 0 sent {sent:,} B, closed form {formula(operation, algorithm, size, comm.size):,} B", flush=True)
+                print(
+                    f"{name:40} right; rank 0 sent {sent:,} B, closed form"
+                    f" {formula(operation, algorithm, size, comm.size):,} B",
+                    flush=True,
+                )
     if not only:
         levels = TwoLevel(comm, comm.rank // 2)
         total = levels.all_reduce(np.arange(size) + 1000.0 * comm.rank)

@@ -26,7 +26,9 @@ STEPS, ROWS = 60, 480
 def main(comm, method):
     images, labels = glyphs().rows(np.arange(ROWS))
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    model = DistributedDataParallel(MLP([images.shape[1], 64, 10], dtype=np.float64), comm, reduction="sum", bucket_cap_mb=0.05)
+    model = DistributedDataParallel(
+        MLP([images.shape[1], 64, 10], dtype=np.float64), comm, reduction="sum", bucket_cap_mb=0.05
+    )
     state, buckets = make_compressor(method, comm, "sum"), model.reducer.buckets
     ever, arrived = np.zeros(model.flat.padded_numel), np.zeros(model.flat.padded_numel)
 
@@ -58,6 +60,8 @@ def main(comm, method):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--compression", default="topk:0.01", help="fp16, bf16, topk:K, sign, qsgd:LEVELS or powersgd:RANK")
+    parser.add_argument(
+        "--compression", default="topk:0.01", help="fp16, bf16, topk:K, sign, qsgd:LEVELS or powersgd:RANK"
+    )
     flags, _ = parser.parse_known_args()
     launch(main, flags.compression)

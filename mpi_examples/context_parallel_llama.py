@@ -1,7 +1,8 @@
-"""Context parallelism in one page: a small Llama whose *sequences* are split; keys and values travel round in attention.
+"""Context parallelism in one page: a small Llama whose *sequences* are split; keys and values travel round in
+attention.
 
-    mpiexec -n 2 python mpi_examples/context_parallel_llama.py [--ulysses]
-    python mpi_examples/context_parallel_llama.py --ranks 2
+mpiexec -n 2 python mpi_examples/context_parallel_llama.py [--ulysses]
+python mpi_examples/context_parallel_llama.py --ranks 2
 """
 
 import sys
@@ -26,9 +27,14 @@ def train(comm, ulysses):
     attention = UlyssesAttention(cp, CONTEXT) if ulysses else RingAttention(cp, CONTEXT)
     mine = sequence_positions(CONTEXT, cp.rank, cp.size, "contiguous" if ulysses else "zigzag")  # which tokens I hold
     config = LlamaConfig(
-        vocab_size=WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT,
-    )  # fmt: skip
+        vocab_size=WORDS,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+    )
     model = Llama(config, seed=0, attention_fn=attention)
     flat = FlatParameters(model.parameters())
     parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum", flat=flat)
@@ -48,7 +54,10 @@ def train(comm, ulysses):
     if comm.rank == 0:
         sent = comm.trace.bytes_by_purpose()
         print(f"rank 0 holds tokens {mine.tolist()}", flush=True)
-        print(f"rank 0 sent {sent.get('tensor_forward', 0):,} bytes in forward, {sent.get('tensor_backward', 0):,} in backward")
+        print(
+            f"rank 0 sent {sent.get('tensor_forward', 0):,} bytes in forward, {sent.get('tensor_backward', 0):,} in"
+            " backward"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Data parallelism in one page: a small GPT learns text; every rank computes on its own rows.
 
-    mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
-    python mpi_examples/data_parallel_gpt.py --ranks 4
+mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
+python mpi_examples/data_parallel_gpt.py --ranks 4
 """
 
 from minidist.base.random import batch_coordinates
@@ -17,7 +17,9 @@ STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 
 def train(comm):
     sampler = GlobalBatchSampler(load_dataset("pydoc"), ROWS * comm.size, CONTEXT, seed=0)
-    model = GPT(GPTConfig(vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4), seed=comm.rank)  # made equal below
+    model = GPT(
+        GPTConfig(vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4), seed=comm.rank
+    )  # made equal below
     flat = FlatParameters(model.parameters())
     parallel = DistributedDataParallel(model, comm, reduction="sum", flat=flat)
     optimizer = AdamW(flat, lr=3e-3)
@@ -34,7 +36,9 @@ def train(comm):
             print(f"step {step}  loss {total:.4f}", flush=True)
     if comm.rank == 0:
         sent = comm.trace.bytes_by_purpose()["gradient_reduce"]
-        print(f"rank 0 sent {sent:,} bytes of gradients: 2 (n-1)/n of {flat.numel * 4:,} bytes, {STEPS} times", flush=True)
+        print(
+            f"rank 0 sent {sent:,} bytes of gradients: 2 (n-1)/n of {flat.numel * 4:,} bytes, {STEPS} times", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Expert parallelism in one page: a small GPT whose MLPs are mixtures of four experts, dealt out over the ranks.
 
-    mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py [--top-2]
-    python mpi_examples/expert_parallel_gpt.py --ranks 4
+mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py [--top-2]
+python mpi_examples/expert_parallel_gpt.py --ranks 4
 """
 
 import sys

@@ -1,7 +1,7 @@
 """ZeRO 3 in one page: parameters live as shards, and a block's are whole only while it computes.
 
-    mpiexec -n 4 python mpi_examples/fully_shard.py
-    python mpi_examples/fully_shard.py --ranks 4
+mpiexec -n 4 python mpi_examples/fully_shard.py
+python mpi_examples/fully_shard.py --ranks 4
 """
 
 from minidist.base.memory import account_memory
@@ -39,7 +39,9 @@ def main(comm):
         print(f"loss {total:.4f}; the model has {psi:,} B, a rank holds {account.by_purpose['parameter']:,} B of it")
         print(f"whole at once, at most: {account.peak_by_purpose['unsharded']:,} B")
         for name in ("parameter_gather", "gradient_reduce"):
-            print(f"  {name:16} {sent.get(name, 0):10,} B = {sent.get(name, 0) / psi / STEPS:.2f} Psi a step", flush=True)
+            print(
+                f"  {name:16} {sent.get(name, 0):10,} B = {sent.get(name, 0) / psi / STEPS:.2f} Psi a step", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     mpiexec -n 4 python mpi_examples/gpipe.py
     python mpi_examples/gpipe.py --ranks 4
 
-Every rank holds one stage of a small GPT. Each stage keeps only its input and runs its forward again before backward, which is
-what makes "all forwards, then all backwards" affordable.
+Every rank holds one stage of a small GPT. Each stage keeps only its input and runs its forward again before backward,
+which is what makes "all forwards, then all backwards" affordable.
 """
 
 from minidist.autograd import cross_entropy
@@ -24,7 +24,9 @@ def train(comm):
     plan = recompute(get_schedule("gpipe").plan(comm.size, MICROBATCHES))
     model = GPT(GPTConfig(vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=comm.size, n_head=4))
     stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    divisor = MICROBATCHES * ROWS * CONTEXT  # the loss is the mean over the whole batch, so micro-batches' losses are summed
+    divisor = (
+        MICROBATCHES * ROWS * CONTEXT
+    )  # the loss is the mean over the whole batch, so micro-batches' losses are summed
 
     def loss(logits, targets):
         return cross_entropy(logits, targets, divisor)
@@ -40,7 +42,11 @@ def train(comm):
         if comm.rank == 0:
             print(f"step {step}  loss {sum(losses):.4f}", flush=True)
     sent = comm.trace.bytes_by_purpose()
-    print(f"rank {comm.rank} sent {sent.get('pipeline_activation', 0):,} B of activations, {sent.get('pipeline_gradient', 0):,} B of their gradients", flush=True)
+    print(
+        f"rank {comm.rank} sent {sent.get('pipeline_activation', 0):,} B of activations,"
+        f" {sent.get('pipeline_gradient', 0):,} B of their gradients",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Fewer messages: every rank trains alone for H steps, then the weights are averaged (local SGD).
 
-    mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
-    python mpi_examples/local_sgd.py --ranks 4 --every 1
+mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
+python mpi_examples/local_sgd.py --ranks 4 --every 1
 """
 
 import argparse
@@ -34,7 +34,10 @@ def main(comm, every):
     sent = comm.trace.bytes_by_purpose().get("parameter_gather", 0)
     if comm.rank == 0:
         loss = cross_entropy(model(Tensor(images)), labels).item()
-        print(f"averaged every {every} steps: loss {loss:.4f} after {STEPS} steps, rank 0 sent {sent:,} bytes of weights", flush=True)
+        print(
+            f"averaged every {every} steps: loss {loss:.4f} after {STEPS} steps, rank 0 sent {sent:,} bytes of weights",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ def train(comm):
     dtype = named_dtype("bfloat16" if "--bfloat16" in sys.argv else "float16")
     model = GPT(GPTConfig(256, LENGTH, 32, 2, 4), dtype=dtype)
     zero = ZeroOptimizer(model, AdamW, comm=comm, stage=1, reduction="sum", algorithm="ordered", lr=1e-2)
-    scaler = DynamicLossScaler(2.0**18, hysteresis=1) if dtype == np.float16 else None  # too large at first: it is found
+    scaler = (
+        DynamicLossScaler(2.0**18, hysteresis=1) if dtype == np.float16 else None
+    )  # too large at first: it is found
     sampler = GlobalBatchSampler(load_dataset("pydoc"), BATCH, LENGTH, seed=0)
     mine = np.array_split(np.arange(BATCH), comm.size)[comm.rank]
     losses = []
@@ -41,8 +43,9 @@ def train(comm):
     sent = comm.trace.bytes_by_purpose()
     scale = "" if scaler is None else f", loss scale {scaler.scale:,.0f}, steps skipped: {scaler.skipped}"
     print(
-        f"rank {comm.rank} of {comm.size}: loss {losses[0]:.2f} -> {losses[-1]:.2f}{scale}; |w| = {np.abs(zero.flat.data.astype(float)).sum():.6f}; "
-        f"sent {sent.get('gradient_reduce', 0):,} B of gradients, {sent.get('overflow', 0)} B of overflow flags",
+        f"rank {comm.rank} of {comm.size}: loss {losses[0]:.2f} -> {losses[-1]:.2f}{scale}; |w| ="
+        f" {np.abs(zero.flat.data.astype(float)).sum():.6f}; sent {sent.get('gradient_reduce', 0):,} B of gradients,"
+        f" {sent.get('overflow', 0)} B of overflow flags",
         flush=True,
     )
 

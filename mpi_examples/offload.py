@@ -1,7 +1,7 @@
 """Optimizer state in host memory: fewer bytes on the device, and what crosses the link instead.
 
-    mpiexec -n 2 python mpi_examples/offload.py
-    python mpi_examples/offload.py --ranks 2
+mpiexec -n 2 python mpi_examples/offload.py
+python mpi_examples/offload.py --ranks 2
 """
 
 from minidist.comm import launch
@@ -13,12 +13,18 @@ def main(comm):
     for offload in ("none", "optimizer", "activations", "parameters"):
         recompute = "full" if offload == "activations" else "none"
         zero = 3 if offload == "parameters" else 2
-        config = TrainConfig.make(layers=4, context=64, micro_batch=4, steps=3, zero=zero, offload=offload, recompute=recompute)
+        config = TrainConfig.make(
+            layers=4, context=64, micro_batch=4, steps=3, zero=zero, offload=offload, recompute=recompute
+        )
         result = train(comm, config)
         if comm.rank == 0:
             host = result.host or {"peak": 0, "to_host": 0, "to_device": 0}
             crossed = host["to_host"] + host["to_device"]
-            print(f"{offload:12} loss {result.losses[-1]:.6f}  device {result.peak_bytes:11,} B  host {host['peak']:11,} B  crossed {crossed:11,} B", flush=True)
+            print(
+                f"{offload:12} loss {result.losses[-1]:.6f}  device {result.peak_bytes:11,} B  host {host['peak']:11,}"
+                f" B  crossed {crossed:11,} B",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

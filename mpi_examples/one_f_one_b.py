@@ -32,7 +32,9 @@ def train(comm):
 
     def forward(i):
         nonlocal most
-        x = micro_batch(i) if s == 0 else np.empty((ROWS, WIDTH), np.float32)  # fresh: the layer keeps it until backward
+        x = (
+            micro_batch(i) if s == 0 else np.empty((ROWS, WIDTH), np.float32)
+        )  # fresh: the layer keeps it until backward
         if s > 0:
             comm.recv(x, s - 1, tag=i)
         x = Tensor(x, requires_grad=True)
@@ -67,7 +69,10 @@ def train(comm):
             x = one(x)
         x.backward(np.ones((ROWS, WIDTH), np.float32))
     same = np.array_equal(stage.weight.grad, layers[s].weight.grad)
-    print(f"rank {s}: at most {most} micro-batches alive of {m}; gradient equals one device's bit for bit: {same}", flush=True)
+    print(
+        f"rank {s}: at most {most} micro-batches alive of {m}; gradient equals one device's bit for bit: {same}",
+        flush=True,
+    )
     assert same
 
 

@@ -2,10 +2,11 @@
 
     mpiexec -n 4 python mpi_examples/parameter_server.py
     python mpi_examples/parameter_server.py --ranks 5 --servers 2 --consistency asp --slow 3
-    python mpi_examples/parameter_server.py --ranks 4 --kill 50          (mpiexec: the job ends with a report, as MPI has it)
+    python mpi_examples/parameter_server.py --ranks 4 --kill 50          (mpiexec: the job ends with a report, as MPI
+    has it)
 
-The model is a table of logits, one row for each token: only the rows of the tokens that a batch contains are pushed. At the
-end the run is replayed on one device in the order that the servers recorded, and must have the same bits.
+The model is a table of logits, one row for each token: only the rows of the tokens that a batch contains are pushed. At
+the end the run is replayed on one device in the order that the servers recorded, and must have the same bits.
 """
 
 import argparse
@@ -37,7 +38,9 @@ def main(comm, servers, consistency, slow, kill):
         inputs, targets = batch(worker, clock)
         ids, place = np.unique(inputs, return_inverse=True)
         values = np.zeros((ids.size, data.vocab_size), np.float32)
-        np.add.at(values, place, softmax(weights["logits"][inputs]) - np.eye(data.vocab_size, dtype=np.float32)[targets])
+        np.add.at(
+            values, place, softmax(weights["logits"][inputs]) - np.eye(data.vocab_size, dtype=np.float32)[targets]
+        )
         return {"logits": ps.Rows(ids, values / np.float32(BATCH)), "bias": np.zeros(1, np.float32)}
 
     config = ps.ServerConfig(servers, consistency, lambda slices: SGD(slices, lr=4.0), sparse=frozenset(["logits"]))
@@ -51,13 +54,20 @@ def main(comm, servers, consistency, slow, kill):
             print(f"rank {rank} died after {pushes} pushes; the others went on", flush=True)
         probabilities = softmax(result.weights["logits"])
         loss = -np.log(probabilities[tokens[:-1], tokens[1:]]).mean()
-        print(f"loss {loss:.4f}, the best possible is {data.entropy:.4f}, the start was {np.log(data.vocab_size):.4f}", flush=True)
+        print(
+            f"loss {loss:.4f}, the best possible is {data.entropy:.4f}, the start was {np.log(data.vocab_size):.4f}",
+            flush=True,
+        )
         records = ps.read_records(traces, config)
         replayed = ps.replay(records, config, initial, gradient)
         equal = all(np.array_equal(replayed[key], result.weights[key]) for key in initial)
         print(f"replay of the recorded order on one device: {'the same bits' if equal else 'DIFFERENT'}", flush=True)
         ahead = max((gap for record in records for gap in record.gaps), default=0)
-        print(f"{consistency}: nobody was more than {ahead:g} clocks ahead; {len(records[0].updates)} updates on server 0", flush=True)
+        print(
+            f"{consistency}: nobody was more than {ahead:g} clocks ahead; {len(records[0].updates)} updates on"
+            " server 0",
+            flush=True,
+        )
         pushed = sum(m.nbytes for trace in traces for m in trace.sent("parameter_push"))
         dense = STEPS * (comm.size - servers) * sum(w.nbytes for w in initial.values())
         print(f"pushed {pushed:,} bytes; dense gradients would be {dense:,}", flush=True)
@@ -81,7 +91,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--consistency", default="ssp:2", help="bsp, delay:T, ssp:S or asp")
-    parser.add_argument("--slow", type=float, default=1.0, help="virtual seconds of the last worker's gradients; the others': 1")
+    parser.add_argument(
+        "--slow", type=float, default=1.0, help="virtual seconds of the last worker's gradients; the others': 1"
+    )
     parser.add_argument("--kill", type=int, help="the last worker dies before its push of this clock")
     flags, _ = parser.parse_known_args()
     survive = {} if under_mpiexec() else {"on_failure": "isolate"}

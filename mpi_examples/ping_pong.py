@@ -29,7 +29,10 @@ def main(comm):
     if "--deadlock" in sys.argv:
         comm.send(np.zeros(1000), other)
         comm.recv(np.zeros(1000), other)
-        print(f"rank {comm.rank}: no deadlock, since this MPI buffered the 8,000 B; with --synchronous every send waits", flush=True)
+        print(
+            f"rank {comm.rank}: no deadlock, since this MPI buffered the 8,000 B; with --synchronous every send waits",
+            flush=True,
+        )
         return
     for nbytes in SIZES:
         ball = np.zeros(nbytes, dtype=np.uint8)

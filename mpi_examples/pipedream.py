@@ -3,7 +3,8 @@
     mpiexec -n 4 python mpi_examples/pipedream.py
     python mpi_examples/pipedream.py --ranks 4
 
-An update follows every backward, so stage s works with weights that are p-1-s updates old, and holds p-s versions of them.
+An update follows every backward, so stage s works with weights that are p-1-s updates old, and holds p-s versions of
+them.
 """
 
 from minidist.autograd import cross_entropy
@@ -25,14 +26,18 @@ def train(comm):
     features = batches[0][0].shape[1]
     model = MLP([features, *[32] * (comm.size - 1), 10])
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    pipeline = PipeDream(comm, plan, stages, lambda y, labels: cross_entropy(y, labels), lambda flat: Adam(flat, lr=0.01))
+    pipeline = PipeDream(
+        comm, plan, stages, lambda y, labels: cross_entropy(y, labels), lambda flat: Adam(flat, lr=0.01)
+    )
     losses = pipeline.step([images for images, _ in batches], [labels for _, labels in batches])
     if comm.rank == 0:
         for t in (0, 24, 49, 99):
             print(f"mini-batch {t:3}  loss {losses[t]:.4f}", flush=True)
     kept = pipeline.versions[comm.rank].most
     seen = pipeline.versions_used["B", comm.rank, MINIBATCHES - 1]
-    print(f"rank {comm.rank}: mini-batch {MINIBATCHES - 1} used version {seen}; at most {kept} versions kept", flush=True)
+    print(
+        f"rank {comm.rank}: mini-batch {MINIBATCHES - 1} used version {seen}; at most {kept} versions kept", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Activations computed twice: the same losses, fewer bytes, with parameters sharded as well.
 
-    mpiexec -n 2 python mpi_examples/recompute.py
-    python mpi_examples/recompute.py --ranks 2
+mpiexec -n 2 python mpi_examples/recompute.py
+python mpi_examples/recompute.py --ranks 2
 """
 
 from minidist.comm import launch

@@ -1,7 +1,7 @@
 """Tensor parallelism in one page: a small GPT whose every matrix lies in tiles, one a rank.
 
-    mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py [--sequence-parallel]
-    python mpi_examples/tensor_parallel_gpt.py --ranks 2
+mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py [--sequence-parallel]
+python mpi_examples/tensor_parallel_gpt.py --ranks 2
 """
 
 import sys
@@ -34,7 +34,9 @@ def train(comm, sequence_parallel):
         if comm.rank == 0:
             print(f"step {step}  loss {loss.item():.4f}", flush=True)
     if comm.rank == 0:
-        print(f"rank 0 holds {flat.numel:,} of {whole:,} parameters and sent", comm.trace.bytes_by_purpose(), flush=True)
+        print(
+            f"rank 0 holds {flat.numel:,} of {whole:,} parameters and sent", comm.trace.bytes_by_purpose(), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     mpiexec -n 8 python mpi_examples/three_axes.py
     python mpi_examples/three_axes.py --ranks 8
 
-The order matters: first the tiles (a plan speaks of the whole model's names), then the stages, then the flat arrays whose
-gradients are summed over the replicas. `minidist train --tp 2 --pp 2 --dp 2` does the same with every axis there is, see
-minidist/train/recipe.py. With 4 ranks there is one replica.
+The order matters: first the tiles (a plan speaks of the whole model's names), then the stages, then the flat arrays
+whose gradients are summed over the replicas. `minidist train --tp 2 --pp 2 --dp 2` does the same with every axis there
+is, see minidist/train/recipe.py. With 4 ranks there is one replica.
 """
 
 import numpy as np
@@ -39,7 +39,14 @@ def train(comm):
 
     # "ordered" adds in rank order wherever a value lies, so the two copies of the tied embedding stay equal.
     pipeline = Pipeline(
-        axes.pp, plan, stages, loss, tied=tied, data=axes.dp, reduction="ordered", coordinates=lambda i: batch_coordinates(0, i)
+        axes.pp,
+        plan,
+        stages,
+        loss,
+        tied=tied,
+        data=axes.dp,
+        reduction="ordered",
+        coordinates=lambda i: batch_coordinates(0, i),
     )
     optimizer = AdamW(pipeline.flats, lr=3e-3)
     sampler = GlobalBatchSampler(load_dataset("pydoc"), replicas * MICROBATCHES * ROWS, CONTEXT, seed=0)

@@ -3,8 +3,8 @@
     python mpi_examples/uneven_ranks.py --ranks 4
     mpiexec -n 4 python mpi_examples/uneven_ranks.py
 
-Rank 0 is three times as fast as the others. With equal shards it waits for them in every step; with weighted ones all are done
-at the same time. The loss is divided by the global count and gradients are summed, so nothing else changes.
+Rank 0 is three times as fast as the others. With equal shards it waits for them in every step; with weighted ones all
+are done at the same time. The loss is divided by the global count and gradients are summed, so nothing else changes.
 """
 
 import numpy as np
@@ -40,7 +40,11 @@ def main(comm):
     start = comm.time()
     weighted, end = train(comm)
     difference = np.abs(equal - weighted).max()
-    print(f"rank {comm.rank}: {slow:.4f} s with equal shards, {end - start:.4f} s with weighted ones, max |difference| {difference:.1e}", flush=True)
+    print(
+        f"rank {comm.rank}: {slow:.4f} s with equal shards, {end - start:.4f} s with weighted ones, max |difference|"
+        f" {difference:.1e}",
+        flush=True,
+    )
     assert difference < 1e-12
 
 

@@ -1,7 +1,7 @@
 """ZeRO 1 and 2 in one page: every rank steps its part of the optimizer, then the parameters are gathered.
 
-    mpiexec -n 4 python mpi_examples/zero.py
-    python mpi_examples/zero.py --ranks 4
+mpiexec -n 4 python mpi_examples/zero.py
+python mpi_examples/zero.py --ranks 4
 """
 
 from minidist.base.memory import account_memory

@@ -25,14 +25,19 @@ def train(comm):
     for name in ("1f1b", "zb-h1"):
         plan = get_schedule(name).plan(comm.size, MICROBATCHES)
         stages, _ = split_model(MLP([WIDTH] * (comm.size + 1)), plan.stages, plan.stages_of(comm.rank))
-        pipeline = Pipeline(comm, plan, stages, lambda y, target: (y * Tensor(target)).sum(), times=uniform(plan.stages))
+        pipeline = Pipeline(
+            comm, plan, stages, lambda y, target: (y * Tensor(target)).sum(), times=uniform(plan.stages)
+        )
         before = len(comm.trace.spans)
         pipeline.step(inputs, inputs)
         gradients[name] = stages[0].flat.grad.copy()
         spans = [span for span in comm.trace.spans[before:] if span.name[:1].isdigit()]
         if spans:  # virtual time
             idle = spans[-1].end - spans[0].start - sum(span.end - span.start for span in spans)
-            print(f"rank {comm.rank}  {name:6} idle {idle:.1f}, on paper {time_plan(plan).idle[comm.rank]:.1f}", flush=True)
+            print(
+                f"rank {comm.rank}  {name:6} idle {idle:.1f}, on paper {time_plan(plan).idle[comm.rank]:.1f}",
+                flush=True,
+            )
     same = np.array_equal(gradients["1f1b"], gradients["zb-h1"])
     print(f"rank {comm.rank}  both gradients equal bit for bit: {same}", flush=True)
     assert same

@@ -11,7 +11,22 @@ import pytest
 from minidist import cli
 from minidist.base.trace import read_traces
 
-TINY = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--data", "markov", "--steps", "2", "--micro-batch", "2"]
+TINY = [
+    "--layers",
+    "1",
+    "--width",
+    "8",
+    "--heads",
+    "2",
+    "--context",
+    "8",
+    "--data",
+    "markov",
+    "--steps",
+    "2",
+    "--micro-batch",
+    "2",
+]
 
 
 @pytest.fixture
@@ -37,8 +52,12 @@ def minidist(*arguments, cwd=None, **environment):
     path = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
     return subprocess.run(
         [sys.executable, "-m", "minidist", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
 
 
 def refused(answer, *words, code=2):
@@ -64,7 +83,10 @@ def test_train_prints_one_json_object(tmp_path):
         assert volume["measured"] == volume["closed_form"] > 0
     traces, header = read_traces(result["trace"])
     assert header["closed_form"] == {name: v["closed_form"] for name, v in result["bytes_by_purpose"].items()}
-    assert sum(t.bytes_by_purpose()["gradient_reduce"] for t in traces) == result["bytes_by_purpose"]["gradient_reduce"]["measured"]
+    assert (
+        sum(t.bytes_by_purpose()["gradient_reduce"] for t in traces)
+        == result["bytes_by_purpose"]["gradient_reduce"]["measured"]
+    )
 
 
 def test_train_for_people_shows_measured_beside_closed_form(here, tmp_path):
@@ -115,7 +137,11 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
     )
     path = os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))
     answer = subprocess.run(
-        [sys.executable, tmp_path / "broken.py"], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, tmp_path / "broken.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert answer.returncode == 1
     assert "NOT equal" in answer.stderr
@@ -127,7 +153,10 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
     [
         (["train", "--dp", "3", "--ranks", "4"], ["--dp 3", "4 ranks", "--dp 4"]),
         (["train", "--dp", "4", "--global-batch", "10"], ["10", "4", "--global-batch 8 or 12"]),
-        (["train", "--dp", "2", "--global-batch", "8", "--micro-batch", "2", "--accumulation", "3"], ["8 != 2 x 3 x 2"]),
+        (
+            ["train", "--dp", "2", "--global-batch", "8", "--micro-batch", "2", "--accumulation", "3"],
+            ["8 != 2 x 3 x 2"],
+        ),
         (["train", "--data", "text:/no/such/file"], ["/no/such/file"]),
         (["train", "--data", "pidoc"], ["pidoc", "pydoc"]),
         (["train", "--globl-batch", "8"], ["--globl-batch", "--global-batch"]),
@@ -170,7 +199,6 @@ def test_nan_loss_names_the_step_and_a_parameter(here, tmp_path):
     assert "step" in message
     assert "parameter" in message
     assert "--lr" in message
-
 
 
 def test_a_launcher_of_another_mpi_is_noticed():

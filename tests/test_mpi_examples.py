@@ -24,9 +24,13 @@ def start(world, ranks, name, *flags):
     command = [mpiexec(), "-n", str(ranks), *program] if world == "mpi" else [*program, "--ranks", str(ranks)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
-        **os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": path,
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
     process = subprocess.run(
         command,
         cwd=ROOT,
@@ -63,7 +67,9 @@ def test_collectives(world):
     code, output = start(world, 3, "collectives")
     assert code == 0, output
     lines = output.splitlines()
-    assert len(lines) == 1 + sum(len(names) for operation, names in algorithms().items() if operation not in ("gather", "scatter"))
+    assert len(lines) == 1 + sum(
+        len(names) for operation, names in algorithms().items() if operation not in ("gather", "scatter")
+    )
     for line in lines[:-1]:
         sent, formula = re.fullmatch(r".* by .* right; rank 0 sent (.*) B, closed form (.*) B", line).groups()
         assert sent == formula, line
@@ -242,7 +248,8 @@ def test_a_parameter_server_without_a_worker():
 
 
 @pytest.mark.parametrize(
-    ("world", "method"), [*(("simulated", m) for m in ("sign", "qsgd:15")), pytest.param("mpi", "topk:50", marks=needs_mpi)]
+    ("world", "method"),
+    [*(("simulated", m) for m in ("sign", "qsgd:15")), pytest.param("mpi", "topk:50", marks=needs_mpi)],
 )
 def test_compression(world, method):
     code, output = start(world, 3, "compression", "--compression", method)
@@ -302,7 +309,9 @@ def test_offload(world):
     assert code == 0, output
     rows = [line.split() for line in output.splitlines()]
     assert len({row[2] for row in rows}) == 1  # the same loss
-    nothing, optimizer, activations, parameters = ({"device": row[4], "host": row[7], "crossed": row[10]} for row in rows)
+    nothing, optimizer, activations, parameters = (
+        {"device": row[4], "host": row[7], "crossed": row[10]} for row in rows
+    )
     assert nothing["host"] == nothing["crossed"] == "0"
     assert "0" not in (optimizer["host"], activations["crossed"], parameters["host"])
 
@@ -311,7 +320,9 @@ def test_offload(world):
 def test_uneven_ranks(world):
     code, output = start(world, 3, "uneven_ranks")
     assert code == 0, output
-    found = re.findall(r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones, max \|difference\| (\S+)", output)
+    found = re.findall(
+        r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones, max \|difference\| (\S+)", output
+    )
     assert len(found) == 3
     if world == "simulated":
         assert all(float(weighted) < 0.7 * float(equal) for equal, weighted, _ in found)

@@ -1,4 +1,6 @@
-"""The README is executed: every `minidist`, `mpiexec` and `python` command in it runs, and what it prints is what stands there."""
+"""The README is executed: every `minidist`, `mpiexec` and `python` command in it runs, and what it prints is what
+stands there.
+"""
 
 import os
 import re
@@ -53,7 +55,9 @@ def folder(tmp_path_factory):
 def test_a_command_of_the_readme_runs_and_prints_what_it_says(command, shown, folder):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("OPENBLAS_NUM_THREADS", None)  # a reader has not set it
-    answer = subprocess.run(executable(command), cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+    answer = subprocess.run(
+        executable(command), cwd=folder, capture_output=True, text=True, timeout=120, env=environment
+    )
     assert answer.returncode == FAILS_ON_PURPOSE.get(command, 0), answer.stderr
     printed = (answer.stdout + answer.stderr).splitlines()
     for line in shown:

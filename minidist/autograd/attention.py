@@ -6,8 +6,8 @@ division by their row sums is folded into the (much smaller) outputs and output 
 the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
 rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
 
-Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T - rowsum(dO * O)),
-with the same row sums. Only the mask is kept besides, as bools.
+Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T -
+rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools.
 """
 
 from operator import itemgetter
@@ -126,7 +126,7 @@ def _samples_at_once(q: xp.Array) -> int:
 
 def _forward(
     q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, storage: Any, drop: Drop = None
-) -> list[tuple[xp.Array, xp.Array]]:  # fmt: skip
+) -> list[tuple[xp.Array, xp.Array]]:
     """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
 
     The exponentials, numbers from 0 to 1, are kept as `storage`; the row sums, one number a query, as they are.
@@ -154,9 +154,17 @@ def _forward(
 
 
 def _backward(
-    q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, g: xp.Array, saved: list[tuple[xp.Array, xp.Array]],
-    dq: xp.Array, dk: xp.Array, dv: xp.Array, drop: Drop = None,
-) -> None:  # fmt: skip
+    q: xp.Array,
+    k: xp.Array,
+    v: xp.Array,
+    o: xp.Array,
+    g: xp.Array,
+    saved: list[tuple[xp.Array, xp.Array]],
+    dq: xp.Array,
+    dk: xp.Array,
+    dv: xp.Array,
+    drop: Drop = None,
+) -> None:
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0

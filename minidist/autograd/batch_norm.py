@@ -1,7 +1,8 @@
-"""Batch normalisation as one node (Ioffe, Szegedy, "Batch normalization", 2015): each channel over all rows of the batch.
+"""Batch normalisation as one node (Ioffe, Szegedy, "Batch normalization", 2015): each channel over all rows of the
+batch.
 
-y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of its own batch the mean and the variance depend on
-x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift.
+y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of its own batch the mean and the variance depend
+on x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift.
 """
 
 from minidist.autograd.operands import mismatch, pair
@@ -22,11 +23,15 @@ def channel_statistics(x: xp.Array) -> tuple[xp.Array, xp.Array, int]:
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, statistics: tuple[xp.Array, xp.Array] | None = None
 ) -> Tensor:
-    """x (N, C, ...), weight and bias (C,) -> the shape of x. statistics: (mean, variance), each (C,), instead of the batch's own."""
+    """x (N, C, ...), weight and bias (C,) -> the shape of x. statistics: (mean, variance), each (C,), instead of the
+    batch's own.
+    """
     x, weight = pair("batch_norm", x, weight)
     channels = x.shape[1] if x.ndim > 1 else 0
     if weight.shape != (channels,) or bias.shape != (channels,):
-        raise mismatch("batch_norm", x, weight, "do not fit: weight and bias must have one element a channel, the second dim of x")
+        raise mismatch(
+            "batch_norm", x, weight, "do not fit: weight and bias must have one element a channel, the second dim of x"
+        )
     own = statistics is None
     values = xp.moveaxis(wide(x.data), 1, -1)
     rows = values.reshape(-1, channels)

@@ -22,10 +22,11 @@ from minidist.base.random import replay_calls, snapshot_calls
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], Any] | None = None) -> Any:
-    """fn(*args), saving only the tensors among the arguments. fn must be repeatable and return a tensor or a tuple of tensors.
+    """fn(*args), saving only the tensors among the arguments. fn must be repeatable and return a tensor or a tuple of
+    tensors.
 
-    pack: makes of a tensor argument's array what is kept instead: an object whose `.data` is read once, in backward, and
-    gives the array again (from the host, say).
+    pack: makes of a tensor argument's array what is kept instead: an object whose `.data` is read once, in backward,
+    and gives the array again (from the host, say).
 
     Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become
     ready (`on_ready`) as they would without recomputation, counting every segment that uses them. Any other tensor that
@@ -38,14 +39,18 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     token, segment = parameter_reads.set(reads), in_segment.set(True)
     try:
         with no_grad():
-            result = fn(*(Tensor(a.data) if isinstance(a, Tensor) and not isinstance(a, Parameter) else a for a in args))
+            result = fn(
+                *(Tensor(a.data) if isinstance(a, Tensor) and not isinstance(a, Parameter) else a for a in args)
+            )
     finally:
         parameter_reads.reset(token)
         in_segment.reset(segment)
     outputs = result if isinstance(result, tuple) else (result,)
     for output in outputs:
         if not isinstance(output, Tensor):
-            raise AutogradError(f"checkpoint: the function must return a Tensor or a tuple of Tensors, not {type(output).__name__}")
+            raise AutogradError(
+                f"checkpoint: the function must return a Tensor or a tuple of Tensors, not {type(output).__name__}"
+            )
     used = tuple(p for p in dict.fromkeys(reads) if p.requires_grad)
     sources = [a for a in args if isinstance(a, Tensor)]
     # A tensor argument is kept as what backward may read, anything else as it is.
@@ -83,7 +88,9 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
 
 
 def _output(segment: Tensor, place: int, data: xp.Array, arrived: dict[int, xp.Array]) -> Tensor:
-    """One of several outputs: it lays its gradient down for the replay, which comes when those of all have been visited."""
+    """One of several outputs: it lays its gradient down for the replay, which comes when those of all have been
+    visited.
+    """
 
     def arrive(g: xp.Array) -> xp.Array:
         arrived[place] = g

@@ -28,8 +28,14 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     if min(ho, wo) < 1:
         raise mismatch("conv2d", x, weight, f"do not fit: the kernel is larger than the image with padding {padding}")
     if bias is not None and bias.shape != (o,):
-        raise mismatch("conv2d", bias, weight, "do not fit: the bias must have as many elements as there are output channels")
-    windows = [(i, j, slice(i, i + stride * (ho - 1) + 1, stride), slice(j, j + stride * (wo - 1) + 1, stride)) for i in range(kh) for j in range(kw)]
+        raise mismatch(
+            "conv2d", bias, weight, "do not fit: the bias must have as many elements as there are output channels"
+        )
+    windows = [
+        (i, j, slice(i, i + stride * (ho - 1) + 1, stride), slice(j, j + stride * (wo - 1) + 1, stride))
+        for i in range(kh)
+        for j in range(kw)
+    ]
     kept_x, kept_w = x.saved(), weight.saved()
 
     def patches(values: xp.Array) -> xp.Array:

@@ -61,7 +61,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         return exponentials.reshape(shape)
 
     if is_half(logits.dtype):
-        # 1 / divisor, not yet multiplied by the loss scale, is below what two bytes hold: keep the logits, compute once more.
+        # 1 / divisor, not yet multiplied by the loss scale, is below what two bytes hold: keep the logits, compute once
+        # more.
         kept = logits.saved()
 
         def grad_again(g: xp.Array) -> xp.Array:

@@ -56,10 +56,7 @@ def mul(a: Any, b: Any) -> Tensor:
     return record(
         "mul",
         data,
-        (
-            (a, lambda g: unbroadcast(g * kept_b.data, shape_a)),
-            (b, lambda g: unbroadcast(g * kept_a.data, shape_b)),
-        ),
+        ((a, lambda g: unbroadcast(g * kept_b.data, shape_a)), (b, lambda g: unbroadcast(g * kept_a.data, shape_b))),
     )
 
 
@@ -194,10 +191,7 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     return record(
         "where",
         data,
-        (
-            (a, lambda g: unbroadcast(g * condition, shape_a)),
-            (b, lambda g: unbroadcast(g * ~condition, shape_b)),
-        ),
+        ((a, lambda g: unbroadcast(g * condition, shape_a)), (b, lambda g: unbroadcast(g * ~condition, shape_b))),
     )
 
 

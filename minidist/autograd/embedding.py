@@ -18,6 +18,7 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
         raise AutogradError(
             f"embedding: index {worst} is no row of the weight; it has shape {weight.shape}, rows 0..{rows - 1}"
         )
+
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         out = xp.empty((rows, width), g.dtype, g) if out is None else out
         out.fill(0)

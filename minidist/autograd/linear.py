@@ -78,4 +78,6 @@ def linear(
         product = (flops, x.data.nbytes + weight.data.nbytes + nbytes)
         return [product, product] + [(z.size, nbytes)] * (bias is not None)
 
-    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved, storage=x.dtype)
+    return record(
+        "linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved, storage=x.dtype
+    )

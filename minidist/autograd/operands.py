@@ -19,12 +19,16 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
     if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
         return Tensor(value)
     if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
-        raise DtypeError(f"the scalar {value!r} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first")
+        raise DtypeError(
+            f"the scalar {value!r} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
+        )
     return Tensor(xp.as_array(value, like.dtype))
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one dtype: float32 and a float of two bytes meet as `precision.RULES` says. DtypeError names the operation, dtypes and shapes otherwise."""
+    """Both operands as tensors of one dtype: float32 and a float of two bytes meet as `precision.RULES` says.
+    DtypeError names the operation, dtypes and shapes otherwise.
+    """
     if not isinstance(a, Tensor):
         a = as_tensor(a, b)
     elif not isinstance(b, Tensor):

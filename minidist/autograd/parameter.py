@@ -46,7 +46,7 @@ class Parameter(Tensor):
         "reduced",
         "settled",
         "stale",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
@@ -92,7 +92,9 @@ class Parameter(Tensor):
             self.bind(value)
             return
         if value.dtype != self._dtype:
-            raise DtypeError(f"parameter {self.name!r} is {self._dtype} in a flat array; cannot assign data of {value.dtype}")
+            raise DtypeError(
+                f"parameter {self.name!r} is {self._dtype} in a flat array; cannot assign data of {value.dtype}"
+            )
         xp.copyto(self.data, value)  # it stays a view of the flat array
 
     def bind(self, array: xp.Array) -> None:
@@ -112,7 +114,10 @@ class Parameter(Tensor):
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         if value and self._dtype.kind in "biu":
-            raise DtypeError(f"parameter {self.name!r} is {self._dtype}: only floats have gradients; use requires_grad=False, or cast it")
+            raise DtypeError(
+                f"parameter {self.name!r} is {self._dtype}: only floats have gradients; use requires_grad=False, or"
+                " cast it"
+            )
         self._requires_grad = value
 
     @property
@@ -183,7 +188,9 @@ class Parameter(Tensor):
         return None if self.stale or self.reduced else self._grad
 
     def zero_grad(self) -> None:
-        """Forget the gradient, also what a shard holds of it. No buffer is cleared: the next contribution overwrites it."""
+        """Forget the gradient, also what a shard holds of it. No buffer is cleared: the next contribution overwrites
+        it.
+        """
         self.forget()
         if self.flat is not None and self.flat.shard is not None:
             self.flat.shard.forget(self)

@@ -2,21 +2,26 @@
 
 This table is not a description of the rules, it is the rules: `record` and `pair` look every operation up here.
 
-    products        operands of two bytes, products summed in float32, the result rounded to two bytes. Of a float32 and a
+    products        operands of two bytes, products summed in float32, the result rounded to two bytes. Of a float32 and
+    a
                     two-byte operand the first is rounded. (torch.amp: "autocast to float16"; tensor cores do the same)
-    inside          float32 inside (statistics, exponentials, sums), the result rounded: what follows is a product, which
-                    would round it anyway. (Fused kernels of Apex and Megatron-LM; torch.amp keeps float32 until the product)
-    float32         the result stays float32: losses, sums, and what leaves float16's range. (torch.amp: "autocast to float32")
-    widest          element by element: float32 when one operand is, else two bytes, each result rounded once. (torch.amp:
+    inside          float32 inside (statistics, exponentials, sums), the result rounded: what follows is a product,
+    which
+                    would round it anyway. (Fused kernels of Apex and Megatron-LM; torch.amp keeps float32 until the
+                    product)
+    float32         the result stays float32: losses, sums, and what leaves float16's range. (torch.amp: "autocast to
+    float32")
+    widest          element by element: float32 when one operand is, else two bytes, each result rounded once.
+    (torch.amp:
                     "promote to the widest input type")
 
-An operation that is not listed keeps the precision of its operands. Gradients have the dtype of what they are gradients of;
-a node computes them in float32 and rounds them. Sums over many elements (bias and embedding gradients, broadcast operands)
-are sums in float32 that are rounded once.
+An operation that is not listed keeps the precision of its operands. Gradients have the dtype of what they are gradients
+of; a node computes them in float32 and rounds them. Sums over many elements (bias and embedding gradients, broadcast
+operands) are sums in float32 that are rounded once.
 
-Sources: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3 (products accumulate in float32; reductions
-and point-wise operations read and write two bytes and compute in float32); PyTorch, "Automatic mixed precision package", op
-reference; NVIDIA, "Train with mixed precision", on layers and losses.
+Sources: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3 (products accumulate in float32;
+reductions and point-wise operations read and write two bytes and compute in float32); PyTorch, "Automatic mixed
+precision package", op reference; NVIDIA, "Train with mixed precision", on layers and losses.
 """
 
 from typing import Any

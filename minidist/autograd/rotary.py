@@ -20,7 +20,9 @@ def rotary(x: Tensor, angles: xp.Array) -> Tensor:
     """x (batch, T, heads, n) with its pairs turned by `angles` (T, n/2)."""
     half = x.shape[-1] // 2
     if x.ndim != 4 or x.shape[-1] % 2 or angles.shape != (x.shape[1], half):
-        raise ShapeError(f"rotary: x of shape {x.shape} and angles {angles.shape}; expected (batch, T, heads, n), (T, n/2)")
+        raise ShapeError(
+            f"rotary: x of shape {x.shape} and angles {angles.shape}; expected (batch, T, heads, n), (T, n/2)"
+        )
     values = wide(x.data)
     cos, sin = (xp.as_array(f(angles), values.dtype)[None, :, None, :] for f in (xp.cos, xp.sin))
 

@@ -33,7 +33,9 @@ class Tensor:
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data = data if type(data) is xp.ndarray else xp.as_array(data)
         if requires_grad and self.data.dtype.kind in "biu":
-            raise DtypeError(f"requires_grad=True for a tensor of {self.data.dtype}: only floats have gradients; cast it first")
+            raise DtypeError(
+                f"requires_grad=True for a tensor of {self.data.dtype}: only floats have gradients; cast it first"
+            )
         self.node = Node("leaf") if requires_grad else None
 
     @property
@@ -211,8 +213,9 @@ def record(
     prepare: see `Node`. flops: of the forward, for the meter; default one an element. costs: called only while a meter
     is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
-    storage: the dtype of the operands, from operations that compute in float32 what is stored in two bytes; then the result is
-    stored as `precision.RULES` says, the vjps get float32 gradients, and what they return is rounded to their input's dtype.
+    storage: the dtype of the operands, from operations that compute in float32 what is stored in two bytes; then the
+    result is stored as `precision.RULES` says, the vjps get float32 gradients, and what they return is rounded to their
+    input's dtype.
     """
     if storage is not None and storage.itemsize == 2 and is_half(storage):
         data = stored(name, data, storage)
@@ -245,8 +248,8 @@ def record(
         for source, _ in (*edges, *weights):
             if source.node.__class__ is Node:
                 raise AutogradError(
-                    f"checkpoint: {name} reads a tensor of shape {source.shape} that needs a gradient and is not an argument of "
-                    "the function; pass it as an argument, or detach() it"
+                    f"checkpoint: {name} reads a tensor of shape {source.shape} that needs a gradient and is not an"
+                    " argument of the function; pass it as an argument, or detach() it"
                 )
     account = memory_account.get()
     if account is not None:

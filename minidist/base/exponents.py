@@ -20,8 +20,8 @@ _PIECE = 2**20  # elements at a time
 def count_exponents(arrays: Iterable[Any], scale: float = 1.0) -> dict[str, int]:
     """{"-12": how many entries x have 2^-12 <= |x| < 2^-11, ..., "zero": ..., "not finite": ...}, of all arrays together.
 
-    scale: a power of two by which the entries were multiplied, and are divided here. Keys are words because that is what a
-    trace's header keeps.
+    scale: a power of two by which the entries were multiplied, and are divided here. Keys are words because that is
+    what a trace's header keeps.
     """
     total: Counter[int] = Counter()
     zero = other = 0

@@ -3,9 +3,10 @@
     float16    1 sign  5 exponent  10 fraction     6e-8 .. 65504, 3 digits: range is what training runs out of
     bfloat16   1 sign  8 exponent   7 fraction    9e-41 .. 3e38, 2 digits: the range of float32, half of its bytes
 
-A processor without 16-bit arithmetic multiplies float16 matrices 180 times slower than float32 ones, and a product of two
-needs float32 sums anyway (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3). So a node *widens* what it
-reads into a float32 workspace, computes, and *rounds* what it leaves behind; the workspace is freed when the node is done.
+A processor without 16-bit arithmetic multiplies float16 matrices 180 times slower than float32 ones, and a product of
+two needs float32 sums anyway (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3). So a node
+*widens* what it reads into a float32 workspace, computes, and *rounds* what it leaves behind; the workspace is freed
+when the node is done.
 """
 
 from typing import Any
@@ -49,7 +50,9 @@ def rounded(array: xp.Array, dtype: Any) -> xp.Array:
 
 
 def add_into(total: xp.Array, contribution: xp.Array) -> None:
-    """total += contribution for arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but faster."""
+    """total += contribution for arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but
+    faster.
+    """
     if type(total) is not np.ndarray or not (total.flags.c_contiguous and contribution.flags.c_contiguous):
         total += contribution
         return
@@ -100,7 +103,9 @@ def _round(array: xp.Array) -> xp.Array:
 
 
 def _round_block(x: xp.Array, out: xp.Array) -> None:
-    """Adding a power of two 2^13 above the last digit wanted lets float32's own addition round; then the bits are moved."""
+    """Adding a power of two 2^13 above the last digit wanted lets float32's own addition round; then the bits are
+    moved.
+    """
     word = x.view(np.uint32)
     magnitude = np.absolute(x)
     magnitude *= np.float32(2.0**112)  # what float16 cannot hold becomes infinite here

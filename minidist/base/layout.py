@@ -31,9 +31,9 @@ class Layout:
     `axes` and `dims` pair up: the tensor is cut along `dims[i]` over mesh axis `axes[i]`; on every other axis it is
     replicated. `partial_over` names axes over which the values are still summands (a gradient before its reduction).
     `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V). `padding`: so many
-    zeros follow at the end of the cut dim before it is cut; they are on no global tensor. `copies`: so many neighbouring
-    ranks of the axis hold the same tile (key-value heads, when there are fewer of them than ranks). A tensor that is cut
-    over two axes has one block, no padding and no copies.
+    zeros follow at the end of the cut dim before it is cut; they are on no global tensor. `copies`: so many
+    neighbouring ranks of the axis hold the same tile (key-value heads, when there are fewer of them than ranks). A
+    tensor that is cut over two axes has one block, no padding and no copies.
     """
 
     global_shape: tuple[int, ...]
@@ -48,14 +48,17 @@ class Layout:
         if len(self.axes) != len(self.dims):
             raise ValueError(f"layout has {len(self.axes)} axes {self.axes} but {len(self.dims)} dims {self.dims}")
         if len(self.axes) > 1 and (self.blocks, self.padding, self.copies) != (1, 0, 1):
-            raise ValueError(f"a tensor cut over {self.axes} has one block, no padding and no copies; this layout is {self}")
+            raise ValueError(
+                f"a tensor cut over {self.axes} has one block, no padding and no copies; this layout is {self}"
+            )
 
 
 @dataclass(frozen=True)
 class GradientOrder:
     """The declared order in which one parameter's gradient contributions are added.
 
-    A contribution is the gradient of one use site in one micro-batch, computed whole. A stage adds its contributions one
+    A contribution is the gradient of one use site in one micro-batch, computed whole. A stage adds its contributions
+    one
     after the other: its micro-batches in the order `microbatches[stage]` (numbers local to the replica), and inside a
     micro-batch its sites in backward order. The stages' sums are added in stage order, and the replicas' sums last, in
     rank order. With `synchronize_each` the replicas are added after every micro-batch, and these sums are then added up

@@ -15,9 +15,17 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 
 MEMORY_PURPOSES = (
-    "parameter", "gradient", "optimizer", "activation", "activation_gradient", "communication", "unsharded", "stash",
-    "workspace", "input",
-)  # fmt: skip
+    "parameter",
+    "gradient",
+    "optimizer",
+    "activation",
+    "activation_gradient",
+    "communication",
+    "unsharded",
+    "stash",
+    "workspace",
+    "input",
+)
 _KNOWN = frozenset(MEMORY_PURPOSES)
 
 
@@ -94,7 +102,11 @@ class MemoryAccount:
         while len(spread) < count:
             first = len(spread)
             stop = next((i for i in range(first, count) if times[i] > times[first]), count)
-            end = times[stop] if stop < count else max(times[first], self._clock() if self._until is None else self._until)
+            end = (
+                times[stop]
+                if stop < count
+                else max(times[first], self._clock() if self._until is None else self._until)
+            )
             spread += [times[first] + (end - times[first]) * i / (stop - first) for i in range(stop - first)]
         return list(zip(spread, self.history(), strict=True))
 

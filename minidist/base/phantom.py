@@ -1,8 +1,8 @@
 """Arrays with a shape and no data: what a program sends, and when, without the memory to hold it.
 
-A collective moves bytes and adds numbers; which bytes and how many does not depend on the numbers. So the very code that
-reduces a real array can be run on a `Phantom` of 64 MiB, or 64 GiB, on each of 64 simulated ranks: messages, volumes and
-virtual time come out exact, and nothing is allocated, copied or added.
+A collective moves bytes and adds numbers; which bytes and how many does not depend on the numbers. So the very code
+that reduces a real array can be run on a `Phantom` of 64 MiB, or 64 GiB, on each of 64 simulated ranks: messages,
+volumes and virtual time come out exact, and nothing is allocated, copied or added.
 
     SimWorld(64, checks=False).run(lambda comm: all_reduce(comm, Phantom(2**24, np.float32)))
 """

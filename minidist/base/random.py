@@ -43,8 +43,8 @@ class BatchCoordinates:
     """Where the rows of the current (micro-)batch lie in the global batch of the step.
 
     `sample_offset` is the global number of the first row. `calls` counts the calls of each module in this batch, so
-    that a module that runs twice draws twice; it starts empty for each batch. `positions`: of each row only these places
-    of a text of `length` tokens are here (context parallel); None: all.
+    that a module that runs twice draws twice; it starts empty for each batch. `positions`: of each row only these
+    places of a text of `length` tokens are here (context parallel); None: all.
     """
 
     step: int = 0

@@ -20,10 +20,26 @@ from typing import Any
 from minidist.base.errors import UsageError
 
 PURPOSES = (
-    "gradient_reduce", "parameter_gather", "tensor_forward", "tensor_backward", "regather", "pipeline_activation",
-    "pipeline_gradient", "tied", "dispatch", "loss_divisor", "overflow", "clip_norm", "metrics", "evaluation", "checkpoint",
-    "startup", "parameter_push", "parameter_pull", "user",
-)  # fmt: skip
+    "gradient_reduce",
+    "parameter_gather",
+    "tensor_forward",
+    "tensor_backward",
+    "regather",
+    "pipeline_activation",
+    "pipeline_gradient",
+    "tied",
+    "dispatch",
+    "loss_divisor",
+    "overflow",
+    "clip_norm",
+    "metrics",
+    "evaluation",
+    "checkpoint",
+    "startup",
+    "parameter_push",
+    "parameter_pull",
+    "user",
+)
 
 _purpose: ContextVar[str] = ContextVar("minidist_message_purpose", default="user")
 _settled: ContextVar[bool] = ContextVar("minidist_message_purpose_settled", default=False)
@@ -157,7 +173,9 @@ def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
 
 
 def read_unfinished(folder: str | Path) -> tuple[list[Trace], dict[str, Any]]:
-    """The traces that the ranks of a job that hung or died under MPI left in `folder`, as the watchdog's report names it."""
+    """The traces that the ranks of a job that hung or died under MPI left in `folder`, as the watchdog's report names
+    it.
+    """
     paths = sorted(Path(folder).glob("rank*.trace.jsonl"), key=lambda path: int(path.name[4:].split(".")[0]))
     if not paths:
         raise UsageError(f"there are no rank*.trace.jsonl in {folder}; a report of the watchdog names the folder")

@@ -37,8 +37,9 @@ SAVING = ".saving"
 class Piece:
     """A part of the global tensor `name` of `shape`, held by this rank.
 
-    Either elements [start, stop) of the tensor in C order (`stop` None: all of it), or the `box` ((start, stop) for each
-    dim). copies: (number of this holder, number of holders) when several ranks hold the same values: one of them writes.
+    Either elements [start, stop) of the tensor in C order (`stop` None: all of it), or the `box` ((start, stop) for
+    each dim). copies: (number of this holder, number of holders) when several ranks hold the same values: one of them
+    writes.
     """
 
     name: str
@@ -57,7 +58,12 @@ class Piece:
 
 
 def save(
-    comm: Comm, directory: str | Path, step: int, pieces: Iterable[Piece], state: dict[str, Any], storage: Storage | None = None
+    comm: Comm,
+    directory: str | Path,
+    step: int,
+    pieces: Iterable[Piece],
+    state: dict[str, Any],
+    storage: Storage | None = None,
 ) -> Path:
     """Write a checkpoint of all ranks' pieces and, from rank 0, of `state` (what JSON can hold); returns its path.
 
@@ -100,7 +106,10 @@ def _write_pieces(rank: int, folder: Path, pieces: Iterable[Piece], storage: Sto
         holder, holders = piece.copies
         if zlib.crc32(piece.name.encode()) % holders != holder:
             continue  # another holder of the same values writes it; who is drawn from the name, whatever else each has
-        key, array = f"{number}", np.ascontiguousarray(fetch(piece.array) if is_device_array(piece.array) else piece.array)
+        key, array = (
+            f"{number}",
+            np.ascontiguousarray(fetch(piece.array) if is_device_array(piece.array) else piece.array),
+        )
         mine[key] = array
         what = {"name": piece.name, "shape": list(piece.shape), "dtype": str(array.dtype), "checksum": _checksum(array)}
         listed.append({**what, **piece.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
@@ -117,7 +126,10 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
     for rank in range(ranks):
         path = folder / f"rank-{rank:04d}.json"
         if not path.exists():
-            raise UsageError(f"checkpoint {folder.parent}: rank 0 does not see {path.name} of rank {rank}; save to a file system that all ranks share")
+            raise UsageError(
+                f"checkpoint {folder.parent}: rank 0 does not see {path.name} of rank {rank}; save to a file system"
+                " that all ranks share"
+            )
         record = json.loads(path.read_bytes())
         if record["bytes"]:
             files[f"rank-{rank:04d}.safetensors"] = record["bytes"]
@@ -125,7 +137,10 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
             name, shape, dtype = piece.pop("name"), piece.pop("shape"), piece.pop("dtype")
             entry = tensors.setdefault(name, {"shape": shape, "dtype": dtype, "pieces": []})
             if (entry["shape"], entry["dtype"]) != (shape, dtype):
-                raise UsageError(f"checkpoint: tensor {name!r} is {dtype}{shape} on rank {rank} and {entry['dtype']}{entry['shape']} on another")
+                raise UsageError(
+                    f"checkpoint: tensor {name!r} is {dtype}{shape} on rank {rank} and {entry['dtype']}{entry['shape']}"
+                    " on another"
+                )
             entry["pieces"].append(piece)
     for name, entry in tensors.items():
         covered = np.zeros(int(np.prod(entry["shape"])), np.int8)
@@ -133,9 +148,14 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
             covered[_indices(piece, entry["shape"])] += 1
         if not (covered == 1).all():
             wrong = int(np.flatnonzero(covered != 1)[0])
-            raise UsageError(f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} pieces; each must be in one (see Piece.copies)")
+            raise UsageError(
+                f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} pieces; each must be in one"
+                " (see Piece.copies)"
+            )
     body = {"format": FORMAT, "step": step, "ranks": ranks, "state": state, "files": files, "tensors": tensors}
-    storage.write(folder / "metadata.json", json.dumps({**body, "checksum": _digest(json.dumps(body).encode())}).encode())
+    storage.write(
+        folder / "metadata.json", json.dumps({**body, "checksum": _digest(json.dumps(body).encode())}).encode()
+    )
     for rank in range(ranks):
         storage.remove(folder / f"rank-{rank:04d}.json")
 
@@ -166,7 +186,11 @@ def _latest(root: Path) -> str:
         found = False
     if not found:
         there = sorted(path.parent.name for path in root.glob("step-*/metadata.json"))
-        remedy = f"write {there[-1]} into it" if there else "there is no complete checkpoint beside it, so start anew without --resume"
+        remedy = (
+            f"write {there[-1]} into it"
+            if there
+            else "there is no complete checkpoint beside it, so start anew without --resume"
+        )
         raise UsageError(f"the file 'latest' in {str(root)!r} names no checkpoint ({name[:40]!r}); {remedy}")
     return name
 
@@ -183,7 +207,10 @@ class Checkpoint:
         root = Path(directory)
         if name is None:
             if not (root / "latest").exists():
-                raise UsageError(f"there is no checkpoint in {str(root)!r} (no file 'latest'); name one that train --save has written, or train without --resume")
+                raise UsageError(
+                    f"there is no checkpoint in {str(root)!r} (no file 'latest'); name one that train --save has"
+                    " written, or train without --resume"
+                )
             name = _latest(root)
         self.path = root / name
         metadata = self.path / "metadata.json"
@@ -194,7 +221,10 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             intact = False
         if not intact:
-            raise UsageError(f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or damaged; use an older checkpoint")
+            raise UsageError(
+                f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or"
+                " damaged; use an older checkpoint"
+            )
         self.step: int = record["step"]
         self.state: dict[str, Any] = record["state"]
         self.files: dict[str, int] = record["files"]
@@ -212,7 +242,9 @@ class Checkpoint:
             if isinstance(place, slice):
                 first, last = max(place.start, start), min(place.stop, stop)
                 if first < last:
-                    result[first - start : last - start] = self._piece(name, piece).reshape(-1)[first - place.start : last - place.start]
+                    result[first - start : last - start] = self._piece(name, piece).reshape(-1)[
+                        first - place.start : last - place.start
+                    ]
             else:
                 wanted = (place >= start) & (place < stop)
                 if wanted.any():
@@ -232,7 +264,10 @@ class Checkpoint:
         if not path.exists():
             raise UsageError(f"{where} is missing; copy the whole directory, or use an older checkpoint")
         if path.stat().st_size != self.files[piece["file"]]:
-            raise UsageError(f"{where} has {path.stat().st_size} B instead of {self.files[piece['file']]}; copy it again, or use an older checkpoint")
+            raise UsageError(
+                f"{where} has {path.stat().st_size} B instead of {self.files[piece['file']]}; copy it again, or use an"
+                " older checkpoint"
+            )
         try:
             with safe_open(path, framework="numpy") as file:
                 array = file.get_tensor(piece["key"])

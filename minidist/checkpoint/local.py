@@ -4,7 +4,8 @@ Weights and optimizer state are global tensors, so any layout can read them. The
 3's residual is what rank 3 has not sent yet. What training needs is that nothing of it is lost, which is a statement
 about the *sum* over ranks. So every kind of local state names its rule:
 
-    sum      each rank's array is stored. On as many ranks each gets its own back, bit for bit; on n others rank r gets the
+    sum      each rank's array is stored. On as many ranks each gets its own back, bit for bit; on n others rank r gets
+    the
              sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the total is kept.
     drained  must hold nothing when a checkpoint is made: activations of micro-batches in flight, stashed weights. The
              save is refused until the pipeline has been run dry, on every rank alike.
@@ -32,18 +33,22 @@ class Local:
 
 
 def local_pieces(rank: int, states: Iterable[Local]) -> list[Piece]:
-    """What to hand to `save` beside the global tensors: tensor "local/NAME/00003" for the array of rank 3. Sends nothing.
+    """What to hand to `save` beside the global tensors: tensor "local/NAME/00003" for the array of rank 3. Sends
+    nothing.
 
     Errors: UsageError for an unknown rule, and when something that must be drained is in flight.
     """
     pieces = []
     for state in states:
         if state.rule not in RULES:
-            raise UsageError(f"local state {state.name!r} has the rule {state.rule!r}; it must be one of {', '.join(RULES)}")
+            raise UsageError(
+                f"local state {state.name!r} has the rule {state.rule!r}; it must be one of {', '.join(RULES)}"
+            )
         if state.rule == "drained":
             if state.value:
                 raise UsageError(
-                    f"rank {rank}: {state.value} of {state.name!r} are in flight; run the pipeline dry (flush) before a save"
+                    f"rank {rank}: {state.value} of {state.name!r} are in flight; run the pipeline dry (flush) before a"
+                    " save"
                 )
             continue
         array = np.asarray(state.value)
@@ -63,8 +68,8 @@ def read_local(checkpoint: Checkpoint, name: str, rank: int, ranks: int) -> np.n
     kinds = {(tuple(checkpoint.tensors[key]["shape"]), checkpoint.tensors[key]["dtype"]) for key in stored}
     if len(kinds) > 1:
         raise UsageError(
-            f"checkpoint {str(checkpoint.path)!r}: local state {name!r} has several shapes, {sorted(map(str, kinds))}; only ranks "
-            "that hold the same parameters can share it"
+            f"checkpoint {str(checkpoint.path)!r}: local state {name!r} has several shapes, {sorted(map(str, kinds))};"
+            " only ranks that hold the same parameters can share it"
         )
     if len(stored) == ranks:
         return checkpoint.tensor(_key(name, rank))

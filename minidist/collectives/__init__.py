@@ -21,6 +21,14 @@ from minidist.collectives.calls import (
 from minidist.collectives.nodes import TwoLevel
 
 __all__ = [
-    "TwoLevel", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce",
-    "reduce_scatter", "scatter",
-]  # fmt: skip
+    "TwoLevel",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]

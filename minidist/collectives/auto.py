@@ -8,10 +8,10 @@ byte), and where the two meet depends on the network:
                                trees                    segmented ring; two levels, where links differ
 
 Where all links of the communicator are alike the cost is `virtual_time.TIMES`, the same formulas that the traces of the
-algorithms are tested against. Where they differ (fast inside a node, slow across) there is no formula for all: each algorithm
-is run on phantom arrays and a clock of its own, once for each size. On more than 64 such ranks that takes too long, and the
-slowest link's formulas decide. A world that does not know its links (MPI) is taken for the default `LinkModel`. All ranks
-choose alike, because they choose from what all know.
+algorithms are tested against. Where they differ (fast inside a node, slow across) there is no formula for all: each
+algorithm is run on phantom arrays and a clock of its own, once for each size. On more than 64 such ranks that takes too
+long, and the slowest link's formulas decide. A world that does not know its links (MPI) is taken for the default
+`LinkModel`. All ranks choose alike, because they choose from what all know.
 
 Source of the method: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005.
 """
@@ -56,18 +56,30 @@ def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float)
 
 @lru_cache(1024)
 def fastest(
-    operation: str, nbytes: int, links: LinkModel, members: tuple[int, ...], nodes: tuple[tuple[int, ...], ...] | None = None
+    operation: str,
+    nbytes: int,
+    links: LinkModel,
+    members: tuple[int, ...],
+    nodes: tuple[tuple[int, ...], ...] | None = None,
 ) -> str:
     """The same on links that differ: who is done first on the virtual clock."""
     link = links.link
     assert link is not None
     ours = replace(links, link=lambda a, b: link(members[a], members[b]))
-    times = {name: virtual_seconds(operation, name, len(members), nbytes, ours, nodes) for name in sorted(algorithms()[operation])}
+    times = {
+        name: virtual_seconds(operation, name, len(members), nbytes, ours, nodes)
+        for name in sorted(algorithms()[operation])
+    }
     return min(times, key=times.__getitem__)
 
 
 def virtual_seconds(
-    operation: str, algorithm: str, ranks: int, nbytes: int, links: LinkModel, nodes: tuple[tuple[int, ...], ...] | None = None
+    operation: str,
+    algorithm: str,
+    ranks: int,
+    nbytes: int,
+    links: LinkModel,
+    nodes: tuple[tuple[int, ...], ...] | None = None,
 ) -> float:
     """Until the last rank is done with one call, for `nbytes` in all. Nothing is allocated and nothing added."""
     world = SimWorld(ranks, checks=False, record=False, timeout=0, links=links)

@@ -7,9 +7,10 @@ Broadcast from rank 0 over 8 ranks; a rank's parent is its number with the lowes
     round 3    0 ▶ 1   2 ▶ 3   4 ▶ 5   6 ▶ 7                     4  2    1
                                                                 6 5 3
                                                                 7
-Reduce and gather are the same tree with the arrows turned round; a subtree is a range of ranks, so gather and scatter move
-ranges. The latency grows with log2 n; each message is the whole array, so long ones are better cut (see `segmented_ring`,
-`recursive_halving`). All-reduce is a reduce and a broadcast. Another root: the ranks are counted from it.
+Reduce and gather are the same tree with the arrows turned round; a subtree is a range of ranks, so gather and scatter
+move ranges. The latency grows with log2 n; each message is the whole array, so long ones are better cut (see
+`segmented_ring`, `recursive_halving`). All-reduce is a reduce and a broadcast. Another root: the ranks are counted from
+it.
 
 Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
 """

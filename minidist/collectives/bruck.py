@@ -1,16 +1,16 @@
 """Bruck's all-to-all: a chunk travels in hops of 1, 2, 4, ... ranks, many chunks in one message. For short chunks.
 
-Pairwise exchange needs n-1 messages a rank. Here a chunk that must go i ranks far goes in the hops of i's binary digits,
-together with all others that make the same hop:
+Pairwise exchange needs n-1 messages a rank. Here a chunk that must go i ranks far goes in the hops of i's binary
+digits, together with all others that make the same hop:
 
     distance   1   2   3   4   5   6   7              5 ranks far = hop 1, then hop 4
     hop 1      x       x       x       x              every rank sends these chunks to rank + 1, in one message
     hop 2          x   x           x   x              ... to rank + 2
     hop 4                  x   x   x   x              ... to rank + 4
 
-So ceil(log2 n) messages; the price is that a chunk is sent as often as its distance has ones: about n/2 chunks a message,
-(n/2) log2 n in all instead of n-1. With chunks of unequal size nobody knows what passes through; then the sizes (8 B each)
-go ahead of every message.
+So ceil(log2 n) messages; the price is that a chunk is sent as often as its distance has ones: about n/2 chunks a
+message, (n/2) log2 n in all instead of n-1. With chunks of unequal size nobody knows what passes through; then the
+sizes (8 B each) go ahead of every message.
 
 Source: Bruck, Ho, Kipnis, Upfal, Weathersby, Efficient algorithms for all-to-all communications in multiport
 message-passing systems, IEEE TPDS 8 (1997).
@@ -25,7 +25,9 @@ from minidist.comm.communicator import Comm
 
 @algorithm("all_to_all", "bruck")
 def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
-    """ceil(log2 n) messages a rank. `receive_sizes` being the very list `send_sizes` says: all chunks everywhere are equal."""
+    """ceil(log2 n) messages a rank. `receive_sizes` being the very list `send_sizes` says: all chunks everywhere are
+    equal.
+    """
     n, rank = comm.size, comm.rank
     equal = send_sizes is receive_sizes
     flat, start = array.reshape(-1), offsets(send_sizes)

@@ -1,4 +1,5 @@
-"""The collectives as a user calls them: arguments are checked, an algorithm is found, a channel opened, the work run or posted.
+"""The collectives as a user calls them: arguments are checked, an algorithm is found, a channel opened, the work run or
+posted.
 
 The return type is an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type
 checker.
@@ -26,15 +27,23 @@ def all_reduce(
     """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it."""
     _check(comm, "all_reduce", array)
     if not array.flags.writeable:
-        raise UsageError(f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy")
+        raise UsageError(
+            f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
+        )
     check_op(op, array)
     return _call(comm, "all_reduce", algorithm, async_op, array, op, variant=op)
 
 
 def reduce_scatter(
-    comm: Comm, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None,
-    out: np.ndarray | None = None, algorithm: str = "ring", async_op: bool = False,
-) -> Any:  # fmt: skip
+    comm: Comm,
+    array: np.ndarray,
+    op: str = "sum",
+    *,
+    counts: Sequence[int] | None = None,
+    out: np.ndarray | None = None,
+    algorithm: str = "ring",
+    async_op: bool = False,
+) -> Any:
     """Rank r gets chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
 
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
@@ -52,9 +61,14 @@ def reduce_scatter(
 
 
 def all_gather(
-    comm: Comm, shard: np.ndarray, *, counts: Sequence[int] | None = None,
-    out: np.ndarray | None = None, algorithm: str = "ring", async_op: bool = False,
-) -> Any:  # fmt: skip
+    comm: Comm,
+    shard: np.ndarray,
+    *,
+    counts: Sequence[int] | None = None,
+    out: np.ndarray | None = None,
+    algorithm: str = "ring",
+    async_op: bool = False,
+) -> Any:
     """Every rank gets all ranks' shards (flattened), one after the other in rank order.
 
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
@@ -82,9 +96,14 @@ def reduce(
 
 
 def gather(
-    comm: Comm, shard: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None, algorithm: str = "naive",
+    comm: Comm,
+    shard: np.ndarray,
+    root: int = 0,
+    *,
+    counts: Sequence[int] | None = None,
+    algorithm: str = "naive",
     async_op: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The root gets all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
     _check(comm, "gather", shard)
     sizes = _shard_counts(comm, counts, shard.size, "gather")
@@ -93,9 +112,15 @@ def gather(
 
 
 def scatter(
-    comm: Comm, array: np.ndarray | None, out: np.ndarray, root: int = 0, *, counts: Sequence[int] | None = None,
-    algorithm: str = "naive", async_op: bool = False,
-) -> Any:  # fmt: skip
+    comm: Comm,
+    array: np.ndarray | None,
+    out: np.ndarray,
+    root: int = 0,
+    *,
+    counts: Sequence[int] | None = None,
+    algorithm: str = "naive",
+    async_op: bool = False,
+) -> Any:
     """Rank r receives chunk r of the root's `array` into `out` (1-D on the wire); returns it.
 
     Only the root passes `array`; the others pass None. counts as in `reduce_scatter`; only the root needs them.
@@ -118,9 +143,14 @@ def scatter(
 
 
 def all_to_all(
-    comm: Comm, array: np.ndarray, *, send_counts: Sequence[int] | None = None,
-    receive_counts: Sequence[int] | None = None, algorithm: str = "pairwise", async_op: bool = False,
-) -> Any:  # fmt: skip
+    comm: Comm,
+    array: np.ndarray,
+    *,
+    send_counts: Sequence[int] | None = None,
+    receive_counts: Sequence[int] | None = None,
+    algorithm: str = "pairwise",
+    async_op: bool = False,
+) -> Any:
     """Rank r gets chunk r of every rank's array, one after the other in rank order, as a new 1-D array.
 
     send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the size must
@@ -153,17 +183,25 @@ def barrier(comm: Comm) -> None:
 def _check(comm: Comm, operation: str, array: Any) -> None:
     if not hasattr(array, "flags") or isinstance(array, np.generic):
         raise UsageError(
-            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass numpy.array(...)"
+            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
+            " numpy.array(...)"
         )
 
 
 def _call(
-    comm: Comm, operation: str, algorithm: str, async_op: bool, array: np.ndarray | None, *arguments: Any,
-    variant: str = "sum", total: int | None = None,
-) -> Any:  # fmt: skip
+    comm: Comm,
+    operation: str,
+    algorithm: str,
+    async_op: bool,
+    array: np.ndarray | None,
+    *arguments: Any,
+    variant: str = "sum",
+    total: int | None = None,
+) -> Any:
     """Open a channel for the call and run the algorithm on it, now or in the communicator's lane.
 
-    total: elements of the whole, which "auto" chooses by: a number that all ranks know; default those of `array`. (Only the
+    total: elements of the whole, which "auto" chooses by: a number that all ranks know; default those of `array`. (Only
+    the
     root knows how much a scatter moves: 0 there, so that the latency alone decides.)
 
     variant: the reduction; part of the channel's name unless it is the sum, so that ranks that reduce differently are
@@ -191,7 +229,9 @@ def _whole(comm: Comm, counts: Sequence[int], operation: str) -> list[int]:
     try:
         return [index(count) for count in counts]
     except TypeError:
-        raise UsageError(f"rank {comm.rank}: {operation} with counts {list(counts)}; a count is a whole number of elements") from None
+        raise UsageError(
+            f"rank {comm.rank}: {operation} with counts {list(counts)}; a count is a whole number of elements"
+        ) from None
 
 
 def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:

@@ -23,7 +23,8 @@ def _sum(*parts: Volume) -> Volume:
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: bytes that a link must carry for one byte of array.
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: bytes that a link must carry for one byte of
+    array.
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """

@@ -1,8 +1,8 @@
 """How an algorithm for a power of two runs on any number of ranks: some ranks hand their part to a neighbour first.
 
-Recursive doubling and halving pair rank r with r xor 1, r xor 2, r xor 4, ..., which needs a power of two. With n ranks,
-q the largest power of two in n and e = n - q, the first 2 e ranks form pairs: the even one gives what it has to the odd
-one and waits for the result; the q others work under *folded* numbers. 6 ranks, q = 4, e = 2:
+Recursive doubling and halving pair rank r with r xor 1, r xor 2, r xor 4, ..., which needs a power of two. With n
+ranks, q the largest power of two in n and e = n - q, the first 2 e ranks form pairs: the even one gives what it has to
+the odd one and waits for the result; the q others work under *folded* numbers. 6 ranks, q = 4, e = 2:
 
     rank          0 ──▶ 1    2 ──▶ 3    4    5
     folded number       0          1    2    3

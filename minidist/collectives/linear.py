@@ -3,8 +3,8 @@
     rank 0 ──▶ 1, 2, 3        n-1 messages of each rank are on their way together, so the latency is paid once;
     rank 1 ──▶ 2, 3, 0        pairwise, which waits after each partner, pays it n-1 times. The price: n-1 buffers in flight.
 
-Rank r begins with r+1, so no two ranks send to the same one at the same moment. Source: MPICH's alltoall_scattered, Open MPI's
-"linear" all-to-all.
+Rank r begins with r+1, so no two ranks send to the same one at the same moment. Source: MPICH's alltoall_scattered,
+Open MPI's "linear" all-to-all.
 """
 
 import numpy as np

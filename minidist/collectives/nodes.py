@@ -15,8 +15,8 @@ from minidist.comm.communicator import Comm
 class TwoLevel:
     """The ranks of `comm` in nodes: those with the same `color` (a node's coordinate in a mesh, for instance) are one.
 
-    A call of all ranks; at the start everybody learns everybody's color (8 B each, purpose `startup`). Any number of ranks,
-    nodes of any size, ragged counts. `.comm` is a duplicate that knows its nodes: any collective on it takes
+    A call of all ranks; at the start everybody learns everybody's color (8 B each, purpose `startup`). Any number of
+    ranks, nodes of any size, ragged counts. `.comm` is a duplicate that knows its nodes: any collective on it takes
     `algorithm="two_level"`, and "auto" has it among its choices; the methods here are those calls.
     """
 
@@ -28,7 +28,9 @@ class TwoLevel:
         with purpose("startup"):
             channel = self.comm.collective("two_level")
             ring.all_gather(channel, np.array([color], dtype=np.int64), [1] * comm.size, colors)
-        self.nodes = [np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())]  # by their first ranks
+        self.nodes = [
+            np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())
+        ]  # by their first ranks
         self.comm.nodes = self.nodes
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", *, async_op: bool = False) -> Any:
@@ -36,14 +38,26 @@ class TwoLevel:
         return calls.all_reduce(self.comm, array, op, algorithm="two_level", async_op=async_op)
 
     def reduce_scatter(
-        self, array: np.ndarray, op: str = "sum", *, counts: Sequence[int] | None = None, out: np.ndarray | None = None,
+        self,
+        array: np.ndarray,
+        op: str = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        out: np.ndarray | None = None,
         async_op: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Rank r gets chunk r of the sum (`op`) of all ranks' arrays (flattened)."""
-        return calls.reduce_scatter(self.comm, array, op, counts=counts, out=out, algorithm="two_level", async_op=async_op)
+        return calls.reduce_scatter(
+            self.comm, array, op, counts=counts, out=out, algorithm="two_level", async_op=async_op
+        )
 
     def all_gather(
-        self, shard: np.ndarray, *, counts: Sequence[int] | None = None, out: np.ndarray | None = None, async_op: bool = False
+        self,
+        shard: np.ndarray,
+        *,
+        counts: Sequence[int] | None = None,
+        out: np.ndarray | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Every rank gets all ranks' shards (flattened), one after the other in rank order."""
         return calls.all_gather(self.comm, shard, counts=counts, out=out, algorithm="two_level", async_op=async_op)

@@ -1,7 +1,8 @@
 """How two contributions become one: sum, avg, max, min, prod, element by element and in place.
 
-Of two-byte floats each addition is done in float32 and rounded, so the sum of n contributions is rounded n - 1 times, at every
-rank that adds (as in NCCL). Who wants one rounding reduces in float32: `MixedPrecisionPolicy(reduce_dtype=float32)`, twice the bytes.
+Of two-byte floats each addition is done in float32 and rounded, so the sum of n contributions is rounded n - 1 times,
+at every rank that adds (as in NCCL). Who wants one rounding reduces in float32:
+`MixedPrecisionPolicy(reduce_dtype=float32)`, twice the bytes.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,12 @@ from minidist.base.errors import UsageError
 from minidist.base.half import add_into, is_half, rounded, wide
 
 _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
-    "sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply,
-}  # fmt: skip
+    "sum": np.add,
+    "avg": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
 
 
 def check_op(op: str, array: np.ndarray) -> None:

@@ -28,7 +28,10 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     """
     n, rank = comm.size, comm.rank
     flat, start = array.reshape(-1), offsets(sizes)
-    contributions = [track(np.empty_like(out), "communication") if other != rank else flat[start[rank] : start[rank + 1]] for other in range(n)]
+    contributions = [
+        track(np.empty_like(out), "communication") if other != rank else flat[start[rank] : start[rank + 1]]
+        for other in range(n)
+    ]
     sources = [(rank - distance) % n for distance in range(1, n)]
     receives = [comm.irecv(contributions[source], source) for source in sources]
     targets = [(rank + distance) % n for distance in range(1, n)]

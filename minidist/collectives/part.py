@@ -1,4 +1,5 @@
-"""Some ranks of a channel under numbers of their own, so that an algorithm for n ranks can run on a node's, or the leaders'.
+"""Some ranks of a channel under numbers of their own, so that an algorithm for n ranks can run on a node's, or the
+leaders'.
 
 No new communicator: messages travel on the channel itself, with its tag. Two ranks' messages keep their order, so the
 steps of one call that follow one another cannot meet.

@@ -4,9 +4,9 @@
     round 2    0 ◀─▶ 2    1 ◀─▶ 3    4 ◀─▶ 6    5 ◀─▶ 7        rank xor 2
     round 3    0 ◀─▶ 4    1 ◀─▶ 5    2 ◀─▶ 6    3 ◀─▶ 7        rank xor 4
 
-All-reduce exchanges the whole array in each round: the fewest rounds there can be, but log2 n times the bytes, where the
-ring sends less than twice. All-gather exchanges what is known so far and is as good as the ring in bytes too. When n is no
-power of two, see `folding`: two more rounds.
+All-reduce exchanges the whole array in each round: the fewest rounds there can be, but log2 n times the bytes, where
+the ring sends less than twice. All-gather exchanges what is known so far and is as good as the ring in bytes too. When
+n is no power of two, see `folding`: two more rounds.
 
 Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
 """

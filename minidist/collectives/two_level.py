@@ -7,12 +7,13 @@ Two nodes of three ranks; links inside a node are fast, those between nodes slow
     3 all-gather inside        0 ─ 1 ─ 2        3 ─ 4 ─ 5       everybody has everything
 
 Across nodes a rank sends 2 (M-1)/M of N/L bytes (M nodes of L ranks), L times less than a ring over all whose links all
-carry 2 (n-1)/n of N. Reduce-scatter is the first two steps with one less across, all-gather the last two. Nodes of unequal
+carry 2 (n-1)/n of N. Reduce-scatter is the first two steps with one less across, all-gather the last two. Nodes of
+unequal
 size have no partner for every chunk: there rank 0 of each node, its leader, works for all (reduce inside, across among
 leaders, broadcast inside), as it does in broadcast, reduce and barrier, where a slow link carries the array once.
 
-Which ranks are a node? `TwoLevel(comm, color)` is told, and tells its communicator. Any other one asks the world: ranks between
-which the links are the fastest there are (simulated), or processes of one host (MPI).
+Which ranks are a node? `TwoLevel(comm, color)` is told, and tells its communicator. Any other one asks the world: ranks
+between which the links are the fastest there are (simulated), or processes of one host (MPI).
 
 Source: Jia et al., Highly scalable deep learning training system with mixed-precision, 2018, section 3.4 (hierarchical
 all-reduce).
@@ -31,7 +32,8 @@ from minidist.comm.communicator import Comm
 
 
 class Levels:
-    """A channel's ranks in nodes, seen from one of them: `inside` its node, and `across`, those of its place in each node.
+    """A channel's ranks in nodes, seen from one of them: `inside` its node, and `across`, those of its place in each
+    node.
 
     With nodes of unequal size there is an `across` for the leaders only; for the others it is themselves alone.
     """

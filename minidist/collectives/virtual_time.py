@@ -1,8 +1,9 @@
-"""How long each algorithm takes on the alpha-beta clock: what the virtual time of its traces is compared with, and `auto` uses.
+"""How long each algorithm takes on the alpha-beta clock: what the virtual time of its traces is compared with, and
+`auto` uses.
 
-Seconds until the last rank is done, when all ranks begin at once and n divides the size: alpha seconds a message, beta seconds
-a byte, `nbytes` of the whole array. Adding costs nothing here. Where the papers' conditions hold (n a power of two) these are
-the papers' expressions.
+Seconds until the last rank is done, when all ranks begin at once and n divides the size: alpha seconds a message, beta
+seconds a byte, `nbytes` of the whole array. Adding costs nothing here. Where the papers' conditions hold (n a power of
+two) these are the papers' expressions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +22,11 @@ def barrier_time(ranks: int, alpha: float) -> float:
 def rounds_time(
     rounds: Sequence[tuple[Sequence[int], Sequence[float]]], alpha: float, beta: float, buffered: bool = False
 ) -> float:
-    """Rounds of `sendrecv` in which rank v sends sent[v] bytes to rank to[v], for chunks of any sizes: (to, sent) of each round.
+    """Rounds of `sendrecv` in which rank v sends sent[v] bytes to rank to[v], for chunks of any sizes: (to, sent) of
+    each round.
 
-    A rank goes on when its message has landed and its own is out: with synchronous sends no earlier than its receiver came.
+    A rank goes on when its message has landed and its own is out: with synchronous sends no earlier than its receiver
+    came.
     """
     ranks = len(rounds[0][0]) if rounds else 1
     time, port = [0.0] * ranks, [0.0] * ranks
@@ -37,7 +40,9 @@ def rounds_time(
 def _ring(sizes: Sequence[float], first: int) -> list[tuple[list[int], list[float]]]:
     """n-1 rounds to the right neighbour; in the first one rank v sends chunk v + first."""
     n = len(sizes)
-    return [([(v + 1) % n for v in range(n)], [sizes[(v + first - step) % n] for v in range(n)]) for step in range(n - 1)]
+    return [
+        ([(v + 1) % n for v in range(n)], [sizes[(v + first - step) % n] for v in range(n)]) for step in range(n - 1)
+    ]
 
 
 def ragged_ring_reduce_scatter_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
@@ -83,9 +88,11 @@ def chain_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
 
 
 def binomial_down_time(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
-    """Binomial broadcast: a rank's messages to its children leave one behind the other, each as soon as the port is free.
+    """Binomial broadcast: a rank's messages to its children leave one behind the other, each as soon as the port is
+    free.
 
-    For n = 2^k it is log2 n (alpha + beta nbytes). cut: scatter, where a child gets its subtree's part of `nbytes` only,
+    For n = 2^k it is log2 n (alpha + beta nbytes). cut: scatter, where a child gets its subtree's part of `nbytes`
+    only,
     and before it the sizes, 8 B for each rank: log2 n alpha + beta (n-1)/n nbytes and the sizes' bytes.
     """
     arrival = [0.0] * ranks
@@ -115,14 +122,18 @@ def binomial_up_time(nbytes: float, ranks: int, alpha: float, beta: float, cut: 
 
 
 def _folded_time(
-    fold: Fold, before: Sequence[float], rounds: Sequence[tuple[int, Sequence[float]]], after: Sequence[float], alpha: float,
+    fold: Fold,
+    before: Sequence[float],
+    rounds: Sequence[tuple[int, Sequence[float]]],
+    after: Sequence[float],
+    alpha: float,
     beta: float,
-) -> float:  # fmt: skip
-    """Rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v]; for each folded pair first
-    a message of before[v] bytes and at the end one of after[v].
+) -> float:
+    """Rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v]; for each folded pair
+    first a message of before[v] bytes and at the end one of after[v].
 
-    In a power of two all ranks advance together: a round is alpha + beta bytes. Otherwise folded ranks begin later, and an
-    exchange ends when the port is through with both directions and the partner's message is there.
+    In a power of two all ranks advance together: a round is alpha + beta bytes. Otherwise folded ranks begin later, and
+    an exchange ends when the port is through with both directions and the partner's message is there.
     """
     time = [alpha + beta * before[v] if v < fold.extra else 0.0 for v in range(fold.power)]
     port = list(time)  # when the in-port is free
@@ -156,7 +167,9 @@ def recursive_doubling_time(nbytes: float, ranks: int, alpha: float, beta: float
 
 
 def rabenseifner_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k; at most 2 (alpha + beta nbytes) more than that of q otherwise."""
+    """2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k; at most 2 (alpha + beta nbytes) more than that of q
+    otherwise.
+    """
     power = Fold(ranks).power
     return ragged_rabenseifner_time([nbytes / power] * power, ranks, alpha, beta)
 
@@ -175,7 +188,9 @@ def recursive_halving_time(nbytes: float, ranks: int, alpha: float, beta: float)
 def ragged_halving_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
     """sizes: bytes of each rank's chunk."""
     fold = Fold(len(sizes))
-    return _folded_time(fold, [sum(sizes)] * fold.extra, _halving(fold.merge(sizes)), sizes[: 2 * fold.extra : 2], alpha, beta)
+    return _folded_time(
+        fold, [sum(sizes)] * fold.extra, _halving(fold.merge(sizes)), sizes[: 2 * fold.extra : 2], alpha, beta
+    )
 
 
 def doubling_all_gather_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
@@ -186,7 +201,9 @@ def doubling_all_gather_time(nbytes: float, ranks: int, alpha: float, beta: floa
 def ragged_doubling_time(sizes: Sequence[float], alpha: float, beta: float) -> float:
     """sizes: bytes of each rank's shard."""
     fold = Fold(len(sizes))
-    return _folded_time(fold, sizes[: 2 * fold.extra : 2], _doubling(fold.merge(sizes)), [sum(sizes)] * fold.extra, alpha, beta)
+    return _folded_time(
+        fold, sizes[: 2 * fold.extra : 2], _doubling(fold.merge(sizes)), [sum(sizes)] * fold.extra, alpha, beta
+    )
 
 
 def bruck_time(nbytes: float, ranks: int, alpha: float, beta: float) -> float:

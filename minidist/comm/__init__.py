@@ -12,6 +12,18 @@ from minidist.comm.mesh import Mesh, init_device_mesh
 from minidist.comm.simulated import SimWorld
 
 __all__ = [
-    "ANY", "Chooser", "Comm", "LinkModel", "Mesh", "Request", "SimWorld", "Work", "earliest", "explore",
-    "init_device_mesh", "launch", "replay", "seeded",
-]  # fmt: skip
+    "ANY",
+    "Chooser",
+    "Comm",
+    "LinkModel",
+    "Mesh",
+    "Request",
+    "SimWorld",
+    "Work",
+    "earliest",
+    "explore",
+    "init_device_mesh",
+    "launch",
+    "replay",
+    "seeded",
+]

@@ -35,7 +35,9 @@ class LinkModel:
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) < inf:
-                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be at least 0 seconds, and finite")
+                raise UsageError(
+                    f"link model: {name} is {getattr(self, name)}; it must be at least 0 seconds, and finite"
+                )
         for name in ("flops", "memory_bandwidth"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be above 0 a second")
@@ -50,7 +52,11 @@ class LinkModel:
         Returns places in `members`, world ranks, node by node.
         """
         n = len(members)
-        costs = {(i, j): self.cost(members[i], members[j]) for i in range(n) for j in range(n) if i != j} if self.link else {}
+        costs = (
+            {(i, j): self.cost(members[i], members[j]) for i in range(n) for j in range(n) if i != j}
+            if self.link
+            else {}
+        )
         fastest = min(costs.values(), key=lambda cost: cost[::-1], default=None)
         nodes: list[list[int]] = []
         for i in range(n):

@@ -60,14 +60,30 @@ class Work:
     """A posted collective: `wait()` returns what the blocking call would have returned."""
 
     __slots__ = (
-        "arrays", "checksums", "comm", "context", "end", "error", "finished", "function", "operation", "posted", "result", "site",
+        "arrays",
+        "checksums",
+        "comm",
+        "context",
+        "end",
+        "error",
+        "finished",
+        "function",
+        "operation",
+        "posted",
+        "result",
+        "site",
         "waiter",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, comm: "Comm", function: Callable[[], Any], operation: str, site: Site, posted: float,
+        self,
+        comm: "Comm",
+        function: Callable[[], Any],
+        operation: str,
+        site: Site,
+        posted: float,
         arrays: Sequence[np.ndarray] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.arrays = arrays  # the program must leave them alone until the wait
         self.checksums: list[int] = []
         self.comm, self.function, self.operation, self.site, self.posted = comm, function, operation, site, posted
@@ -145,8 +161,8 @@ class Comm:
             return
         if self.world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
-                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at {self.site or user_site(2)}; "
-                "give each message a buffer of its own"
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
+                f" {self.site or user_site(2)}; give each message a buffer of its own"
             )
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
@@ -189,7 +205,8 @@ class Comm:
         """Say what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
         if not 0.0 <= seconds < math.inf:
             raise UsageError(
-                f"rank {self.rank}: compute of {seconds:g} s; time does not run backwards, nor for ever: pass seconds of at least 0"
+                f"rank {self.rank}: compute of {seconds:g} s; time does not run backwards, nor for ever: pass seconds"
+                " of at least 0"
             )
         self.world.compute(operations, seconds, name)
 

@@ -1,16 +1,19 @@
 """Killing a rank on purpose: what becomes of its messages, and how the others learn that it is gone.
 
 A killed rank stops where it stands, in all its lanes, and never communicates again (its `finally` blocks run, as Python
-has it, but a message there ends them). What it had sent *buffered* is on the wire and still arrives; a synchronous send that nobody had received is gone, like its receives.
+has it, but a message there ends them). What it had sent *buffered* is on the wire and still arrives; a synchronous send
+that nobody had received is gone, like its receives.
 
     rank 1 waits for rank 2 ──┐
     rank 0 waits for anybody ─┤      rank 2 is killed
                               ├─▶ rank 1: RankDeadError at once, in its wait; it may catch it and go on
                               └─▶ rank 0: goes on with the others; only when nobody else can send, RankDeadError, once
 
-So whoever waits on a dead rank by name is told whenever it does; whoever waits for anybody is told of each death at most
+So whoever waits on a dead rank by name is told whenever it does; whoever waits for anybody is told of each death at
+most
 once, and only when it would otherwise wait forever: the detector is never wrong, because in this world it is known when
-nobody can run. On the clock the news takes one latency. MPI's own rule is harsher: a process that dies ends the job (the
+nobody can run. On the clock the news takes one latency. MPI's own rule is harsher: a process that dies ends the job
+(the
 proposal for more is ULFM: Bland et al., Post-failure recovery of MPI communication capability, IJHPCA 27, 2013, whose
 rules for named and for wildcard receives these are).
 """
@@ -58,8 +61,9 @@ class Deaths:
         if world.on_failure == "end":
             raise RankDeadError(
                 f"rank {rank} was killed at virtual time {self.times[rank]:.6g} s and the run ends, as a job under MPI "
-                'would; SimWorld(on_failure="isolate") lets the others go on', rank,
-            )  # fmt: skip
+                'would; SimWorld(on_failure="isolate") lets the others go on',
+                rank,
+            )
         self._bury(rank)
         for lane in self._lanes(rank):
             if lane is not caller and lane.greenlet is not None and not lane.greenlet.dead:
@@ -105,8 +109,9 @@ class Deaths:
         others = "; nobody else sends to it" if request.peer == ANY else ""
         request.error = RankDeadError(
             f"rank {who}: its {request.describe()} cannot complete: rank {dead} died at virtual time "
-            f"{self.times[dead]:.6g} s{others}; catch RankDeadError and go on without it, or let it end the run", dead,
-        )  # fmt: skip
+            f"{self.times[dead]:.6g} s{others}; catch RankDeadError and go on without it, or let it end the run",
+            dead,
+        )
         if request.waiter is not None:
             self.world.ready.append(request.waiter)
             request.waiter = None

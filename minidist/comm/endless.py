@@ -44,8 +44,8 @@ class EndlessWatch:
     def _raise_in_rank(self) -> None:
         if self.error is None:
             self.error = RankTimeoutError(
-                f"rank {self.world.running.rank} computed for more than {self.world.timeout:g} s without communicating; "
-                "it may compute without end: look at the last line of the traceback, or raise --timeout"
+                f"rank {self.world.running.rank} computed for more than {self.world.timeout:g} s without communicating;"
+                " it may compute without end: look at the last line of the traceback, or raise --timeout"
             )
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Stopped))
 

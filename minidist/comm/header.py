@@ -67,7 +67,9 @@ def unpack(data: bytes) -> Header:
 
 
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
-    """Raise MismatchError naming both sides when the headers differ. name: of the operation expected, if packing has cut it."""
+    """Raise MismatchError naming both sides when the headers differ. name: of the operation expected, if packing has
+    cut it.
+    """
     if sent == expected:
         return
     if sent.operation != expected.operation:

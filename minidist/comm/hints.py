@@ -1,7 +1,7 @@
 """What a hang under MPI was probably meant to be: read from what each rank waits in and from what each has sent so far.
 
-The simulated world knows its queues (`reports`); here they are worked out from the ranks' traces: what a rank has sent to
-another, less what that one has asked for, is on its way or in MPI's buffers.
+The simulated world knows its queues (`reports`); here they are worked out from the ranks' traces: what a rank has sent
+to another, less what that one has asked for, is on its way or in MPI's buffers.
 """
 
 from collections import Counter
@@ -38,10 +38,14 @@ def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence
                 queued.pop(queue_of(wanted), None)
                 for queue, message in list(queued.items())[:2]:
                     found.append(
-                        f"rank {rank} waits for {name(queue_of(wanted), wanted['operation'])}, but queued from rank {source} is "
-                        f"{name(queue, message['operation'])} ({message['nbytes']} B)"
+                        f"rank {rank} waits for {name(queue_of(wanted), wanted['operation'])}, but queued from rank"
+                        f" {source} is {name(queue, message['operation'])} ({message['nbytes']} B)"
                     )
-    if waiting and len(waiting) == len(states) and all(s.get("message", {}).get("kind") == "send" for s in waiting.values()):
+    if (
+        waiting
+        and len(waiting) == len(states)
+        and all(s.get("message", {}).get("kind") == "send" for s in waiting.values())
+    ):
         found.append("everybody sends and nobody receives: let some ranks receive first, or use sendrecv or isend")
     return found[:6]
 

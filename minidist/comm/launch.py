@@ -27,14 +27,18 @@ from minidist.comm.simulated import SimWorld
 
 
 def launch(
-    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, argv: Sequence[str] | None = None, **options: Any
+    main: Callable[..., Any],
+    *arguments: Any,
+    ranks: int | None = None,
+    argv: Sequence[str] | None = None,
+    **options: Any,
 ) -> list[Any]:
     """Run `main(comm, *arguments)` on every rank; returns the results of the ranks in this process.
 
-    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves everything
-    else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong input, else 1.
-    `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. `os._exit` leaves no chance to say a word: under MPI the
-    launcher decides what becomes of the others, and may report success; never call it in a rank.
+    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves
+    everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong
+    input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. `os._exit` leaves no chance to say a
+    word: under MPI the launcher decides what becomes of the others, and may report success; never call it in a rank.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     flags, rest = parser().parse_known_args(words)
@@ -46,8 +50,16 @@ def launch(
         for word in rest:
             if is_mistyped(word):
                 raise UsageError(f"unknown flag {word}{nearest(word.split('=')[0], FLAGS)}")
-        return run(main, *arguments, ranks=ranks if flags.ranks is None else flags.ranks, timeout=flags.timeout, trace=flags.trace,
-                   eager_bytes=flags.eager_bytes, synchronous=flags.synchronous, **options)  # fmt: skip
+        return run(
+            main,
+            *arguments,
+            ranks=ranks if flags.ranks is None else flags.ranks,
+            timeout=flags.timeout,
+            trace=flags.trace,
+            eager_bytes=flags.eager_bytes,
+            synchronous=flags.synchronous,
+            **options,
+        )
     except SystemExit as end:
         for note in getattr(end, "__notes__", ()):
             print(f"minidist: SystemExit {end.code} {note}; the run ends", file=sys.stderr)
@@ -80,13 +92,17 @@ def is_mistyped(word: str) -> bool:
 
 
 def writable(path: str | Path, flag: str = "--trace") -> None:
-    """Raise UsageError now, and not after the run, when the file of `flag` cannot be written to `path`. Makes its folder."""
+    """Raise UsageError now, and not after the run, when the file of `flag` cannot be written to `path`. Makes its
+    folder.
+    """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("a"):
             pass
     except OSError as error:
-        raise UsageError(f"the {flag[2:]} cannot be written to {path}: {error.strerror}; choose another {flag}") from None
+        raise UsageError(
+            f"the {flag[2:]} cannot be written to {path}: {error.strerror}; choose another {flag}"
+        ) from None
 
 
 def under_mpiexec() -> bool:
@@ -116,13 +132,21 @@ def run(main: Callable[..., Any], *arguments: Any, trace: str | None = None, **o
 
 
 def execute(
-    main: Callable[..., Any], *arguments: Any, ranks: int | None = None, timeout: float = 60.0, trace: str | None = None,
-    eager_bytes: int = 0, synchronous: bool = False, **options: Any,
-) -> Outcome:  # fmt: skip
+    main: Callable[..., Any],
+    *arguments: Any,
+    ranks: int | None = None,
+    timeout: float = 60.0,
+    trace: str | None = None,
+    eager_bytes: int = 0,
+    synchronous: bool = False,
+    **options: Any,
+) -> Outcome:
     """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
     tune()
     if not 0 <= timeout <= LONGEST:
-        raise UsageError(f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {LONGEST:g}")
+        raise UsageError(
+            f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {LONGEST:g}"
+        )
     if eager_bytes < 0:
         raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
     if ranks is not None and ranks < 1:
@@ -131,7 +155,9 @@ def execute(
         writable(trace)
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
-        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
+        raise UsageError(
+            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
+        )
     if size is None:
         world = SimWorld(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
         try:

@@ -1,4 +1,6 @@
-"""What the launcher says of this process, asked before MPI is imported; and whether launcher and library belong together."""
+"""What the launcher says of this process, asked before MPI is imported; and whether launcher and library belong
+together.
+"""
 
 import os
 from typing import Any

@@ -1,7 +1,7 @@
 """Finding and calling `mpiexec`: the one that belongs to the MPI library of this Python's mpi4py.
 
-Every MPI's launcher takes `-n 4 program`; the rest differs. Open MPI refuses more ranks than cores, binds each rank to a core
-of its own and does not run as root, unless told otherwise; MPICH and Intel MPI need nothing.
+Every MPI's launcher takes `-n 4 program`; the rest differs. Open MPI refuses more ranks than cores, binds each rank to
+a core of its own and does not run as root, unless told otherwise; MPICH and Intel MPI need nothing.
 """
 
 import os
@@ -20,7 +20,9 @@ def find_mpiexec() -> str:
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        raise LauncherError("mpiexec is missing; install it with: pip install 'minidist[mpi]' (a wheel, no compiler needed)")
+        raise LauncherError(
+            "mpiexec is missing; install it with: pip install 'minidist[mpi]' (a wheel, no compiler needed)"
+        )
     return found
 
 
@@ -48,7 +50,9 @@ def mpiexec_command(ranks: int, program: Sequence[str]) -> tuple[list[str], dict
     return [mpiexec, *options, "-n", str(ranks), sys.executable, *program], environment
 
 
-def run_under_mpiexec(ranks: int, program: Sequence[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+def run_under_mpiexec(
+    ranks: int, program: Sequence[str], timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Start `program` on `ranks` processes, let its standard error through, and return when it has ended.
 
     Raises LauncherError when it failed, with the end of what it said.
@@ -56,5 +60,7 @@ def run_under_mpiexec(ranks: int, program: Sequence[str], timeout: float | None 
     command, environment = mpiexec_command(ranks, program)
     answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout)
     if answer.returncode:
-        raise LauncherError(f"{' '.join(command[:4])} ... ended with exit code {answer.returncode}; its report stands above")
+        raise LauncherError(
+            f"{' '.join(command[:4])} ... ended with exit code {answer.returncode}; its report stands above"
+        )
     return answer

@@ -1,9 +1,9 @@
 """Posting, meeting and waiting in the simulated world: which send meets which receive, what it costs, and who wakes up.
 
-    post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
-             when the other side is there already; a receive from any rank waits until nobody can run any more
-    deliver  headers are compared, the array is copied once, and whoever was blocked in a wait can run again
-    wait     blocks until the two have met, then charges the clock (see `clock`)
+post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
+         when the other side is there already; a receive from any rank waits until nobody can run any more
+deliver  headers are compared, the array is copied once, and whoever was blocked in a wait can run again
+wait     blocks until the two have met, then charges the clock (see `clock`)
 """
 
 from collections import deque
@@ -62,9 +62,22 @@ class Matching:
             self.deaths.before_post(rank)
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
-            rank, lane.name, kind, world_peer, tag, nbytes, current_purpose(), comm.operation, comm.name, lane.time,
-            -1.0, -1.0, 0, dtype_name(array.dtype), peer == ANY,
-        )  # fmt: skip
+            rank,
+            lane.name,
+            kind,
+            world_peer,
+            tag,
+            nbytes,
+            current_purpose(),
+            comm.operation,
+            comm.name,
+            lane.time,
+            -1.0,
+            -1.0,
+            0,
+            dtype_name(array.dtype),
+            peer == ANY,
+        )
         if self.record:
             self.traces[rank].messages.append(event)
         self.posts += 1
@@ -123,9 +136,12 @@ class Matching:
         if self.checks:
             if send.operation != receive.operation or ours.dtype != theirs.dtype or ours.shape != theirs.shape:
                 compare(
-                    header_of(send.operation, ours), header_of(receive.operation, theirs), send.lane.rank,
-                    receive.lane.rank, f"{send.site} (sender) and {receive.site} (receiver)",
-                )  # fmt: skip
+                    header_of(send.operation, ours),
+                    header_of(receive.operation, theirs),
+                    send.lane.rank,
+                    receive.lane.rank,
+                    f"{send.site} (sender) and {receive.site} (receiver)",
+                )
             if send.checksum is not None:
                 self._check_untouched(send)
             if receive.checksum is not None:
@@ -165,7 +181,11 @@ class Matching:
     def match_waiting(self, context: str, destination: int, tag: int) -> None:
         """Receives that stood behind a wildcard may match now."""
         for key in [k for k in self.receives if k[0] == context and k[2:] == (destination, tag)]:
-            while key in self.receives and key in self.sends and not behind_wildcard(self.wildcards, self.receives[key][0], key):
+            while (
+                key in self.receives
+                and key in self.sends
+                and not behind_wildcard(self.wildcards, self.receives[key][0], key)
+            ):
                 self._deliver(queues.take(self.sends, key), queues.take(self.receives, key))
 
     # waiting ----------------------------------------------------------------------------------------------------------

@@ -50,9 +50,14 @@ class MPIWorld:
     kind = "mpi"
 
     def __init__(
-        self, *, checks: bool = True, timeout: float = 60.0, synchronous: bool = False, record: bool = True,
+        self,
+        *,
+        checks: bool = True,
+        timeout: float = 60.0,
+        synchronous: bool = False,
+        record: bool = True,
         on_failure: str = "end",
-    ) -> None:  # fmt: skip
+    ) -> None:
         MPI = import_mpi()
         self.lean = not (checks or record or synchronous)
         self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
@@ -67,7 +72,9 @@ class MPIWorld:
         self.active: list[Lane] = []
         self.running: Lane | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: MPIRequest | Work | Entering | tuple[Any, ...] | Returned | None = None  # of the main program; the watchdog looks at it
+        self.waiting: MPIRequest | Work | Entering | tuple[Any, ...] | Returned | None = (
+            None  # of the main program; the watchdog looks at it
+        )
         self.handling: BaseException | None = None  # it waits inside an `except` or `finally`: what brought it there
         self.state = "computing"
         self.open = OpenReceives()
@@ -144,10 +151,22 @@ class MPIWorld:
     ) -> MPIRequest:
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
-            self.rank, self.running.name if self.running else "main", kind, world_peer, tag, array.nbytes,
-            current_purpose(), comm.operation, comm.name, self.time(), -1.0, -1.0, HEADER_BYTES if self.checks else 0,
-            dtype_name(array.dtype), peer == ANY,
-        )  # fmt: skip
+            self.rank,
+            self.running.name if self.running else "main",
+            kind,
+            world_peer,
+            tag,
+            array.nbytes,
+            current_purpose(),
+            comm.operation,
+            comm.name,
+            self.time(),
+            -1.0,
+            -1.0,
+            HEADER_BYTES if self.checks else 0,
+            dtype_name(array.dtype),
+            peer == ANY,
+        )
         if self.record:
             self.trace.messages.append(event)
         request = MPIRequest(comm, kind, array, peer, tag, site, event)
@@ -199,7 +218,11 @@ class MPIWorld:
         expected = pack(header_of(request.operation, request.array))
         if request.header != expected:  # unpack both: a long name is cut alike
             compare(
-                unpack(bytes(request.header)), unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)",
+                unpack(bytes(request.header)),
+                unpack(expected),
+                request.event.peer,
+                self.rank,
+                f"{request.site} (receiver)",
                 request.operation,
             )
         handle = self.handles[request.comm.context]

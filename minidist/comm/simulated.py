@@ -1,9 +1,9 @@
 """The simulated world: ranks are greenlets in this process, time is virtual, a deadlock is a certainty.
 
 Here the ranks are run; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a run
-is deterministic; when no greenlet can run, nobody ever will, and the report can say exactly who waits for whom. Sends are
-synchronous by default (they complete when the receive is posted): a program that relies on buffering deadlocks here,
-always, instead of on the day when its messages grow.
+is deterministic; when no greenlet can run, nobody ever will, and the report can say exactly who waits for whom. Sends
+are synchronous by default (they complete when the receive is posted): a program that relies on buffering deadlocks
+here, always, instead of on the day when its messages grow.
 
     hub (this scheduler) ──▶ a lane runs until it blocks ──▶ hub ──▶ the next ready lane
     nobody ready: 1 match one wildcard receive, else 2 everybody has finished, else 3 deadlock
@@ -127,10 +127,11 @@ class SimWorld(Matching):
         return [None if rank in self.dead else result for rank, result in enumerate(results)]
 
     def kill(self, rank: int, *, after_messages: int | None = None) -> None:
-        """Rank `rank` (a world rank) dies: now, when called by a rank of a run, or, before a run or in it, when it is about
-        to post one message more than `after_messages` from here on (0: instead of its next message).
+        """Rank `rank` (a world rank) dies: now, when called by a rank of a run, or, before a run or in it, when it is
+        about to post one message more than `after_messages` from here on (0: instead of its next message).
 
-        In a world with on_failure="isolate" the others go on: see `comm/deaths.py`. Otherwise RankDeadError ends the run.
+        In a world with on_failure="isolate" the others go on: see `comm/deaths.py`. Otherwise RankDeadError ends the
+        run.
         """
         check_rank(self, rank)
         if after_messages is not None:
@@ -280,7 +281,8 @@ class SimWorld(Matching):
         end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
         if not start <= end < math.inf:
             raise UsageError(
-                f"rank {lane.rank}: compute of {end - start:g} s; time does not run backwards, nor for ever: pass seconds of at least 0"
+                f"rank {lane.rank}: compute of {end - start:g} s; time does not run backwards, nor for ever: pass"
+                " seconds of at least 0"
             )
         lane.time = end
         if self.record and lane.time > start:

@@ -29,13 +29,32 @@ class SimRequest(Request):
     """A request and what the simulated world must remember of it until it has been waited for."""
 
     __slots__ = (
-        "arrival", "checksum", "depart", "eager", "error", "lane", "matched", "order", "posted", "sent", "waiter", "watched",
-    )  # fmt: skip
+        "arrival",
+        "checksum",
+        "depart",
+        "eager",
+        "error",
+        "lane",
+        "matched",
+        "order",
+        "posted",
+        "sent",
+        "waiter",
+        "watched",
+    )
 
     def __init__(
-        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, event: MessageEvent, lane:
-        Lane, order: int,
-    ) -> None:  # fmt: skip
+        self,
+        comm: Comm,
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: Site,
+        event: MessageEvent,
+        lane: Lane,
+        order: int,
+    ) -> None:
         # Not super().__init__: it would be a tenth of the time of a message.
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.operation, self.site, self.event = comm.signature, site, event

@@ -113,7 +113,9 @@ class Watchdog:
             state |= {"state": "waiting", "what": waiting.describe()}
             if isinstance(waiting, Request):
                 members = waiting.comm.members
-                state["peers"] = [m for m in members if m != world.rank] if waiting.peer == ANY else [members[waiting.peer]]
+                state["peers"] = (
+                    [m for m in members if m != world.rank] if waiting.peer == ANY else [members[waiting.peer]]
+                )
                 state["message"] = dict(zip(_FIELDS, _values(waiting.event), strict=True))
             elif isinstance(waiting, Exchanging):
                 state["peers"] = [waiting.comm.members[waiting.source]]

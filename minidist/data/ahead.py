@@ -3,9 +3,9 @@
     training thread    | step 0 | step 1 | step 2 |
     this thread      0 | 1  | 2 |  3  ... at most `depth` batches wait
 
-Which rows a rank will ask for is known for the whole job, so the thread needs no messages: it makes the batches in that order. NumPy
-gives the interpreter away while it copies, and a memory-mapped file is read while nobody waits for it. The numbers are the same;
-a request out of the expected order is answered at once, without the thread.
+Which rows a rank will ask for is known for the whole job, so the thread needs no messages: it makes the batches in that
+order. NumPy gives the interpreter away while it copies, and a memory-mapped file is read while nobody waits for it. The
+numbers are the same; a request out of the expected order is answered at once, without the thread.
 """
 
 import threading
@@ -20,8 +20,8 @@ Request = tuple[int, int, int]  # step, first row of the global batch, rows
 class BatchesAhead:
     """A sampler whose `batch` is served from a thread. A context manager: at its end the thread is gone.
 
-    sampler: has `batch(step, first, count)`. requests: in the order in which they will be asked for. depth: most batches that wait.
-    An error in the thread is raised by the `batch` that would have had its result.
+    sampler: has `batch(step, first, count)`. requests: in the order in which they will be asked for. depth: most
+    batches that wait. An error in the thread is raised by the `batch` that would have had its result.
     """
 
     def __init__(self, sampler: Any, requests: Iterable[Request], depth: int = 2) -> None:

@@ -1,8 +1,8 @@
 """Data that must be made before it can be used (unpacked, tokenised) is made once and memory-mapped from then on.
 
-The key is the content's hash together with the name of what is done to it, not a path or a time stamp: a changed file is another
-key, a copied or touched one is the same. Whoever comes first writes a file of its own and renames it, so processes that start
-together do not see half a file.
+The key is the content's hash together with the name of what is done to it, not a path or a time stamp: a changed file
+is another key, a copied or touched one is the same. Whoever comes first writes a file of its own and renames it, so
+processes that start together do not see half a file.
 """
 
 import hashlib
@@ -32,7 +32,8 @@ def content_hash(path: str | Path) -> str:
 
 
 def cached(path: str | Path, what: str, make: Callable[[], np.ndarray], cache: Path | None = None) -> np.ndarray:
-    """What `make()` returns, as a read-only memory map; made only when it has not been for this content. what: of the content is made.
+    """What `make()` returns, as a read-only memory map; made only when it has not been for this content. what: of the
+    content is made.
 
     Where the cache cannot be written, the array is returned as it was made: slower the next time, and not wrong.
     """

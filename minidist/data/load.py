@@ -10,8 +10,11 @@ from minidist.data.generated import glyphs, markov, pydoc_text
 
 GENERATED: dict[str, Callable[[], Dataset]] = {"pydoc": pydoc_text, "glyphs": glyphs, "markov": markov}
 FILES: dict[str, Callable[[str], Dataset]] = {
-    "text": text_file, "tokens": token_file, "idx": idx_folder, "npz": npz_file,
-}  # fmt: skip
+    "text": text_file,
+    "tokens": token_file,
+    "idx": idx_folder,
+    "npz": npz_file,
+}
 
 
 def load_dataset(spec: str) -> Dataset:

@@ -71,8 +71,8 @@ def microbatch_rows(number: int, micro_batch: int, global_batch: int) -> tuple[i
 def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]]:
     """(first row, rows) of each rank, in proportion to `weights`: a rank that is twice as fast gets twice the rows.
 
-    Whole rows, by the largest remainders, the lower rank first among equals; together exactly `rows`. With a loss that is
-    divided by the global count and gradients that are summed, the step is that of one device whatever the weights.
+    Whole rows, by the largest remainders, the lower rank first among equals; together exactly `rows`. With a loss that
+    is divided by the global count and gradients that are summed, the step is that of one device whatever the weights.
     """
     if not weights or min(weights) < 0 or not sum(weights) > 0:
         raise UsageError(f"weights {list(weights)}: one for each rank, none below 0 and not all 0")
@@ -85,20 +85,34 @@ def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]
     return list(zip(firsts, sizes, strict=True))
 
 
-def sharding_rule(sampler: GlobalBatchSampler, replicas: int, accumulation: int, micro_batch: int, step: int = 0) -> str:
+def sharding_rule(
+    sampler: GlobalBatchSampler, replicas: int, accumulation: int, micro_batch: int, step: int = 0
+) -> str:
     """Who trains on what, as text: the rule, and the samples of one step."""
     total, batch = sampler.samples, sampler.global_batch
     lines = [
-        f"data {sampler.dataset.name}: {total:,} samples; a step takes {batch}, so an epoch is {total / batch:,.1f} steps, and each epoch has another order",
-        f"step s takes places {batch} s to {batch} s + {batch - 1} of all epochs laid end to end (seed {sampler.seed}), on any number of ranks",
-        f"replica r of {replicas} takes micro-batches r x {accumulation} to r x {accumulation} + {accumulation - 1} of {micro_batch} rows each; in step {step}:",
+        (
+            f"data {sampler.dataset.name}: {total:,} samples; a step takes {batch}, so an epoch is {total / batch:,.1f}"
+            " steps, and each epoch has another order"
+        ),
+        (
+            f"step s takes places {batch} s to {batch} s + {batch - 1} of all epochs laid end to end (seed"
+            f" {sampler.seed}), on any number of ranks"
+        ),
+        (
+            f"replica r of {replicas} takes micro-batches r x {accumulation} to r x {accumulation} + {accumulation - 1}"
+            f" of {micro_batch} rows each; in step {step}:"
+        ),
     ]
     indices = sampler.sample_indices(step)
     for replica in range(min(replicas, SHOWN)):
         numbers = microbatch_numbers(replica, accumulation)
         rows = slice(numbers.start * micro_batch, numbers.stop * micro_batch)
         listed = " ".join(map(str, indices[rows][:SHOWN])) + (" ..." if rows.stop - rows.start > SHOWN else "")
-        lines.append(f"  replica {replica}: micro-batches {numbers.start} to {numbers.stop - 1}, rows {rows.start} to {rows.stop - 1}: samples {listed}")
+        lines.append(
+            f"  replica {replica}: micro-batches {numbers.start} to {numbers.stop - 1}, rows {rows.start} to"
+            f" {rows.stop - 1}: samples {listed}"
+        )
     if replicas > SHOWN:
         lines.append(f"  and {replicas - SHOWN} more")
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""Makes the notebooks: lessons/NN_name.py, which people write and review, becomes lessons/NN_name.ipynb with its outputs.
+"""Makes the notebooks: lessons/NN_name.py, which people write and review, becomes lessons/NN_name.ipynb with its
+outputs.
 
     python -m minidist.lesson.build              every lesson
     python -m minidist.lesson.build 00 04        these
@@ -8,8 +9,8 @@ A notebook is committed, so that its pictures show without running anything. It 
 the text that it prints differs. Numbers without a unit that have a decimal point may differ in their last digits from
 machine to machine, and so may pictures: neither is compared. Virtual times and bytes have a unit and are compared.
 
-A notebook carries a seal over what it was made from (its source, its exercises and the modules that they import) and what
-it prints. While the seal fits nothing has changed, and the tests need not run the lesson.
+A notebook carries a seal over what it was made from (its source, its exercises and the modules that they import) and
+what it prints. While the seal fits nothing has changed, and the tests need not run the lesson.
 """
 
 import argparse
@@ -53,8 +54,13 @@ def make(source: Path) -> Any:
     from nbclient.exceptions import CellExecutionError
 
     notebook = jupytext.read(source)
-    client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", record_timing=False,
-                            resources={"metadata": {"path": str(source.resolve().parents[1])}})  # fmt: skip
+    client = NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(source.resolve().parents[1])}},
+    )
     try:
         client.execute()
     except CellExecutionError as error:
@@ -96,8 +102,11 @@ def content(notebook: Any) -> list[tuple[str, str, str]]:
 
 def printed(cell: Any) -> str:
     """The text of a cell's outputs, without what may differ between machines."""
-    texts = [output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
-             for output in cell.get("outputs", ()) if "image/png" not in output.get("data", {})]  # fmt: skip
+    texts = [
+        output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
+        for output in cell.get("outputs", ())
+        if "image/png" not in output.get("data", {})
+    ]
     return _FLOAT.sub("#", _LOCAL.sub("", "".join(texts)))
 
 
@@ -115,7 +124,9 @@ def ingredients(source: Path) -> list[Path]:
 
 @lru_cache
 def _imported(path: Path) -> list[Path]:
-    """The files of ours that a file imports, at its top or inside a function; of one that finds files by itself, its folder."""
+    """The files of ours that a file imports, at its top or inside a function; of one that finds files by itself, its
+    folder.
+    """
     text = path.read_text()
     if "iter_modules" in text and "exercises" not in path.parts:
         return list(path.parent.glob("*.py"))

@@ -1,8 +1,9 @@
 """Checks an exercise the way that minidist's own tests check minidist: by properties, on cases nobody chose by hand.
 
 One rank and numbers of ranks that are no power of two, sizes that do not divide, empty arrays, synchronous and
-buffered sends. The cases are tried from the smallest on, so the first failure is the smallest counterexample. At the end the
-function runs under `mpiexec`, where ranks share nothing: a list that "communicates" for free in one process fails there.
+buffered sends. The cases are tried from the smallest on, so the first failure is the smallest counterexample. At the
+end the function runs under `mpiexec`, where ranks share nothing: a list that "communicates" for free in one process
+fails there.
 """
 
 from collections.abc import Callable

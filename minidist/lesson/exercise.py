@@ -81,9 +81,9 @@ class Exercise:
     """arguments(case, comm): what one rank's function gets after `comm`; fresh arrays each time.
     expected(case): the answers of all ranks. answer(arguments, returned): where the answer lies; default: what was
     returned. judge(case, answers): a sentence when they are wrong, else ""; default: compare with `expected`.
-    limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak in
-    trace.memory, which `answer` or the function must have filled (see `base.memory`). forbidden: methods of
-    comm that the exercise does without. par: the case on which par is printed. communicates: False for one rank alone.
+    limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
+    in trace.memory, which `answer` or the function must have filled (see `base.memory`). forbidden: methods of comm
+    that the exercise does without. par: the case on which par is printed. communicates: False for one rank alone.
     """
 
     name: str

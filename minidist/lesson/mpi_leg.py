@@ -47,10 +47,14 @@ def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
-            **os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            **os.environ,
+            "PYTHONPATH": path,
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        }  # fmt: skip
+        }
         program = f"from minidist.lesson.mpi_leg import main; main({name!r})"
         command = [launcher, "-n", str(RANKS), sys.executable, "-c", program]
         process = subprocess.Popen(

@@ -1,7 +1,8 @@
 """A function from a notebook cell, as bytes that another Python process can run.
 
 pickle sends functions by name, and a cell's function has no module to be found in. So the code object travels
-(marshal), with the globals that it names: modules by name, functions of libraries by name, others by code again, data by value.
+(marshal), with the globals that it names: modules by name, functions of libraries by name, others by code again, data
+by value.
 By value is the point: what ranks share in one process they do not share here.
 """
 

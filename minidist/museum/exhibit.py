@@ -100,8 +100,9 @@ def _root() -> Path:
 class Exhibit:
     """A bug on show.
 
-    number: with a letter where one cause has several faces. story: what happened, told kindly. plant: puts the bug into the
-    running program. job: what a visitor runs; a MinidistError out of it is a symptom too. caught_by: tests that turn red.
+    number: with a letter where one cause has several faces. story: what happened, told kindly. plant: puts the bug into
+    the running program. job: what a visitor runs; a MinidistError out of it is a symptom too. caught_by: tests that
+    turn red.
     """
 
     number: str

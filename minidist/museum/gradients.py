@@ -27,11 +27,15 @@ def only_top_level(patch: Patch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.flat, name)
 
-    patch.setattr(gradients, "make_buckets", lambda flat, cap: make_buckets(Shallow(flat), cap))  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    patch.setattr(gradients, "make_buckets", lambda flat, cap: make_buckets(Shallow(flat), cap))
     patch.setattr(
-        data_parallel, "register",
-        lambda reducer, parameters, enabled: register(reducer, [p for p in parameters if p.name.count(".") < 2], enabled),
-    )  # fmt: skip
+        data_parallel,
+        "register",
+        lambda reducer, parameters, enabled: register(
+            reducer, [p for p in parameters if p.name.count(".") < 2], enabled
+        ),
+    )
 
 
 def transposed_axes(patch: Patch) -> None:
@@ -149,11 +153,13 @@ def ordered_is_a_ring(patch: Patch) -> None:
 
 EXHIBITS = [
     Exhibit(
-        "2", "only the top level's parameters are synchronised",
-        "The wrapper walked over the model's direct children and registered a hook for each of their parameters. It was written "
-        "for a model of plain layers and was right for it. Then somebody put the layers into blocks. Each replica went on "
-        "learning, on its own data, with its own blocks.",
-        only_top_level, jobs.train_job(2, dp=2),
+        "2",
+        "only the top level's parameters are synchronised",
+        "The wrapper walked over the model's direct children and registered a hook for each of their parameters. It was"
+        " written for a model of plain layers and was right for it. Then somebody put the layers into blocks. Each"
+        " replica went on learning, on its own data, with its own blocks.",
+        only_top_level,
+        jobs.train_job(2, dp=2),
         (
             Catch(DATA_PARALLEL, "test_integers_are_exact_with_ragged_shards", (3, "ring", 25.0)),
             Catch(DATA_PARALLEL, "test_any_data_to_the_bit_in_rank_order", (2, 25.0, 0)),
@@ -161,11 +167,13 @@ EXHIBITS = [
         ),
     ),
     Exhibit(
-        "3", "the groups of a mesh axis are transposed",
-        "A reshape puts ranks into a grid, and one index picks a row where a column was meant. On a square grid every group still "
-        "has the right size. The ranks that now sum their gradients are those that saw the same rows: each sum counts half of the "
-        "batch twice and the other half not at all.",
-        transposed_axes, jobs.grid,
+        "3",
+        "the groups of a mesh axis are transposed",
+        "A reshape puts ranks into a grid, and one index picks a row where a column was meant. On a square grid every"
+        " group still has the right size. The ranks that now sum their gradients are those that saw the same rows: each"
+        " sum counts half of the batch twice and the other half not at all.",
+        transposed_axes,
+        jobs.grid,
         (
             Catch("tests/comm/test_mesh.py", "check_axis_groups", ((2, 3),)),
             Catch("tests/comm/test_mesh.py", "check_axis_groups", ((2, 2),)),
@@ -173,97 +181,132 @@ EXHIBITS = [
         ),
     ),
     Exhibit(
-        "4a", "gradients are summed instead of averaged",
-        "The collective had no average, only a sum, and the division was left for later. With Adam hardly anything changes, since "
-        "its update does not depend on the gradient's scale; with SGD it is a learning rate that grows with the number of ranks.",
-        always_sum, lambda: jobs.replicas(ragged=False, reduction="mean"),
+        "4a",
+        "gradients are summed instead of averaged",
+        "The collective had no average, only a sum, and the division was left for later. With Adam hardly anything"
+        " changes, since its update does not depend on the gradient's scale; with SGD it is a learning rate that grows"
+        " with the number of ranks.",
+        always_sum,
+        lambda: jobs.replicas(ragged=False, reduction="mean"),
         (Catch(DATA_PARALLEL, "test_the_mean_of_equal_shards_is_the_mean_over_the_batch", (2,)),),
     ),
     Exhibit(
-        "4b", "the mean of means over ragged shards",
-        "Averaging the ranks' mean gradients is right when all shards have the same size. 11 rows on 3 ranks have not: rows of a "
-        "small shard weigh more than others.",
-        mean_of_means, jobs.replicas, (Catch(CHECKS, "test_ragged_shards_train_like_one_device", (3,)),),
+        "4b",
+        "the mean of means over ragged shards",
+        "Averaging the ranks' mean gradients is right when all shards have the same size. 11 rows on 3 ranks have not:"
+        " rows of a small shard weigh more than others.",
+        mean_of_means,
+        jobs.replicas,
+        (Catch(CHECKS, "test_ragged_shards_train_like_one_device", (3,)),),
     ),
     Exhibit(
-        "4c", "the mean of means over masked labels",
-        "The same with padding: each rank divides by the number of labels that count on it, and that number differs from rank to "
-        "rank even where the batch divides.",
-        mean_of_means, lambda: jobs.replicas(masked=0.6), (Catch(CHECKS, "test_masked_labels_train_like_one_device"),),
+        "4c",
+        "the mean of means over masked labels",
+        "The same with padding: each rank divides by the number of labels that count on it, and that number differs"
+        " from rank to rank even where the batch divides.",
+        mean_of_means,
+        lambda: jobs.replicas(masked=0.6),
+        (Catch(CHECKS, "test_masked_labels_train_like_one_device"),),
     ),
     Exhibit(
-        "5", "replicas start from different seeds",
-        "Each process seeded its generator with its rank, which was right for dropout, and built its model after that. Equal "
-        "gradients are added to unequal weights, and the distance never goes away.",
-        no_broadcast, jobs.replicas, (Catch(DATA_PARALLEL, "test_replicas_from_different_seeds_become_rank_0s"),),
+        "5",
+        "replicas start from different seeds",
+        "Each process seeded its generator with its rank, which was right for dropout, and built its model after that."
+        " Equal gradients are added to unequal weights, and the distance never goes away.",
+        no_broadcast,
+        jobs.replicas,
+        (Catch(DATA_PARALLEL, "test_replicas_from_different_seeds_become_rank_0s"),),
     ),
     Exhibit(
-        "6", "Adam's step counter advances once a parameter",
-        "The counter of the bias correction lived in the loop over parameters, one line too deep. The correction fades out within the "
-        "first step instead of the first hundred; where ranks own different numbers of parameters, differently on each.",
-        counted_once_a_parameter, jobs.train_job(2, dp=2, zero=3, optimizer="adam"),
+        "6",
+        "Adam's step counter advances once a parameter",
+        "The counter of the bias correction lived in the loop over parameters, one line too deep. The correction fades"
+        " out within the first step instead of the first hundred; where ranks own different numbers of parameters,"
+        " differently on each.",
+        counted_once_a_parameter,
+        jobs.train_job(2, dp=2, zero=3, optimizer="adam"),
         (
             Catch("tests/optim/test_optimizers.py", "test_one_counter_for_all_parameters"),
             Catch("tests/train/test_sharded.py", "test_compare_is_equal_bit_for_bit", (3, 2)),
         ),
     ),
     Exhibit(
-        "10a", "the loss is not divided by the number of micro-batches",
-        "Accumulation was added to a loop that was right for one batch: the mean of each micro-batch is differentiated, and the sum "
-        "of means is as many times too large as there are micro-batches.",
-        not_divided, jobs.accumulating, (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
+        "10a",
+        "the loss is not divided by the number of micro-batches",
+        "Accumulation was added to a loop that was right for one batch: the mean of each micro-batch is differentiated,"
+        " and the sum of means is as many times too large as there are micro-batches.",
+        not_divided,
+        jobs.accumulating,
+        (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
     ),
     Exhibit(
-        "10b", "accumulated gradients are divided again at each step of the accumulation",
-        "The division stood inside the loop. The first micro-batch is divided four times, the last once: a batch in which late "
-        "samples weigh 64 times what early ones do.",
-        divided_again, jobs.accumulating, (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
+        "10b",
+        "accumulated gradients are divided again at each step of the accumulation",
+        "The division stood inside the loop. The first micro-batch is divided four times, the last once: a batch in"
+        " which late samples weigh 64 times what early ones do.",
+        divided_again,
+        jobs.accumulating,
+        (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
     ),
     Exhibit(
-        "10c", "each micro-batch is a mean over its own tokens",
-        "Texts have different lengths. A mean of means makes each token of a short text weigh more than each of a long one. Several "
-        "large training codes had this and mended it in the same month.",
-        mean_of_the_micro_batches_means, jobs.accumulating, (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
+        "10c",
+        "each micro-batch is a mean over its own tokens",
+        "Texts have different lengths. A mean of means makes each token of a short text weigh more than each of a long"
+        " one. Several large training codes had this and mended it in the same month.",
+        mean_of_the_micro_batches_means,
+        jobs.accumulating,
+        (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
     ),
     Exhibit(
-        "10d", "a sum with a global divisor is averaged once more",
-        "Two conventions met: the loss had the count of all ranks in it already, and the sharded optimizer's reduction averaged.",
-        averaged_though_divided, jobs.train_job(2, dp=2, zero=1),
+        "10d",
+        "a sum with a global divisor is averaged once more",
+        "Two conventions met: the loss had the count of all ranks in it already, and the sharded optimizer's reduction"
+        " averaged.",
+        averaged_though_divided,
+        jobs.train_job(2, dp=2, zero=1),
         (Catch("tests/train/test_sharded.py", "test_compare_is_equal_bit_for_bit", (1, 2)),),
     ),
     Exhibit(
-        "17", "a bucket that never completes is forgotten",
-        "A parameter of a branch that is not always taken gets no gradient, and its bucket is never sent. The other parameters of that "
-        "bucket have theirs, of their own rank's rows. minidist names parameter and bucket, or lets it take part as zeros.",
-        incomplete_buckets_are_forgotten, jobs.branches,
+        "17",
+        "a bucket that never completes is forgotten",
+        "A parameter of a branch that is not always taken gets no gradient, and its bucket is never sent. The other"
+        " parameters of that bucket have theirs, of their own rank's rows. minidist names parameter and bucket, or lets"
+        " it take part as zeros.",
+        incomplete_buckets_are_forgotten,
+        jobs.branches,
         (
             Catch(DATA_PARALLEL, "test_an_unused_parameter_is_an_error_that_names_it_and_its_bucket", (25.0,)),
             Catch(DATA_PARALLEL, "test_an_unused_parameter_may_take_part_as_zeros", (1e-4,)),
         ),
     ),
     Exhibit(
-        "22a", "a weight that is used at two sites is counted twice",
-        "Zero-bubble schedules put the weight gradients off. The list of what is to be done was filled once a site, and each entry "
-        "added the sum over all sites. With tied embeddings the whole vocabulary learns at twice the rate.",
-        twice, jobs.put_off,
-        (
-            Catch(CHECKS, "test_two_sites_under_zero_bubble"),
-            Catch(CHECKS, "test_a_weight_at_two_sites", ("deferred",)),
-        ),
+        "22a",
+        "a weight that is used at two sites is counted twice",
+        "Zero-bubble schedules put the weight gradients off. The list of what is to be done was filled once a site, and"
+        " each entry added the sum over all sites. With tied embeddings the whole vocabulary learns at twice the rate.",
+        twice,
+        jobs.put_off,
+        (Catch(CHECKS, "test_two_sites_under_zero_bubble"), Catch(CHECKS, "test_a_weight_at_two_sites", ("deferred",))),
     ),
     Exhibit(
-        "22b", "a weight that is used at two sites is counted twice, in the ordinary pass",
+        "22b",
+        "a weight that is used at two sites is counted twice, in the ordinary pass",
         "The same without a schedule: both uses of a weight found the same entry in a table, and each added for both.",
-        twice_at_once, jobs.twice_used, (Catch(CHECKS, "test_a_weight_at_two_sites", ("now",)),),
+        twice_at_once,
+        jobs.twice_used,
+        (Catch(CHECKS, "test_a_weight_at_two_sites", ("now",)),),
     ),
     Exhibit(
-        "23", "the sum depends on where buckets end",
-        "No wrong number, and yet a day lost: the same job gave other digits after the bucket size was changed. A ring begins to add "
-        "at another rank for each chunk. It is documented here as the float tier; the ordered reduction promises more, and keeps it.",
-        ordered_is_a_ring, jobs.train_job(3, dp=3, reduction="ordered"),
+        "23",
+        "the sum depends on where buckets end",
+        "No wrong number, and yet a day lost: the same job gave other digits after the bucket size was changed. A ring"
+        " begins to add at another rank for each chunk. It is documented here as the float tier; the ordered reduction"
+        " promises more, and keeps it.",
+        ordered_is_a_ring,
+        jobs.train_job(3, dp=3, reduction="ordered"),
         (
             Catch("tests/collectives/test_ordered.py", "test_the_bits_of_a_sum_do_not_depend_on_the_buckets"),
             Catch(DATA_PARALLEL, "test_any_data_to_the_bit_in_rank_order", (3, 1e-4, 0)),
         ),
     ),
-]  # fmt: skip
+]

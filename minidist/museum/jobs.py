@@ -1,7 +1,7 @@
 """The small jobs that visitors run: the training loop of `minidist train`, and a few programs as users write them.
 
-A bug of a user's program (a divisor, a seed, a wait left out) has its place here too: the functions above the programs are
-what an exhibit replaces.
+A bug of a user's program (a divisor, a seed, a wait left out) has its place here too: the functions above the programs
+are what an exhibit replaces.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,16 @@ from minidist.train.config import TrainConfig
 from minidist.train.trainer import train
 
 STEPS = 12
-SMALL = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "pydoc", "lr": 1e-2, "micro_batch": 2}
+SMALL = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 8,
+    "data": "pydoc",
+    "lr": 1e-2,
+    "micro_batch": 2,
+}
 WORDS, LENGTH, BATCH = 13, 8, 4
 Tensors = dict[str, dict[str, Array]]
 
@@ -34,7 +43,9 @@ Tensors = dict[str, dict[str, Array]]
 
 
 def checks() -> bool:
-    """Are messages and buffers checked? A visit turns that off when the checks say what the bug is: one sees what it does."""
+    """Are messages and buffers checked? A visit turns that off when the checks say what the bug is: one sees what it
+    does.
+    """
     return True
 
 
@@ -52,7 +63,9 @@ def divisor_of(comm: Comm, mine: int) -> float:
 
 
 def divisor_of_micro_batch(counts: Sequence[int], number: int) -> float:
-    """What the sum of the losses of micro-batch `number` is divided by; counts: tokens of each. They are known up front."""
+    """What the sum of the losses of micro-batch `number` is divided by; counts: tokens of each. They are known up
+    front.
+    """
     return float(sum(counts))
 
 
@@ -112,9 +125,16 @@ def train_job(ranks: int, steps: int = STEPS, peak: str | None = None, **setting
 
 
 def loop(
-    model: Module, loss_of: Callable[[int], Tensor], flat: Any, *, whole: Callable[[Any, Array], Array] | None = None,
-    total: Callable[[float], float] = float, lr: float = 0.5, before_step: Callable[[], Any] = lambda: None, steps: int = STEPS,
-) -> tuple[list[float], Tensors]:  # fmt: skip
+    model: Module,
+    loss_of: Callable[[int], Tensor],
+    flat: Any,
+    *,
+    whole: Callable[[Any, Array], Array] | None = None,
+    total: Callable[[float], float] = float,
+    lr: float = 0.5,
+    before_step: Callable[[], Any] = lambda: None,
+    steps: int = STEPS,
+) -> tuple[list[float], Tensors]:
     """Plain SGD on one rank. whole(parameter, tile): the global array. total: the loss of all ranks."""
     optimizer = SGD(flat, lr=lr)
     losses: list[float] = []
@@ -177,7 +197,9 @@ def tokens(step: int, batch: int = BATCH) -> tuple[Array, Array]:
     words = np.empty((batch, LENGTH + 1), np.int64)
     words[:, 0] = rng.integers(0, WORDS, batch)
     for i in range(LENGTH):
-        words[:, i + 1] = np.where(rng.random(batch) < 0.8, (3 * words[:, i] + 1) % WORDS, rng.integers(0, WORDS, batch))
+        words[:, i + 1] = np.where(
+            rng.random(batch) < 0.8, (3 * words[:, i] + 1) % WORDS, rng.integers(0, WORDS, batch)
+        )
     return words[:, :-1], words[:, 1:]
 
 
@@ -189,8 +211,8 @@ def mlp(seed: int = 3) -> MLP:
 def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction: str = "sum") -> Recording:
     """Data parallelism by hand: a rank's rows, its share of the loss, DistributedDataParallel.
 
-    masked: part of the labels that count for nothing. ragged: 11 rows, so that shards differ. reduction="mean": each rank
-    takes the mean over its rows, and the ranks' gradients are averaged.
+    masked: part of the labels that count for nothing. ragged: 11 rows, so that shards differ. reduction="mean": each
+    rank takes the mean over its rows, and the ranks' gradients are averaged.
     """
     rows = 11 if ragged else 12
 
@@ -206,7 +228,9 @@ def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction
             return cross_entropy(model(Tensor(inputs[mine])), labels[mine], divisor=divisor)
 
         total = summed(comm)
-        return loop(model, loss_of, model.flat, total=(lambda v: total(v) / comm.size) if reduction == "mean" else total)
+        return loop(
+            model, loss_of, model.flat, total=(lambda v: total(v) / comm.size) if reduction == "mean" else total
+        )
 
     return recorded(ranks, main)
 
@@ -348,7 +372,8 @@ def half_of_the_loss() -> Recording:
 
         def loss_of(step: int) -> Tensor:
             inputs, labels = points(step)
-            return cross_entropy(model(Tensor(inputs)), labels, divisor=12) * np.float64(0.5)  # type: ignore[no-any-return]
+            # type: ignore[no-any-return]
+            return cross_entropy(model(Tensor(inputs)), labels, divisor=12) * np.float64(0.5)
 
         return loop(model, loss_of, FlatParameters(model.parameters()))
 

@@ -29,7 +29,8 @@ def norm_counted_once_a_rank(patch: Patch) -> None:
 
     def repeated(comm: Any, array: Any, **keywords: Any) -> Any:
         whole = right(comm, array, **keywords)
-        return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)  # type: ignore[union-attr]
+        # type: ignore[union-attr]
+        return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)
 
     patch.setattr(shards, "all_gather", repeated)
 
@@ -59,7 +60,9 @@ def rank_0_saves(patch: Patch) -> None:
 def state_of_rank_0(patch: Patch) -> None:
     """every rank restores the optimizer state of rank 0's elements"""
     right = resume._state
-    patch.setattr(resume, "_state", lambda checkpoint, axes, p, start, stop: right(checkpoint, axes, p, 0, stop - start))
+    patch.setattr(
+        resume, "_state", lambda checkpoint, axes, p, start, stop: right(checkpoint, axes, p, 0, stop - start)
+    )
 
 
 def kept_by_the_graph(patch: Patch) -> None:
@@ -105,24 +108,42 @@ def saved() -> Recording:
 
 EXHIBITS = [
     Exhibit(
-        "11a", "the clip norm of the local shard",
-        "Clipping was a call of the optimizer, and the optimizer now saw a shard. Each rank scales its part by another number, so the "
-        "gradient's direction changes, a little, in every step in which it is clipped.",
-        norm_of_the_shard, jobs.train_job(3, dp=3, zero=1, clip=0.3),
-        (Catch("tests/parallel/test_zero.py", "test_zero_equals_data_parallel_and_one_device_bit_for_bit", (1, "adam", 3)),),
+        "11a",
+        "the clip norm of the local shard",
+        "Clipping was a call of the optimizer, and the optimizer now saw a shard. Each rank scales its part by another"
+        " number, so the gradient's direction changes, a little, in every step in which it is clipped.",
+        norm_of_the_shard,
+        jobs.train_job(3, dp=3, zero=1, clip=0.3),
+        (
+            Catch(
+                "tests/parallel/test_zero.py",
+                "test_zero_equals_data_parallel_and_one_device_bit_for_bit",
+                (1, "adam", 3),
+            ),
+        ),
     ),
     Exhibit(
-        "11b", "the norm counts one shard once a rank",
-        "The squares of all ranks were added, and on every rank they were those of the same elements. The norm comes out too small or "
-        "too large, smoothly, and nothing is ever out of range.",
-        norm_counted_once_a_rank, jobs.train_job(3, dp=3, zero=1, clip=0.3),
-        (Catch("tests/parallel/test_zero.py", "test_zero_equals_data_parallel_and_one_device_bit_for_bit", (1, "adam", 3)),),
+        "11b",
+        "the norm counts one shard once a rank",
+        "The squares of all ranks were added, and on every rank they were those of the same elements. The norm comes"
+        " out too small or too large, smoothly, and nothing is ever out of range.",
+        norm_counted_once_a_rank,
+        jobs.train_job(3, dp=3, zero=1, clip=0.3),
+        (
+            Catch(
+                "tests/parallel/test_zero.py",
+                "test_zero_equals_data_parallel_and_one_device_bit_for_bit",
+                (1, "adam", 3),
+            ),
+        ),
     ),
     Exhibit(
-        "14", "recomputation draws a new dropout mask",
-        "Forward once for the loss, forward again for the gradient, and between the two the generator has moved on. The gradient is "
-        "that of another network. It trains; dropout is noise, and this is more of it.",
-        new_mask, jobs.train_job(2, dp=2, recompute="full", dropout=0.2),
+        "14",
+        "recomputation draws a new dropout mask",
+        "Forward once for the loss, forward again for the gradient, and between the two the generator has moved on. The"
+        " gradient is that of another network. It trains; dropout is noise, and this is more of it.",
+        new_mask,
+        jobs.train_job(2, dp=2, recompute="full", dropout=0.2),
         (
             Catch("tests/nn/test_recompute.py", "test_gradients_have_the_same_bits_with_dropout", ("full",)),
             Catch("tests/train/test_sharded.py", "test_recomputation_is_equal_bit_for_bit", ("full", 3)),
@@ -130,47 +151,79 @@ EXHIBITS = [
         ),
     ),
     Exhibit(
-        "15a", "an overflow that one rank saw",
-        "In float16 a step whose gradient overflows is skipped. The optimizer was sharded, so each rank looked at its own shard: one "
-        "found an infinity and skipped, the other stepped and went on to hand out its parameters. From there on their messages "
-        "belong to different steps. Where nothing compares them the job stands still, or trains on other numbers.",
-        overflow_of_the_shard, jobs.train_job(2, dp=2, zero=1, precision="fp16"),
+        "15a",
+        "an overflow that one rank saw",
+        "In float16 a step whose gradient overflows is skipped. The optimizer was sharded, so each rank looked at its"
+        " own shard: one found an infinity and skipped, the other stepped and went on to hand out its parameters. From"
+        " there on their messages belong to different steps. Where nothing compares them the job stands still, or"
+        " trains on other numbers.",
+        overflow_of_the_shard,
+        jobs.train_job(2, dp=2, zero=1, precision="fp16"),
         (
-            Catch("tests/parallel/test_mixed_precision.py", "test_every_strategy_equals_one_device_bit_for_bit", ("zero1", "float16", 3)),
-            Catch("tests/train/test_precision.py", "test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form", ("zero 2", "fp16")),
+            Catch(
+                "tests/parallel/test_mixed_precision.py",
+                "test_every_strategy_equals_one_device_bit_for_bit",
+                ("zero1", "float16", 3),
+            ),
+            Catch(
+                "tests/train/test_precision.py",
+                "test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form",
+                ("zero 2", "fp16"),
+            ),
         ),
     ),
     Exhibit(
-        "16a", "rank 0 alone saves the checkpoint",
-        "Rank 0 writes the logs, and so it got the checkpoint too. But a sharded state must be gathered, and the others had gone on to "
-        "the next step. Under many launchers this is a job that stands still at its first save, hours after it began.",
-        rank_0_saves, saved, (Catch(CHECKS, "test_everybody_saves"), Catch("tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (1, 2))),
+        "16a",
+        "rank 0 alone saves the checkpoint",
+        "Rank 0 writes the logs, and so it got the checkpoint too. But a sharded state must be gathered, and the others"
+        " had gone on to the next step. Under many launchers this is a job that stands still at its first save, hours"
+        " after it began.",
+        rank_0_saves,
+        saved,
+        (
+            Catch(CHECKS, "test_everybody_saves"),
+            Catch(
+                "tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (1, 2)
+            ),
+        ),
     ),
     Exhibit(
-        "16b", "a checkpoint restores another rank's state",
-        "One file a rank, one name too simple: everybody loaded rank 0's. Weights are replicated and were right, so the loss went on "
-        "where it had stopped.",
-        state_of_rank_0, saved_and_resumed,
-        (Catch("tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (2, 4)),),
+        "16b",
+        "a checkpoint restores another rank's state",
+        "One file a rank, one name too simple: everybody loaded rank 0's. Weights are replicated and were right, so the"
+        " loss went on where it had stopped.",
+        state_of_rank_0,
+        saved_and_resumed,
+        (
+            Catch(
+                "tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (2, 4)
+            ),
+        ),
     ),
     Exhibit(
-        "19a", "the graph keeps freed weights alive",
-        "Sharding freed the gathered weights after each layer's forward. The tape had saved them for backward. Nothing is wrong but "
-        "the memory, and on average it even falls.",
-        kept_by_the_graph, jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
+        "19a",
+        "the graph keeps freed weights alive",
+        "Sharding freed the gathered weights after each layer's forward. The tape had saved them for backward. Nothing"
+        " is wrong but the memory, and on average it even falls.",
+        kept_by_the_graph,
+        jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
         (Catch("tests/parallel/test_fully_shard.py", "check_peaks", (2, 0)),),
     ),
     Exhibit(
-        "19b", "weights are freed one layer late",
-        "A reference in a local variable lived until the next call. Two layers are whole where one was planned; the average hardly shows "
-        "it, the peak does, and the peak decides whether a job runs.",
-        released_late, jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
+        "19b",
+        "weights are freed one layer late",
+        "A reference in a local variable lived until the next call. Two layers are whole where one was planned; the"
+        " average hardly shows it, the peak does, and the peak decides whether a job runs.",
+        released_late,
+        jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
         (Catch("tests/parallel/test_fully_shard.py", "check_peaks", (2, 0)),),
     ),
     Exhibit(
-        "19c", "the tape saves arrays instead of parameters",
+        "19c",
+        "the tape saves arrays instead of parameters",
         "The same cause in one line of an engine: `save(weight.data)` where `save(weight)` would have let go.",
-        saved_as_arrays, jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
+        saved_as_arrays,
+        jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
         (Catch(CHECKS, "test_released_weights_are_gone"),),
     ),
-]  # fmt: skip
+]

@@ -71,21 +71,30 @@ def one_bucket_less(patch: Patch) -> None:
 
 EXHIBITS = [
     Exhibit(
-        "20a", "a request that is never waited for",
-        "`isend` returned, the data arrived, the test passed. Until it is waited for, a request owns its buffer and a piece of the "
-        "library's memory; under load the buffer is overwritten before it has left.",
-        not_waited_for, jobs.exchange, (Catch(CHECKS, "test_an_exchange_ends_clean"),),
+        "20a",
+        "a request that is never waited for",
+        "`isend` returned, the data arrived, the test passed. Until it is waited for, a request owns its buffer and a"
+        " piece of the library's memory; under load the buffer is overwritten before it has left.",
+        not_waited_for,
+        jobs.exchange,
+        (Catch(CHECKS, "test_an_exchange_ends_clean"),),
     ),
     Exhibit(
-        "20b", "a send with no partner",
-        "At the end of the line, `rank + 1` was clamped instead of wrapped. Buffered sends hide it: the message is on its way for ever.",
-        no_partner, jobs.exchange, (Catch(CHECKS, "test_an_exchange_ends_clean"),),
+        "20b",
+        "a send with no partner",
+        "At the end of the line, `rank + 1` was clamped instead of wrapped. Buffered sends hide it: the message is on"
+        " its way for ever.",
+        no_partner,
+        jobs.exchange,
+        (Catch(CHECKS, "test_an_exchange_ends_clean"),),
     ),
     Exhibit(
-        "20c", "nobody looks for what was left over",
-        "The same lost request, in a library that does not look: nothing is said. minidist's own look at the end of a run is under "
-        "test, too.",
-        nothing_is_looked_for, jobs.exchange,
+        "20c",
+        "nobody looks for what was left over",
+        "The same lost request, in a library that does not look: nothing is said. minidist's own look at the end of a"
+        " run is under test, too.",
+        nothing_is_looked_for,
+        jobs.exchange,
         (
             Catch(SIMULATED, "test_a_send_that_nobody_received"),
             Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("send", 8)),
@@ -93,32 +102,47 @@ EXHIBITS = [
         ),
     ),
     Exhibit(
-        "26a", "float32 becomes float64 and is received as float32",
-        "A learning rate out of NumPy is a float64 scalar, and some products with it are float64. The receiver had room for float32: "
-        "half of the bytes are read as twice as many numbers.",
-        promoted, jobs.half_of_the_gradient, (Catch(CHECKS, "test_a_halved_gradient_arrives"),),
+        "26a",
+        "float32 becomes float64 and is received as float32",
+        "A learning rate out of NumPy is a float64 scalar, and some products with it are float64. The receiver had room"
+        " for float32: half of the bytes are read as twice as many numbers.",
+        promoted,
+        jobs.half_of_the_gradient,
+        (Catch(CHECKS, "test_a_halved_gradient_arrives"),),
     ),
     Exhibit(
-        "26b", "the engine takes a scalar's dtype for the result's",
-        "The same inside the engine: one scalar makes everything after it float64, twice the memory and twice the messages.",
-        scalars_become_float64, jobs.half_of_the_loss, (Catch(CHECKS, "test_float32_stays_float32"),),
+        "26b",
+        "the engine takes a scalar's dtype for the result's",
+        "The same inside the engine: one scalar makes everything after it float64, twice the memory and twice the"
+        " messages.",
+        scalars_become_float64,
+        jobs.half_of_the_loss,
+        (Catch(CHECKS, "test_float32_stays_float32"),),
     ),
     Exhibit(
-        "26c", "the engine takes a scalar's dtype and looks at nobody's",
+        "26c",
+        "the engine takes a scalar's dtype and looks at nobody's",
         "And where operations do not compare dtypes, nothing is said at all: the loss is float64 from here on.",
-        scalars_pass_unseen, jobs.half_of_the_loss, (Catch(CHECKS, "test_float32_stays_float32"),),
+        scalars_pass_unseen,
+        jobs.half_of_the_loss,
+        (Catch(CHECKS, "test_float32_stays_float32"),),
     ),
     Exhibit(
-        "28a", "a rank skips a collective",
-        "One rank's data had a batch less. The others enter the sum and wait. What they wait for has returned from its program, and "
-        "that is what the report says.",
-        one_step_less, jobs.sums, (Catch(CHECKS, "test_sums_of_all_ranks"),),
+        "28a",
+        "a rank skips a collective",
+        "One rank's data had a batch less. The others enter the sum and wait. What they wait for has returned from its"
+        " program, and that is what the report says.",
+        one_step_less,
+        jobs.sums,
+        (Catch(CHECKS, "test_sums_of_all_ranks"),),
     ),
     Exhibit(
-        "28b", "a rank drops a bucket",
-        "The same one floor below: a rank alone decides that a bucket needs no sum. From then on each of its sums meets the next one "
-        "of the others.",
-        one_bucket_less, jobs.train_job(3, 2, dp=3, bucket_cap_mb=5e-3),
+        "28b",
+        "a rank drops a bucket",
+        "The same one floor below: a rank alone decides that a bucket needs no sum. From then on each of its sums meets"
+        " the next one of the others.",
+        one_bucket_less,
+        jobs.train_job(3, 2, dp=3, bucket_cap_mb=5e-3),
         (Catch("tests/parallel/test_data_parallel.py", "test_any_data_to_the_bit_in_rank_order", (3, 1e-4, 0)),),
     ),
-]  # fmt: skip
+]

@@ -13,7 +13,8 @@ from minidist.pipeline.runtime import Pipeline, messages, pipeline, shared
 from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
-# Rank 1 sends a gradient before it takes the next activation; rank 0 sends that activation before it takes the gradient.
+# Rank 1 sends a gradient before it takes the next activation; rank 0 sends that activation before it takes the
+# gradient.
 CROSSED = "rank 0: 2SEND_F1 0F2 0SEND_F2 2RECV_B0\nrank 1: 3RECV_F1 3SEND_B0 3F1 3B1 1RECV_F2\n"
 
 
@@ -144,13 +145,20 @@ def overflows() -> Recording:
         model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
         stages, tied = split_model(model, 2, [comm.rank])
         pipe = OverflowsOnRank0(
-            comm, plan, stages, lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH), lambda flat: SGD(flat, lr=0.3), tied=tied
+            comm,
+            plan,
+            stages,
+            lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH),
+            lambda flat: SGD(flat, lr=0.3),
+            tied=tied,
         )
         for step in range(jobs.STEPS):
             inputs, targets = jobs.tokens(step, 4)
             pipe.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
         verdicts = pipe.finish()
-        return [sum(v.losses) for v in verdicts], {"weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}}
+        return [sum(v.losses) for v in verdicts], {
+            "weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
+        }
 
     return jobs.recorded(2, main)
 
@@ -166,51 +174,88 @@ def is_refused(text: str) -> str:
 
 EXHIBITS = [
     Exhibit(
-        "1", "one receive buffer for every micro-batch",
-        "The stage allocated its receive buffer once, which is what one is told to do. Its first layer had saved that buffer as its "
-        "input. When micro-batch 1 arrived, the saved input of micro-batch 0 changed. Gradients were off by 70 to 130 %; the "
-        "accuracy curves in the report looked as they should.",
-        one_receive_buffer, jobs.train_job(2, 40, pp=2, microbatches=4, schedule="gpipe", model="mlp", layers=2, width=32, data="glyphs", micro_batch=16),
-        (Catch(CHECKS, "test_a_pipeline_equals_one_device", ("mlp",)), Catch(RUNTIME, "test_mlp_in_the_exact_tier", ("gpipe", "sgd"))),
+        "1",
+        "one receive buffer for every micro-batch",
+        "The stage allocated its receive buffer once, which is what one is told to do. Its first layer had saved that"
+        " buffer as its input. When micro-batch 1 arrived, the saved input of micro-batch 0 changed. Gradients were off"
+        " by 70 to 130 %; the accuracy curves in the report looked as they should.",
+        one_receive_buffer,
+        jobs.train_job(
+            2,
+            40,
+            pp=2,
+            microbatches=4,
+            schedule="gpipe",
+            model="mlp",
+            layers=2,
+            width=32,
+            data="glyphs",
+            micro_batch=16,
+        ),
+        (
+            Catch(CHECKS, "test_a_pipeline_equals_one_device", ("mlp",)),
+            Catch(RUNTIME, "test_mlp_in_the_exact_tier", ("gpipe", "sgd")),
+        ),
     ),
     Exhibit(
-        "13a", "tied embeddings: each stage keeps its own gradient",
-        "Input and output embedding are one matrix on one device and two copies in a pipeline. Without the sum they drift apart, and "
-        "each looks like an embedding.",
-        tied_copies_apart, jobs.train_job(2, pp=2, microbatches=4),
-        (Catch(CHECKS, "test_a_pipeline_equals_one_device", ("gpt",)), Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",))),
+        "13a",
+        "tied embeddings: each stage keeps its own gradient",
+        "Input and output embedding are one matrix on one device and two copies in a pipeline. Without the sum they"
+        " drift apart, and each looks like an embedding.",
+        tied_copies_apart,
+        jobs.train_job(2, pp=2, microbatches=4),
+        (
+            Catch(CHECKS, "test_a_pipeline_equals_one_device", ("gpt",)),
+            Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",)),
+        ),
     ),
     Exhibit(
-        "13b", "tied embeddings: the data axis is summed before the two copies",
-        "The reduction over replicas ran inside backward, as it should; the copies of first and last stage were added afterwards, to what "
-        "was summed already. Each order alone is right in its own test.",
-        data_axis_before_tied, jobs.train_job(4, pp=2, dp=2, microbatches=2, reduction="ordered"),
+        "13b",
+        "tied embeddings: the data axis is summed before the two copies",
+        "The reduction over replicas ran inside backward, as it should; the copies of first and last stage were added"
+        " afterwards, to what was summed already. Each order alone is right in its own test.",
+        data_axis_before_tied,
+        jobs.train_job(4, pp=2, dp=2, microbatches=2, reduction="ordered"),
         (Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",)),),
     ),
     Exhibit(
-        "15b", "an overflow that one stage sees: it takes its step back, the others do not",
-        "To avoid a barrier each stage stepped at once and looked at its own gradients for overflow. One stage's had one, the other's were "
-        "finite: one took its step back and ran its forwards again, the other went on, and each waited for what the other would never send.",
-        overflow_seen_by_one_stage, overflows,
+        "15b",
+        "an overflow that one stage sees: it takes its step back, the others do not",
+        "To avoid a barrier each stage stepped at once and looked at its own gradients for overflow. One stage's had"
+        " one, the other's were finite: one took its step back and ran its forwards again, the other went on, and each"
+        " waited for what the other would never send.",
+        overflow_seen_by_one_stage,
+        overflows,
         (Catch("tests/pipeline/test_post_validation.py", "test_an_overflow_on_one_rank_is_everybodys"),),
     ),
     Exhibit(
-        "18", "uneven micro-batches are received into a buffer of the largest",
-        "The last micro-batch of an epoch was smaller. With a buffer of the usual size, old rows stay behind the new ones and "
-        "are trained on once more.",
-        largest_buffer, ragged,
-        (Catch(CHECKS, "test_a_pipeline_with_a_short_micro_batch_equals_one_device"), Catch(RUNTIME, "test_gpt_with_tied_embeddings_in_the_ordered_tier", ("1f1b",))),
+        "18",
+        "uneven micro-batches are received into a buffer of the largest",
+        "The last micro-batch of an epoch was smaller. With a buffer of the usual size, old rows stay behind the new"
+        " ones and are trained on once more.",
+        largest_buffer,
+        ragged,
+        (
+            Catch(CHECKS, "test_a_pipeline_with_a_short_micro_batch_equals_one_device"),
+            Catch(RUNTIME, "test_gpt_with_tied_embeddings_in_the_ordered_tier", ("1f1b",)),
+        ),
     ),
     Exhibit(
-        "21", "an order that deadlocks with synchronous sends only",
-        "On the developer's machine small messages were buffered, and the plan ran. With larger activations sends began to wait, and "
-        "both ranks stood in a send. The judge of plans assumes that sends wait.",
-        crossed_sends, judged, (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
+        "21",
+        "an order that deadlocks with synchronous sends only",
+        "On the developer's machine small messages were buffered, and the plan ran. With larger activations sends began"
+        " to wait, and both ranks stood in a send. The judge of plans assumes that sends wait.",
+        crossed_sends,
+        judged,
+        (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
     ),
     Exhibit(
-        "24", "the last rank's micro-batches are numbered from one",
-        "The listing of a schedule printed F1 to Fm on one rank, where its backwards were B0 to B(m-1). It was a listing in a text, and "
-        "who typed it in got a backward before its forward.",
-        numbered_from_one, judged, (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
+        "24",
+        "the last rank's micro-batches are numbered from one",
+        "The listing of a schedule printed F1 to Fm on one rank, where its backwards were B0 to B(m-1). It was a"
+        " listing in a text, and who typed it in got a backward before its forward.",
+        numbered_from_one,
+        judged,
+        (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
     ),
-]  # fmt: skip
+]

@@ -49,7 +49,11 @@ def short_vocabulary(patch: Patch) -> None:
 def padded_softmax(patch: Patch) -> None:
     """the words that only fill the last rank's range take part in the softmax"""
     right = vocabulary.vocab_range
-    patch.setattr(vocabulary, "vocab_range", lambda size, rank, ranks: right(vocabulary.padded_vocab_size(size, ranks), rank, ranks))
+    patch.setattr(
+        vocabulary,
+        "vocab_range",
+        lambda size, rank, ranks: right(vocabulary.padded_vocab_size(size, ranks), rank, ranks),
+    )
 
 
 def norms_not_reduced(patch: Patch) -> None:
@@ -135,23 +139,30 @@ NORM = "test_the_clip_norm_counts_every_global_element_once"
 
 EXHIBITS = [
     Exhibit(
-        "7", "a row-parallel bias is added on every rank",
-        "Each rank's layer is an ordinary layer, with a bias, and then the results are summed. Where biases begin at zero, nothing can be "
-        "seen in the first step; where they do not, the network is another one.",
-        bias_on_every_rank, jobs.split(),
+        "7",
+        "a row-parallel bias is added on every rank",
+        "Each rank's layer is an ordinary layer, with a bias, and then the results are summed. Where biases begin at"
+        " zero, nothing can be seen in the first step; where they do not, the network is another one.",
+        bias_on_every_rank,
+        jobs.split(),
         (Catch(TENSOR, "test_column_and_row_parallel_layers_are_exact_on_integers", (2, False, "sgd")),),
     ),
     Exhibit(
-        "8", "a fused QKV matrix is cut contiguously",
-        "Rank 0 gets all of Q and half of K. Every shape fits, the gathered weights are right, since joining undoes the cut, and the "
-        "network learns what it can with attention between the wrong things.",
-        contiguous_qkv, jobs.split(), (Catch(TENSOR, MODEL, (2, "sgd", False)),),
+        "8",
+        "a fused QKV matrix is cut contiguously",
+        "Rank 0 gets all of Q and half of K. Every shape fits, the gathered weights are right, since joining undoes the"
+        " cut, and the network learns what it can with attention between the wrong things.",
+        contiguous_qkv,
+        jobs.split(),
+        (Catch(TENSOR, MODEL, (2, "sgd", False)),),
     ),
     Exhibit(
-        "9a", "vocabulary ranges are off by one at the end",
-        "`last` was taken as inclusive by one function and as exclusive by the other. One word in each range has no embedding: the zero "
-        "vector. In a test with few words it may not even occur.",
-        short_vocabulary, jobs.split(),
+        "9a",
+        "vocabulary ranges are off by one at the end",
+        "`last` was taken as inclusive by one function and as exclusive by the other. One word in each range has no"
+        " embedding: the zero vector. In a test with few words it may not even occur.",
+        short_vocabulary,
+        jobs.split(),
         (
             Catch(TENSOR, "test_the_embedding_is_exact_for_every_word", (2, 8)),
             Catch(TENSOR, "test_the_embedding_is_exact_for_every_word", (2, 7)),
@@ -159,86 +170,132 @@ EXHIBITS = [
         ),
     ),
     Exhibit(
-        "9b", "the padding of a vocabulary takes part in the softmax",
-        "A vocabulary that does not divide is padded. The padding's logits are not minus infinity but zero, and take their share of the "
-        "probability; the model learns to push them down, and reports a loss that is a little too high.",
-        padded_softmax, jobs.split(), (Catch(TENSOR, "test_vocab_parallel_cross_entropy", (4, 5, False)),),
+        "9b",
+        "the padding of a vocabulary takes part in the softmax",
+        "A vocabulary that does not divide is padded. The padding's logits are not minus infinity but zero, and take"
+        " their share of the probability; the model learns to push them down, and reports a loss that is a little too"
+        " high.",
+        padded_softmax,
+        jobs.split(),
+        (Catch(TENSOR, "test_vocab_parallel_cross_entropy", (4, 5, False)),),
     ),
     Exhibit(
-        "11c", "the norm of a rank's own tiles",
-        "As in 11a, with matrices in tiles: every rank scales by another number, and replicated parameters drift apart.",
-        norm_of_own_tiles, jobs.split(clip=0.3), (Catch(TENSOR, NORM, (2, False)),),
+        "11c",
+        "the norm of a rank's own tiles",
+        "As in 11a, with matrices in tiles: every rank scales by another number, and replicated parameters drift"
+        " apart.",
+        norm_of_own_tiles,
+        jobs.split(clip=0.3),
+        (Catch(TENSOR, NORM, (2, False)),),
     ),
     Exhibit(
-        "11d", "replicated parameters are counted once a rank",
-        "The squares of all ranks are summed, and layer norms are on every rank. The norm is too large by a little; clipping is too strong by "
-        "as much.",
-        replicas_counted_once_a_rank, jobs.split(clip=0.3), (Catch(TENSOR, NORM, (2, False)),),
+        "11d",
+        "replicated parameters are counted once a rank",
+        "The squares of all ranks are summed, and layer norms are on every rank. The norm is too large by a little;"
+        " clipping is too strong by as much.",
+        replicas_counted_once_a_rank,
+        jobs.split(clip=0.3),
+        (Catch(TENSOR, NORM, (2, False)),),
     ),
     Exhibit(
-        "12a", "under sequence parallelism layer-norm gradients are not reduced",
-        "With the sequence split, a layer norm sees part of the tokens on each rank. Its parameters are replicated, and it is easy to "
-        "believe that their gradients are, too.",
-        norms_not_reduced, jobs.split(True), (Catch(TENSOR, MODEL, (2, "sgd", True)),),
+        "12a",
+        "under sequence parallelism layer-norm gradients are not reduced",
+        "With the sequence split, a layer norm sees part of the tokens on each rank. Its parameters are replicated, and"
+        " it is easy to believe that their gradients are, too.",
+        norms_not_reduced,
+        jobs.split(True),
+        (Catch(TENSOR, MODEL, (2, "sgd", True)),),
     ),
     Exhibit(
-        "12b", "under sequence parallelism bias gradients are not reduced",
-        "The same for the bias of a row-parallel layer, which is added after the tokens have been dealt out. Mending the layer norms left "
-        "it behind.",
-        biases_not_reduced, jobs.split(True), (Catch(TENSOR, MODEL, (2, "sgd", True)),),
+        "12b",
+        "under sequence parallelism bias gradients are not reduced",
+        "The same for the bias of a row-parallel layer, which is added after the tokens have been dealt out. Mending"
+        " the layer norms left it behind.",
+        biases_not_reduced,
+        jobs.split(True),
+        (Catch(TENSOR, MODEL, (2, "sgd", True)),),
     ),
     Exhibit(
-        "25", "with one replica, a split sequence's gradients are never summed",
-        "Gradients were summed over the data axis, and the context axis was part of it whenever there were replicas. With one "
-        "replica the reduction was left out: there was nothing to sum, it seemed.",
-        data_axis_only, jobs.long_context(), (Catch("tests/museum/test_checks.py", "test_a_split_sequence_trains_like_one_device"),),
+        "25",
+        "with one replica, a split sequence's gradients are never summed",
+        "Gradients were summed over the data axis, and the context axis was part of it whenever there were replicas."
+        " With one replica the reduction was left out: there was nothing to sum, it seemed.",
+        data_axis_only,
+        jobs.long_context(),
+        (Catch("tests/museum/test_checks.py", "test_a_split_sequence_trains_like_one_device"),),
     ),
     Exhibit(
-        "27a", "positions restart on each rank of a split sequence",
-        "Every rank embeds positions 0, 1, 2 and so on for its own tokens. The model sees a text made of pieces that all stand at its "
-        "beginning, and learns to live with that.",
-        positions_from_zero, jobs.long_context(),
+        "27a",
+        "positions restart on each rank of a split sequence",
+        "Every rank embeds positions 0, 1, 2 and so on for its own tokens. The model sees a text made of pieces that"
+        " all stand at its beginning, and learns to live with that.",
+        positions_from_zero,
+        jobs.long_context(),
         (Catch(CONTEXT, SEQUENCE, (2, "gpt", "ring", "sgd")), Catch(CONTEXT, SEQUENCE, (2, "gpt", "ulysses", "sgd"))),
     ),
     Exhibit(
-        "27b", "rotary positions restart on each rank of a split sequence",
+        "27b",
+        "rotary positions restart on each rank of a split sequence",
         "The same with rotary angles, where no table says how long a text may be, so that nothing can be out of range.",
-        positions_from_zero, jobs.long_context("llama"),
-        (Catch(CONTEXT, SEQUENCE, (2, "llama", "ring", "sgd")), Catch(CONTEXT, SEQUENCE, (2, "llama", "ulysses", "sgd"))),
+        positions_from_zero,
+        jobs.long_context("llama"),
+        (
+            Catch(CONTEXT, SEQUENCE, (2, "llama", "ring", "sgd")),
+            Catch(CONTEXT, SEQUENCE, (2, "llama", "ulysses", "sgd")),
+        ),
     ),
     Exhibit(
-        "29", "the online softmax forgets the largest score",
-        "In exact arithmetic any shift of the exponent is right, and small scores never show it. With large scores what came before is "
-        "scaled up until it overflows.",
-        last_maximum, jobs.large_scores, (Catch(CONTEXT, "test_large_scores_do_not_overflow_in_the_online_softmax"),),
+        "29",
+        "the online softmax forgets the largest score",
+        "In exact arithmetic any shift of the exponent is right, and small scores never show it. With large scores what"
+        " came before is scaled up until it overflows.",
+        last_maximum,
+        jobs.large_scores,
+        (Catch(CONTEXT, "test_large_scores_do_not_overflow_in_the_online_softmax"),),
     ),
     Exhibit(
-        "30", "gradients of keys and values do not travel home",
-        "Keys and values go round the ring, and so must their gradients. They were added where the blocks happened to be at the end.",
-        gradients_stay, jobs.long_context(), (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
+        "30",
+        "gradients of keys and values do not travel home",
+        "Keys and values go round the ring, and so must their gradients. They were added where the blocks happened to"
+        " be at the end.",
+        gradients_stay,
+        jobs.long_context(),
+        (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
     ),
     Exhibit(
-        "32", "gradients of a key-value head that ranks share are not summed",
-        "With fewer key-value heads than ranks, some ranks hold copies of one head. They are replicas within a cut matrix, and neither the "
-        "code for replicas nor that for cut matrices felt responsible.",
-        shared_heads_not_summed, jobs.shared_heads, (Catch(TENSOR, "test_fewer_key_value_heads_than_ranks", (4, 2, False)),),
+        "32",
+        "gradients of a key-value head that ranks share are not summed",
+        "With fewer key-value heads than ranks, some ranks hold copies of one head. They are replicas within a cut"
+        " matrix, and neither the code for replicas nor that for cut matrices felt responsible.",
+        shared_heads_not_summed,
+        jobs.shared_heads,
+        (Catch(TENSOR, "test_fewer_key_value_heads_than_ranks", (4, 2, False)),),
     ),
     Exhibit(
-        "31a", "gradients of different experts are summed",
-        "Experts have the same shapes and, on their ranks, the same names. A sum over all ranks runs through, and makes one gradient of two "
-        "experts'.",
-        experts_summed, jobs.with_experts(), (Catch(EXPERT, DEALT, ((1, 2), 1, 12.0)),),
+        "31a",
+        "gradients of different experts are summed",
+        "Experts have the same shapes and, on their ranks, the same names. A sum over all ranks runs through, and makes"
+        " one gradient of two experts'.",
+        experts_summed,
+        jobs.with_experts(),
+        (Catch(EXPERT, DEALT, ((1, 2), 1, 12.0)),),
     ),
     Exhibit(
-        "31b", "the capacity of the whole batch instead of the group",
-        "How many tokens an expert takes was computed from the tokens of all ranks and applied on each. Nothing is dropped that "
-        "should be; the paper's number is another.",
-        capacity_of_the_batch, jobs.with_experts(0.5), (Catch(EXPERT, "test_four_all_to_alls_a_layer", (2, 1)),),
+        "31b",
+        "the capacity of the whole batch instead of the group",
+        "How many tokens an expert takes was computed from the tokens of all ranks and applied on each. Nothing is"
+        " dropped that should be; the paper's number is another.",
+        capacity_of_the_batch,
+        jobs.with_experts(0.5),
+        (Catch(EXPERT, "test_four_all_to_alls_a_layer", (2, 1)),),
     ),
     Exhibit(
-        "31c", "experts' answers come back in another order",
-        "An all-to-all there and an all-to-all back; on the way back the blocks were taken in the order of the way there. Tokens "
-        "get the answers to other tokens.",
-        slots_in_the_first_order, jobs.with_experts(), (Catch(EXPERT, DEALT, ((1, 2), 1, 12.0)),),
+        "31c",
+        "experts' answers come back in another order",
+        "An all-to-all there and an all-to-all back; on the way back the blocks were taken in the order of the way"
+        " there. Tokens get the answers to other tokens.",
+        slots_in_the_first_order,
+        jobs.with_experts(),
+        (Catch(EXPERT, DEALT, ((1, 2), 1, 12.0)),),
     ),
-]  # fmt: skip
+]

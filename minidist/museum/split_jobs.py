@@ -60,10 +60,15 @@ def shared_heads() -> Recording:
 
         def whole(parameter: Any, tile: Array) -> Array:
             layout, shape = layouts[parameter.name]
-            return tile if ".k_proj." in parameter.name or ".v_proj." in parameter.name else np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
+            return (
+                tile
+                if ".k_proj." in parameter.name or ".v_proj." in parameter.name
+                else np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
+            )
 
         flat = FlatParameters(model.parameters())
-        return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3)  # type: ignore[no-any-return]
+        # type: ignore[no-any-return]
+        return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3)
 
     return recorded(2, main)
 
@@ -85,7 +90,8 @@ def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recordin
 
         def loss_of(step: int) -> Tensor:
             inputs, targets = tokens(step)
-            return parallel(inputs[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)  # type: ignore[no-any-return]
+            # type: ignore[no-any-return]
+            return parallel(inputs[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
 
         return loop(parallel, loss_of, parallel.flat, total=summed(comm), lr=0.3)
 

@@ -20,7 +20,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class Difference:
-    """Of one kind of tensor, over all ranks: the largest |with - without|, where it is, and the largest entry of that tensor without the bug."""
+    """Of one kind of tensor, over all ranks: the largest |with - without|, where it is, and the largest entry of that
+    tensor without the bug.
+    """
 
     largest: float = 0.0
     scale: float = 0.0
@@ -35,8 +37,9 @@ class Difference:
 
 @dataclass
 class Visit:
-    """What a visitor sees. said: the error that the job ended with, where it did. red: test -> how it fails, or "" when it
-    was not run because the tests are not installed."""
+    """What a visitor sees. said: the error that the job ended with, where it did. red: test -> how it fails, or "" when
+    it was not run because the tests are not installed.
+    """
 
     exhibit: Exhibit
     right: Recording
@@ -48,21 +51,30 @@ class Visit:
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
-            "number": self.exhibit.number, "title": self.exhibit.title, "said": self.said,
+            "number": self.exhibit.number,
+            "title": self.exhibit.title,
+            "said": self.said,
             "losses": {"right": self.right.losses, "wrong": self.wrong.losses if self.wrong else None},
             "measured": {"right": self.right.measured, "wrong": self.wrong.measured if self.wrong else None},
             "max_difference": {kind: d.largest for kind, d in self.differences.items()},
             "largest": {kind: d.scale for kind, d in self.differences.items()},
             "caught_by": {str(catch): self.red.get(str(catch), "") for catch in self.exhibit.caught_by},
-        }  # fmt: skip
+        }
 
     def other_symptoms(self) -> str:
         """What is said, and what else was measured, in a few words."""
         words = [textwrap.shorten(self.said.splitlines()[0], 90, placeholder=" ...")] if self.said else []
         measured = self.wrong.measured if self.wrong is not None else {}
-        words += [f"{name} {value:,.0f} instead of {self.right.measured[name]:,.0f}" for name, value in measured.items()
-                  if value != self.right.measured[name]]  # fmt: skip
-        words += [f"|Δ{kind}| {percent(d.ratio)}" for kind, d in self.differences.items() if kind not in ("gradients", "weights") and d.largest]
+        words += [
+            f"{name} {value:,.0f} instead of {self.right.measured[name]:,.0f}"
+            for name, value in measured.items()
+            if value != self.right.measured[name]
+        ]
+        words += [
+            f"|Δ{kind}| {percent(d.ratio)}"
+            for kind, d in self.differences.items()
+            if kind not in ("gradients", "weights") and d.largest
+        ]
         return "; ".join(words)
 
     def text(self) -> str:
@@ -70,17 +82,27 @@ class Visit:
         lines = [f"{self.exhibit.number}  {self.exhibit.title}", "", textwrap.fill(self.exhibit.story, 110), ""]
         lines += [f"planted: {(self.exhibit.plant.__doc__ or '').strip()}", ""]
         if self.wrong is not None and self.right.losses:
-            lines += [f"loss without  {curve(self.right.losses, self.wrong.losses)}", f"loss with     {curve(self.wrong.losses, self.right.losses)}"]
+            lines += [
+                f"loss without  {curve(self.right.losses, self.wrong.losses)}",
+                f"loss with     {curve(self.wrong.losses, self.right.losses)}",
+            ]
         if self.said:
             lines += ["what minidist says:", *(f"    {line}" for line in self.said.splitlines())]
             if self.wrong is not None:
                 lines.append("and without its checks:")
         for kind, d in self.differences.items():
             when = "after one step" if kind == "gradients" else f"after {len(self.right.losses)} steps"
-            place = f" in {d.name} on rank {d.rank}, whose largest entry is {d.scale:.3g} ({percent(d.ratio)})" if d.largest else ""
+            place = (
+                f" in {d.name} on rank {d.rank}, whose largest entry is {d.scale:.3g} ({percent(d.ratio)})"
+                if d.largest
+                else ""
+            )
             lines.append(f"max |difference| of {kind:9} {when:14} {d.largest:.3g}{place}")
         if self.wrong is not None:
-            lines += [f"{name}: {value:,.0f} with, {self.right.measured[name]:,.0f} without" for name, value in self.wrong.measured.items()]
+            lines += [
+                f"{name}: {value:,.0f} with, {self.right.measured[name]:,.0f} without"
+                for name, value in self.wrong.measured.items()
+            ]
         lines += ["", "caught by"]
         for catch in self.exhibit.caught_by:
             lines.append(f"    {catch}")
@@ -93,10 +115,19 @@ class Visit:
         from minidist.report.loss_overlay import loss_overlay
 
         if self.wrong is None or not self.right.losses:
-            raise UsageError(f"exhibit {self.exhibit.number} has no loss curve: {self.other_symptoms() or 'its job has no loss'}; leave -o out")
+            raise UsageError(
+                f"exhibit {self.exhibit.number} has no loss curve: {self.other_symptoms() or 'its job has no loss'};"
+                " leave -o out"
+            )
         parts = ", ".join(f"{kind} differ by {percent(d.ratio)}" for kind, d in self.differences.items())
         title = f"{self.exhibit.number}: {self.exhibit.title}" + (f" ({parts})" if parts else "")
-        return loss_overlay(self.wrong.losses, self.right.losses, title=title, command=command, names=("without the bug", "with the bug"))
+        return loss_overlay(
+            self.wrong.losses,
+            self.right.losses,
+            title=title,
+            command=command,
+            names=("without the bug", "with the bug"),
+        )
 
 
 def percent(ratio: float) -> str:
@@ -110,7 +141,10 @@ def curve(losses: Sequence[float], beside: Sequence[float]) -> str:
     """A loss curve in one line of text, on the scale that it shares with `beside`."""
     everything = [value for value in (*losses, *beside) if np.isfinite(value)]
     low, high = min(everything), max(everything)
-    marks = [BARS[round((value - low) / max(high - low, TINY) * (len(BARS) - 1))] if np.isfinite(value) else "!" for value in losses]
+    marks = [
+        BARS[round((value - low) / max(high - low, TINY) * (len(BARS) - 1))] if np.isfinite(value) else "!"
+        for value in losses
+    ]
     return f"{''.join(marks)}  {losses[0]:.4f} -> {losses[-1]:.4f}"
 
 
@@ -126,12 +160,19 @@ def compare(right: Recording, wrong: Recording) -> dict[str, Difference]:
                 difference = float(np.max(np.abs(np.subtract(theirs[kind][name], expected, dtype=np.float64))))
                 difference = difference if np.isfinite(difference) else np.inf
                 if difference > worst.largest:
-                    worst.largest, worst.scale, worst.name, worst.rank = difference, float(np.max(np.abs(expected))), name, rank
+                    worst.largest, worst.scale, worst.name, worst.rank = (
+                        difference,
+                        float(np.max(np.abs(expected))),
+                        name,
+                        rank,
+                    )
     return result
 
 
 def visit(exhibit: Exhibit, tests: bool = True) -> Visit:
-    """Run the exhibit's job without and with the bug, and, with `tests` and where they are there, the tests that catch it."""
+    """Run the exhibit's job without and with the bug, and, with `tests` and where they are there, the tests that catch
+    it.
+    """
     right = exhibit.job()
     seen = Visit(exhibit, right, None)
     with exhibit.planted():
@@ -167,9 +208,21 @@ def table(visits: Sequence[Visit]) -> str:
         losses, red = ["", ""], sum(bool(text) for text in seen.red.values())
         if seen.wrong is not None and seen.right.losses:
             losses = [f"{run.losses[-1]:.3f}" for run in (seen.right, seen.wrong)]
-        parts = [percent(seen.differences[kind].ratio) if kind in seen.differences else "" for kind in ("gradients", "weights")]
+        parts = [
+            percent(seen.differences[kind].ratio) if kind in seen.differences else ""
+            for kind in ("gradients", "weights")
+        ]
         tests = f"{red} of {len(seen.exhibit.caught_by)}" if seen.red else "not run"
         rows.append((seen.exhibit.number, seen.exhibit.title, *losses, *parts, tests, seen.other_symptoms()))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]
-    return "\n".join([*lines, "", "|Δ|: the largest difference over all ranks, as a part of the largest entry of the tensor that it is in"])
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "|Δ|: the largest difference over all ranks, as a part of the largest entry of the tensor that it is in",
+        ]
+    )

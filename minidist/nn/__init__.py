@@ -12,6 +12,27 @@ from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Sequential
 
 __all__ = [
-    "GPT", "MLP", "AttentionDropout", "BatchNorm", "Block", "Conv1D", "Conv2d", "Dropout", "Embedding", "FlatParameters", "GPTConfig", "LayerNorm", "Linear",
-    "Llama", "LlamaBlock", "LlamaConfig", "MixtureOfExperts", "Module", "Parameter", "RMSNorm", "Sequential", "cross_entropy", "mse_loss",
-]  # fmt: skip
+    "GPT",
+    "MLP",
+    "AttentionDropout",
+    "BatchNorm",
+    "Block",
+    "Conv1D",
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "FlatParameters",
+    "GPTConfig",
+    "LayerNorm",
+    "Linear",
+    "Llama",
+    "LlamaBlock",
+    "LlamaConfig",
+    "MixtureOfExperts",
+    "Module",
+    "Parameter",
+    "RMSNorm",
+    "Sequential",
+    "cross_entropy",
+    "mse_loss",
+]

@@ -1,7 +1,7 @@
 """How many bytes of activations one transformer block keeps for its backward, in closed form, for two blocks.
 
-Korthikanti et al., 2022 (section 4.1) count an unfused block: s positions, b samples, width h, a heads, values of i bytes,
-masks of one:
+Korthikanti et al., 2022 (section 4.1) count an unfused block: s positions, b samples, width h, a heads, values of i
+bytes, masks of one:
 
     attention   its input, Q, K, V, and the input of the output projection      5 i s b h
                 softmax, its dropped-out copy, and the mask between them         (2 i + 1) a s^2 b
@@ -9,9 +9,9 @@ masks of one:
     two norms   their inputs                                                     2 i s b h
     two masks                                                                    2 s b h
 
-With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers a row and norm (mean and deviation); ours keeps one,
-in float32 when the values have 2 bytes.
-The fused block of `nn/gpt.py` keeps as many times s b h, but of the scores only what lies at or below the diagonal blocks of
+With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers a row and norm (mean and deviation); ours
+keeps one, in float32 when the values have 2 bytes. The fused block of `nn/gpt.py` keeps as many times s b h, but of the
+scores only what lies at or below the diagonal blocks of
 64 queries, once, with one sum a query: about i a s^2 b / 2; with dropout a mask of all of them, a s^2 b bytes.
 """
 

@@ -1,7 +1,8 @@
 """A transformer block whose attention is unfused and unblocked: the block that the published memory formulas count.
 
-`gpt.Block` computes attention in one node that never makes the upper half of the score matrix and keeps no probabilities.
-This one keeps what "Reducing activation recomputation in large transformer models" (Korthikanti et al., 2022, section 4)
+`gpt.Block` computes attention in one node that never makes the upper half of the score matrix and keeps no
+probabilities. This one keeps what "Reducing activation recomputation in large transformer models" (Korthikanti et al.,
+2022, section 4)
 lists, operation by operation: with 2-byte values and 1-byte masks 34 s b h + 5 a s^2 b bytes. Slower, and there to be
 counted: see `nn/block_bytes.py`.
 """
@@ -33,7 +34,9 @@ class CompositeAttention(Module):
         q, k, v = (transpose(qkv[:, :, part], (0, 2, 1, 3)) for part in range(3))
         scores = q @ swapaxes(k, -1, -2) * (width // self.heads) ** -0.5
         probabilities = self.attn_dropout(softmax(scores + Tensor(_causal(length, x.data))))
-        return self.resid_dropout(self.c_proj(reshape(transpose(probabilities @ v, (0, 2, 1, 3)), (batch, length, width))))
+        return self.resid_dropout(
+            self.c_proj(reshape(transpose(probabilities @ v, (0, 2, 1, 3)), (batch, length, width)))
+        )
 
 
 class CompositeBlock(Module):

@@ -1,9 +1,9 @@
 """What a small image model is made of: convolution, and batch normalisation as GPipe treats it.
 
-Batch normalisation looks at all rows of what it is given, so a step in micro-batches is not the step of the whole batch. GPipe
-(Huang et al., 2019, section 3.2) takes each micro-batch's own statistics in training, and for evaluation moving averages over
-whole mini-batches. So the gradients of a pipeline equal one device's with the same micro-batches; the running statistics stand
-outside of that equality.
+Batch normalisation looks at all rows of what it is given, so a step in micro-batches is not the step of the whole
+batch. GPipe (Huang et al., 2019, section 3.2) takes each micro-batch's own statistics in training, and for evaluation
+moving averages over whole mini-batches. So the gradients of a pipeline equal one device's with the same micro-batches;
+the running statistics stand outside of that equality.
 """
 
 from typing import Any
@@ -21,7 +21,14 @@ class Conv2d(Module):
     """weight (out, in, size, size), bias (out,): x (N, in, H, W) -> (N, out, Ho, Wo). Initial values as PyTorch's."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, size: int, stride: int = 1, padding: int = 0, dtype: Any = xp.float32, seed: int | None = 0
+        self,
+        in_channels: int,
+        out_channels: int,
+        size: int,
+        stride: int = 1,
+        padding: int = 0,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
     ) -> None:
         self.stride, self.padding = stride, padding
         law = ("uniform", (in_channels * size * size) ** -0.5)
@@ -38,12 +45,14 @@ class Conv2d(Module):
 class BatchNorm(Module):
     """Normalises each channel, the second dim: weight and bias (channels,).
 
-    In training by the statistics of the rows it is given. `running`: (mean, variance) for evaluation: one step of the moving
-    average (`momentum`) a mini-batch, from the statistics of all its micro-batches. Micro-batches are told apart by the batch
-    coordinates (step, first sample), so that a replay in backward counts once.
+    In training by the statistics of the rows it is given. `running`: (mean, variance) for evaluation: one step of the
+    moving average (`momentum`) a mini-batch, from the statistics of all its micro-batches. Micro-batches are told apart
+    by the batch coordinates (step, first sample), so that a replay in backward counts once.
     """
 
-    def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
+    def __init__(
+        self, channels: int, momentum: float = 0.1, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0
+    ) -> None:
         self.eps, self.momentum = eps, momentum
         self.weight = Parameter(xp.ones(channels, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(channels, dtype), init=("constant", 0.0))
@@ -57,7 +66,13 @@ class BatchNorm(Module):
         """(N, channels, ...) -> the same shape."""
         if not self.training:
             mean, variance = self.running
-            return batch_norm(x, self.weight, self.bias, self.eps, (xp.as_array(mean, self.weight.dtype), xp.as_array(variance, self.weight.dtype)))
+            return batch_norm(
+                x,
+                self.weight,
+                self.bias,
+                self.eps,
+                (xp.as_array(mean, self.weight.dtype), xp.as_array(variance, self.weight.dtype)),
+            )
         if is_grad_enabled():
             place = current_coordinates()
             if place.step != self._step:
@@ -73,7 +88,9 @@ class BatchNorm(Module):
         return self.average, self.spread
 
     def _fold(self) -> None:
-        """One step of the moving average from the micro-batches that were seen; the variance is unbiased, as in PyTorch."""
+        """One step of the moving average from the micro-batches that were seen; the variance is unbiased, as in
+        PyTorch.
+        """
         if not self._seen:
             return
         parts = [self._seen[offset] for offset in sorted(self._seen)]

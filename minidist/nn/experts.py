@@ -8,9 +8,9 @@ before all second ones). A token that finds no slot is *dropped*: the layer adds
 call sees, one rank's micro-batch; capacity and auxiliary loss belong to the group, also on a single device.
 
 top_k=1 is Switch (Fedus et al., "Switch Transformers", 2021): the gate is the probability, and the auxiliary loss
-N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are divided by their sum, the auxiliary loss is
-(1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e / S is
-the share of first choices, P_e = m_e the mean probability; the gradient runs through the latter alone.
+N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are divided by their sum, the auxiliary loss
+is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e
+/ S is the share of first choices, P_e = m_e the mean probability; the gradient runs through the latter alone.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,9 @@ def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int
 
 
 class Assignment:
-    """Where the tokens of a group go. choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1: dropped."""
+    """Where the tokens of a group go. choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1:
+    dropped.
+    """
 
     def __init__(self, probabilities: xp.Array, top_k: int, capacity: int) -> None:
         n, experts = probabilities.shape
@@ -101,15 +103,26 @@ class MixtureOfExperts(Module):
 
     After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says who went
     where. to_experts, to_tokens: what happens to the slots (experts, capacity, width) before and after the expert MLPs;
-    expert parallelism puts its all-to-alls there. enter, leave: around the two products of each expert (tensor parallel).
+    expert parallelism puts its all-to-alls there. enter, leave: around the two products of each expert (tensor
+    parallel).
     """
 
     def __init__(
-        self, width: int, hidden: int, experts: int, top_k: int = 1, capacity_factor: float = 1.25, dtype: Any = xp.float32,
-        scale: float = 0.02, out_scale: float | None = None, seed: int | None = 0,
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        top_k: int = 1,
+        capacity_factor: float = 1.25,
+        dtype: Any = xp.float32,
+        scale: float = 0.02,
+        out_scale: float | None = None,
+        seed: int | None = 0,
+    ) -> None:
         if top_k not in (1, 2) or top_k > experts:
-            raise UsageError(f"top_k {top_k} of {experts} experts; take 1 (Switch) or 2 (GShard), and as many experts or more")
+            raise UsageError(
+                f"top_k {top_k} of {experts} experts; take 1 (Switch) or 2 (GShard), and as many experts or more"
+            )
         if capacity_factor <= 0:
             raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; take 1.0 or more, 1.25 is usual")
         self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor

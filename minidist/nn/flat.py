@@ -40,7 +40,8 @@ class FlatParameters:
         self.numel = self.offsets[-1]
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
-        # When set, it gives a parameter its gradient buffer, and no buffer for all is made (ZeRO-2: one for each bucket).
+        # When set, it gives a parameter its gradient buffer, and no buffer for all is made (ZeRO-2: one for each
+        # bucket).
         self.gradient_maker: Callable[[Parameter], None] | None = None
         self.shard: Any = None  # the Shard that takes the reduced gradient, when the unit is sharded
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
@@ -114,8 +115,8 @@ class FlatParameters:
             if parameter.settled is not None:
                 if not parameter.stale:
                     raise AutogradError(
-                        f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step "
-                        "with a backward pass whose forward ran outside no_sync"
+                        f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step"
+                        " with a backward pass whose forward ran outside no_sync"
                     )
                 parameter.mark_reduced()
             elif parameter.stale:

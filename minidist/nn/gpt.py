@@ -25,10 +25,10 @@ AttentionFunction = Callable[..., Tensor]  # (qkv, heads), and with attention dr
 class GPTConfig:
     """Sizes of a GPT. The defaults are GPT-2's smallest, with no dropout.
 
-    dropout applies to the sum of the embeddings and to the outputs of attention and MLP, attention_dropout to attention's
-    weights (GPT-2's embd_pdrop and resid_pdrop, and attn_pdrop).
-    n_experts above 0: a mixture of so many experts takes the place of each MLP (see `experts`); aux_loss_weight times the
-    mean of the groups' auxiliary losses, summed over layers, is added to the loss.
+    dropout applies to the sum of the embeddings and to the outputs of attention and MLP, attention_dropout to
+    attention's weights (GPT-2's embd_pdrop and resid_pdrop, and attn_pdrop).
+    n_experts above 0: a mixture of so many experts takes the place of each MLP (see `experts`); aux_loss_weight times
+    the mean of the groups' auxiliary losses, summed over layers, is added to the loss.
     """
 
     vocab_size: int = 50257
@@ -50,8 +50,9 @@ class GPTConfig:
 
 
 class Attention(Module):
-    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring attention);
-    while weights are dropped it gets the AttentionDropout as a third argument."""
+    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
+    attention); while weights are dropped it gets the AttentionDropout as a third argument.
+    """
 
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         width = config.n_embd
@@ -93,7 +94,14 @@ class Block(Module):
         if config.n_experts:
             width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
             self.mlp = MixtureOfExperts(
-                width, 4 * width, config.n_experts, config.expert_top_k, config.capacity_factor, dtype, out_scale=scale, seed=None
+                width,
+                4 * width,
+                config.n_experts,
+                config.expert_top_k,
+                config.capacity_factor,
+                dtype,
+                out_scale=scale,
+                seed=None,
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,7 +177,11 @@ class GPT(Module):
         if targets is None:
             return self.logits_fn(logits)
         loss = self.loss_fn(logits, targets, divisor)
-        return self.with_auxiliary(loss, auxiliary_losses(self.transformer.h), tokens.size / (divisor or tokens.size)) if self.config.n_experts else loss
+        return (
+            self.with_auxiliary(loss, auxiliary_losses(self.transformer.h), tokens.size / (divisor or tokens.size))
+            if self.config.n_experts
+            else loss
+        )
 
     def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
         """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
@@ -182,8 +194,8 @@ def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Ten
         auxiliary = block.mlp.auxiliary_loss
         if is_grad_enabled() and auxiliary.node is None:
             raise UsageError(
-                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the router "
-                "would not be balanced; return it from the segment, or call nn.recompute, which does"
+                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"
+                " router would not be balanced; return it from the segment, or call nn.recompute, which does"
             )
         auxiliary = reshape(auxiliary, (1,))
         before = auxiliary if before is None else before + auxiliary

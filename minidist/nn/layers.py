@@ -96,20 +96,22 @@ class Dropout(Module):
 
 
 def require_coordinates(positions: Any) -> None:
-    """Masks of a part of a text are drawn by the places in `batch_coordinates`: those must be the ones that the model got."""
+    """Masks of a part of a text are drawn by the places in `batch_coordinates`: those must be the ones that the model
+    got.
+    """
     place = current_coordinates()
     if place.positions is None or not xp.array_equal(place.positions, positions):
         raise UsageError(
-            "dropout with positions given: the masks of a part of a text are drawn by its places, so say them there too: "
-            "batch_coordinates(step, ..., positions=positions, length=tokens of a whole text)"
+            "dropout with positions given: the masks of a part of a text are drawn by its places, so say them there"
+            " too: batch_coordinates(step, ..., positions=positions, length=tokens of a whole text)"
         )
 
 
 class AttentionDropout(Dropout):
     """Dropout of attention's weights, which attention itself applies: it asks for a `mask`.
 
-    A weight's place is (global sample, head among all `heads`, query, key). A rank that has some of the heads, or some of
-    the queries, draws the numbers that one device draws for them. first: the first head that is here.
+    A weight's place is (global sample, head among all `heads`, query, key). A rank that has some of the heads, or some
+    of the queries, draws the numbers that one device draws for them. first: the first head that is here.
     """
 
     def __init__(self, p: float, heads: int) -> None:
@@ -122,7 +124,8 @@ class AttentionDropout(Dropout):
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
         square = length * length
         rows = [
-            uniform(key, ((place.sample_offset + n) * self.heads + self.first + first) * square, heads * square) >= self.p
+            uniform(key, ((place.sample_offset + n) * self.heads + self.first + first) * square, heads * square)
+            >= self.p
             for n in range(samples)
         ]
         return xp.as_array(xp.stack(rows)).reshape(samples, heads, length, length)

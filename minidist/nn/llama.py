@@ -58,7 +58,8 @@ class LlamaConfig:
         heads, kv = self.num_attention_heads, self.kv_heads
         if self.hidden_size % (2 * heads):
             raise UsageError(
-                f"hidden_size {self.hidden_size} does not divide into {heads} heads of an even size; take a multiple of {2 * heads}"
+                f"hidden_size {self.hidden_size} does not divide into {heads} heads of an even size; take a multiple of"
+                f" {2 * heads}"
             )
         if kv < 1 or heads % kv:
             divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
@@ -133,7 +134,9 @@ class LlamaMLP(Module):
 class LlamaBlock(Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention = grouped_query_attention) -> None:
+    def __init__(
+        self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention = grouped_query_attention
+    ) -> None:
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
         self.self_attn = LlamaAttention(config, dtype, attention_fn)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
@@ -175,13 +178,18 @@ class Llama(Module):
     """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss."""
 
     def __init__(
-        self, config: LlamaConfig, dtype: Any = xp.float32, seed: int | None = 0,
+        self,
+        config: LlamaConfig,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
         attention_fn: GroupedAttention = grouped_query_attention,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config = config
         self.model = LlamaModel(config, dtype, attention_fn)
         tied = config.tie_word_embeddings
-        self.lm_head = TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
+        self.lm_head = (
+            TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
+        )
         self.loss_fn: Callable[..., Tensor] = cross_entropy  # a strategy that splits the vocabulary brings its own
         self.logits_fn: Callable[[Tensor], Tensor] = lambda logits: logits
         if seed is not None:

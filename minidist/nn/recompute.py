@@ -1,10 +1,12 @@
 """Which parts of a model are computed twice so that their activations need not be kept: time for memory.
 
     none        every block keeps all that its backward reads
-    selective   only the attention core (scores and softmax) is computed again: little work, much memory on long sequences
-    full        a block keeps its input and nothing else, and its whole forward runs again in backward: a third more work
-    sqrt        of about sqrt(L) segments of blocks only the inputs are kept: 2 sqrt(L) blocks of memory for the same work
-    budget:N    segments, and as many blocks kept whole as fit into N bytes of activations (see nn/segments.py)
+    selective   only the attention core (scores and softmax) is computed again: little work, much memory on long
+    sequences
+    full        a block keeps its input and nothing else, and its whole forward runs again in backward: a third more
+    work sqrt        of about sqrt(L) segments of blocks only the inputs are kept: 2 sqrt(L) blocks of memory for the
+    same work budget:N    segments, and as many blocks kept whole as fit into N bytes of activations (see
+    nn/segments.py)
 
 Sources: Chen et al., "Training deep nets with sublinear memory cost", 2016; Korthikanti et al., "Reducing activation
 recomputation in large transformer models", 2022, section 5. The replay draws the same dropout masks (see
@@ -25,7 +27,11 @@ CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")
 
 
 def recompute(
-    model: Module, what: str, pack: Callable[[Any], Any] | None = None, shape: tuple[int, ...] | None = None, dtype: Any = None
+    model: Module,
+    what: str,
+    pack: Callable[[Any], Any] | None = None,
+    shape: tuple[int, ...] | None = None,
+    dtype: Any = None,
 ) -> Module:
     """Let the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
 
@@ -43,9 +49,15 @@ def recompute(
         return model
     if budget is not None:
         if shape is None:
-            raise UsageError(f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ..., width)")
+            raise UsageError(
+                f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ...,"
+                " width)"
+            )
         if isinstance(model, MLP):
-            raise UsageError(f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are not; use 'sqrt' or 'full'")
+            raise UsageError(
+                f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are"
+                " not; use 'sqrt' or 'full'"
+            )
         others = (owner.angles(shape[1]),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
         nbytes, inside = measured(blocks[0], shape, dtype, *others)
         sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
@@ -57,7 +69,9 @@ def recompute(
         else:
             attentions: list[Any] = [module for module in block.modules() if hasattr(module, "attention_fn")]
             if not attentions:
-                raise UsageError(f"recompute 'selective' is for attention, which {type(model).__name__} does not have; use 'full'")
+                raise UsageError(
+                    f"recompute 'selective' is for attention, which {type(model).__name__} does not have; use 'full'"
+                )
             for attention in attentions:
                 attention.attention_fn = _replayed(attention.attention_fn)
     return model
@@ -75,10 +89,17 @@ def budget_of(what: str) -> int | None:
 
 def _blocks(model: Module) -> tuple[Module, list[Module]]:
     """The module that runs the blocks, and the blocks."""
-    for owner, name in ((getattr(model, "transformer", None), "h"), (getattr(model, "model", None), "layers"), (model, "layers")):
+    for owner, name in (
+        (getattr(model, "transformer", None), "h"),
+        (getattr(model, "model", None), "layers"),
+        (model, "layers"),
+    ):
         if owner is not None and hasattr(owner, name):
             return owner, list(getattr(owner, name))
-    raise UsageError(f"recompute knows the blocks of GPT, Llama and MLP, not of {type(model).__name__}; wrap yours in checkpoint(...)")
+    raise UsageError(
+        f"recompute knows the blocks of GPT, Llama and MLP, not of {type(model).__name__}; wrap yours in"
+        " checkpoint(...)"
+    )
 
 
 def _replayed(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,16 +1,18 @@
-"""Where to cut a chain of layers for recomputation: square-root segments, segments under a budget, and the best there is.
+"""Where to cut a chain of layers for recomputation: square-root segments, segments under a budget, and the best there
+is.
 
     x ──[ F F F ]──[ F F F ]──[ F F F ]──▶       keep the input of each segment; in backward run a segment again, then
         kept        kept        kept             walk back through it
 
 - `sqrt_segments(L)`: about sqrt(L) segments of sqrt(L) layers, 2 sqrt(L) layers of memory for one more forward
   (Chen et al., "Training deep nets with sublinear memory cost", 2016).
-- `budgeted_segments(inputs, insides, budget)`: as few layers as possible are run twice, and never more bytes are alive than
-  the budget: layers at the end are kept whole (they are the first to be freed), the others cut so that what is kept and the
-  segment that is run again fit together.
+- `budgeted_segments(inputs, insides, budget)`: as few layers as possible are run twice, and never more bytes are alive
+  than
+  the budget: layers at the end are kept whole (they are the first to be freed), the others cut so that what is kept and
+  the segment that is run again fit together.
 - `revolve(functions, x, slots)`: segments inside segments, the fewest repeated layers that `slots` kept inputs allow.
-  `revolve_advances(L, slots)` is their number in closed form (Griewank and Walther, "Algorithm 799: revolve", ACM TOMS 2000):
-  r L - C(slots + r, r - 1), where r is the least number with C(slots + r, r) >= L.
+  `revolve_advances(L, slots)` is their number in closed form (Griewank and Walther, "Algorithm 799: revolve", ACM TOMS
+  2000): r L - C(slots + r, r - 1), where r is the least number with C(slots + r, r) >= L.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,26 +42,32 @@ def sqrt_segments(layers: int) -> list[int]:
 def budgeted_segments(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tuple[list[int], int]:
     """(sizes of the segments that are run twice, number of layers at the end that are kept whole).
 
-    inputs[i], insides[i]: bytes of layer i's input, and of what recording layer i adds to what is alive. At every moment
-    the activations that are kept are at most `budget`: in forward the segments' inputs and the last layers whole (which have an input, too);
-    in backward the inputs of the segments up to one, and that one whole. Layers that run twice are as few as can be.
+    inputs[i], insides[i]: bytes of layer i's input, and of what recording layer i adds to what is alive. At every
+    moment the activations that are kept are at most `budget`: in forward the segments' inputs and the last layers whole
+    (which have an input, too); in backward the inputs of the segments up to one, and that one whole. Layers that run
+    twice are as few as can be.
     Errors: UsageError with the smallest budget that would do.
     """
     if len(inputs) != len(insides) or not inputs:
-        raise UsageError(f"{len(inputs)} inputs for {len(insides)} layers; give one for each layer, and at least one layer")
+        raise UsageError(
+            f"{len(inputs)} inputs for {len(insides)} layers; give one for each layer, and at least one layer"
+        )
     plan = _budgeted(inputs, insides, budget)
     if plan is None:
         low, high = budget, sum(inputs) + sum(insides)
         while low + 1 < high:
             middle = (low + high) // 2
             low, high = (low, middle) if _budgeted(inputs, insides, middle) else (middle, high)
-        raise UsageError(f"activations of {len(inputs)} layers do not fit into {budget} B; segments need at least {high} B")
+        raise UsageError(
+            f"activations of {len(inputs)} layers do not fit into {budget} B; segments need at least {high} B"
+        )
     return plan
 
 
 def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tuple[list[int], int] | None:
-    """kept[i]: the fewest bytes of segment inputs with which layers before i can be run within the budget; fewer are always
-    better for what follows, so the best cut before i is all that has to be known (None: there is no way)."""
+    """kept[i]: the fewest bytes of segment inputs with which layers before i can be run within the budget; fewer are
+    always better for what follows, so the best cut before i is all that has to be known (None: there is no way).
+    """
     count = len(inputs)
     kept: list[int | None] = [0] + [None] * count
     cut = [0] * (count + 1)
@@ -84,9 +92,12 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
     return None
 
 
-def run_again(function: Callable[..., Tensor], modules: Sequence[Any], *arguments: Any, pack: Pack | None = None) -> Tensor:
-    """checkpoint(function, *arguments). Where it runs `modules` with experts, their balancing losses come out beside the result:
-    computed inside and read from outside they would have no gradient."""
+def run_again(
+    function: Callable[..., Tensor], modules: Sequence[Any], *arguments: Any, pack: Pack | None = None
+) -> Tensor:
+    """checkpoint(function, *arguments). Where it runs `modules` with experts, their balancing losses come out beside
+    the result: computed inside and read from outside they would have no gradient.
+    """
     experts = [module.mlp for module in modules if hasattr(getattr(module, "mlp", None), "auxiliary_loss")]
     if not experts:
         return checkpoint(function, *arguments, pack=pack)  # type: ignore[no-any-return]
@@ -102,14 +113,25 @@ def run_again(function: Callable[..., Tensor], modules: Sequence[Any], *argument
 
 
 def run_segments(
-    functions: Sequence[Layer], x: Tensor, sizes: Sequence[int], pack: Pack | None = None, modules: Sequence[Any] | None = None
+    functions: Sequence[Layer],
+    x: Tensor,
+    sizes: Sequence[int],
+    pack: Pack | None = None,
+    modules: Sequence[Any] | None = None,
 ) -> Tensor:
-    """functions[-1](...functions[0](x)): segments of these sizes recomputed, what is left after them kept. modules: see `run_again`."""
+    """functions[-1](...functions[0](x)): segments of these sizes recomputed, what is left after them kept. modules: see
+    `run_again`.
+    """
     if sum(sizes) > len(functions) or any(size < 1 for size in sizes):
-        raise UsageError(f"segments of {list(sizes)} layers for a chain of {len(functions)}; each has at least 1, together at most all")
+        raise UsageError(
+            f"segments of {list(sizes)} layers for a chain of {len(functions)}; each has at least 1, together at"
+            " most all"
+        )
     first = 0
     for size in sizes:
-        x = run_again(_chain(functions[first : first + size]), (modules or functions)[first : first + size], x, pack=pack)
+        x = run_again(
+            _chain(functions[first : first + size]), (modules or functions)[first : first + size], x, pack=pack
+        )
         first += size
     return _chain(functions[first:])(x)
 
@@ -132,7 +154,9 @@ def run_blocks(owner: Any, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *
 
 
 def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *others: Any) -> tuple[int, int]:
-    """(bytes of an input of `shape`, bytes that recording `block` adds to what is alive), from running it twice in a row."""
+    """(bytes of an input of `shape`, bytes that recording `block` adds to what is alive), from running it twice in a
+    row.
+    """
     with account_memory() as account, batch_coordinates(0, 0):
         x = Tensor(xp.zeros(shape, dtype), requires_grad=True)
         nbytes, x = x.data.nbytes, block(x, *others)
@@ -146,7 +170,9 @@ def _chain(functions: Sequence[Layer]) -> Layer:
 
 
 def revolve(functions: Sequence[Layer], x: Tensor, slots: int) -> Tensor:
-    """The same value; backward never has more than `slots` inputs of inner chains kept, and repeats as few layers as it can."""
+    """The same value; backward never has more than `slots` inputs of inner chains kept, and repeats as few layers as it
+    can.
+    """
     if slots < 1 or not functions:
         raise UsageError(f"revolve over {len(functions)} layers with {slots} slots; it needs at least one of each")
     if len(functions) == 1:

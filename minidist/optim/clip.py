@@ -75,8 +75,9 @@ def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> 
 def clip_by_norm_(parameters: Any, norm: float, max_norm: float, optimizer: Any = None) -> float:
     """The same when the norm of the stored gradients is known already.
 
-    optimizer: when given, nothing is changed in place. The norm is that of the gradients times `optimizer.grad_scale` (the
-    unscaled ones), and the coefficient goes into `grad_scale`: for gradients of two bytes, which are scaled in float32.
+    optimizer: when given, nothing is changed in place. The norm is that of the gradients times `optimizer.grad_scale`
+    (the unscaled ones), and the coefficient goes into `grad_scale`: for gradients of two bytes, which are scaled in
+    float32.
     """
     if optimizer is None:
         scale_gradients_(parameters, clip_coefficient(norm, max_norm))

@@ -4,12 +4,14 @@
                                           │ infinite or NaN anywhere: no step, S / 2
                                           └ none for 2,000 steps: S * 2
 
-A float16 below 6e-8 is zero, and many gradients are; multiplied by 65,536 they are not. The largest S that does not overflow is
-not known and changes, so it is tried: too large shows at once, and costs one skipped step. S is a power of two, so that dividing
-by it loses no digit. All ranks must see the same overflow (`parallel.agree_on_overflow`), or one skips a step and the rest wait.
+A float16 below 6e-8 is zero, and many gradients are; multiplied by 65,536 they are not. The largest S that does not
+overflow is
+not known and changes, so it is tried: too large shows at once, and costs one skipped step. S is a power of two, so that
+dividing by it loses no digit. All ranks must see the same overflow (`parallel.agree_on_overflow`), or one skips a step
+and the rest wait.
 
-bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section
-3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, the error at the floor DeepSpeed's.
+bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., "Mixed precision training", ICLR 2018,
+section 3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, the error at the floor DeepSpeed's.
 """
 
 import math
@@ -25,11 +27,14 @@ class LossScaleError(MinidistError):
 
 
 class DynamicLossScaler:
-    """scale: multiplies the loss of the next step; a power of two, as its start and both factors must be. Call `update(overflow)` once a step, with the same word on all ranks.
+    """scale: multiplies the loss of the next step; a power of two, as its start and both factors must be. Call
+    `update(overflow)` once a step, with the same word on all ranks.
 
-    growth_factor: after `growth_interval` steps without overflow in a row. backoff_factor: at an overflow, when the hysteresis is
-    used up: so many overflows are needed before the first decrease after a growth (1: each one counts). floor: the scale never
-    falls below; the `floor_limit`-th overflow in a row down there raises LossScaleError. skipped: steps lost so far.
+    growth_factor: after `growth_interval` steps without overflow in a row. backoff_factor: at an overflow, when the
+    hysteresis is
+    used up: so many overflows are needed before the first decrease after a growth (1: each one counts). floor: the
+    scale never falls below; the `floor_limit`-th overflow in a row down there raises LossScaleError. skipped: steps
+    lost so far.
     """
 
     def __init__(
@@ -44,18 +49,39 @@ class DynamicLossScaler:
         floor_limit: int = 3,
     ) -> None:
         if not (growth_factor > 1 and 0 < backoff_factor < 1):
-            raise UsageError(f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1")
-        for name, value in (("initial_scale", initial_scale), ("growth_factor", growth_factor), ("backoff_factor", backoff_factor)):
+            raise UsageError(
+                f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1"
+            )
+        for name, value in (
+            ("initial_scale", initial_scale),
+            ("growth_factor", growth_factor),
+            ("backoff_factor", backoff_factor),
+        ):
             if not 0 < value < math.inf or math.frexp(value)[0] != 0.5:
-                raise UsageError(f"{name} {value:g} is no power of two, so that unscaling would round; take {2.0 ** round(math.log2(value)) if 0 < value < math.inf else 2:.17g}")
+                raise UsageError(
+                    f"{name} {value:g} is no power of two, so that unscaling would round; take"
+                    f" {2.0 ** round(math.log2(value)) if 0 < value < math.inf else 2:.17g}"
+                )
         if min(growth_interval, hysteresis, floor_limit) < 1:
-            raise UsageError(f"growth_interval {growth_interval}, hysteresis {hysteresis} and floor_limit {floor_limit} must be at least 1")
+            raise UsageError(
+                f"growth_interval {growth_interval}, hysteresis {hysteresis} and floor_limit {floor_limit} must be at"
+                " least 1"
+            )
         if floor > 0 and math.frexp(floor)[0] != 0.5:  # the scale stops there
-            raise UsageError(f"floor {floor:g} is no power of two, so that unscaling would round; take {2.0 ** round(math.log2(floor)) if floor < math.inf else 1:.17g}")
+            raise UsageError(
+                f"floor {floor:g} is no power of two, so that unscaling would round; take"
+                f" {2.0 ** round(math.log2(floor)) if floor < math.inf else 1:.17g}"
+            )
         if not 0 < floor <= initial_scale:
-            raise UsageError(f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0")
+            raise UsageError(
+                f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0"
+            )
         self.scale = float(initial_scale)
-        self.growth_factor, self.backoff_factor, self.growth_interval = float(growth_factor), float(backoff_factor), growth_interval
+        self.growth_factor, self.backoff_factor, self.growth_interval = (
+            float(growth_factor),
+            float(backoff_factor),
+            growth_interval,
+        )
         self.hysteresis, self.floor, self.floor_limit = hysteresis, float(floor), floor_limit
         self.good_steps = 0  # in a row
         self.patience = hysteresis  # overflows until the next decrease
@@ -67,7 +93,9 @@ class DynamicLossScaler:
         return loss * self.scale
 
     def update(self, overflow: bool) -> None:
-        """A step was tried. Raises LossScaleError when the scale is at its floor and still too large, `floor_limit` times in a row."""
+        """A step was tried. Raises LossScaleError when the scale is at its floor and still too large, `floor_limit`
+        times in a row.
+        """
         if not overflow:
             self.overflows_at_floor = 0
             self.good_steps += 1
@@ -81,8 +109,9 @@ class DynamicLossScaler:
             self.overflows_at_floor += 1
             if self.overflows_at_floor == self.floor_limit:
                 raise LossScaleError(
-                    f"gradients overflowed {self.floor_limit} steps in a row at the smallest loss scale, {self.floor:g}; the training "
-                    "has diverged: lower the learning rate, clip the gradient, or train in bfloat16, which does not overflow"
+                    f"gradients overflowed {self.floor_limit} steps in a row at the smallest loss scale,"
+                    f" {self.floor:g}; the training has diverged: lower the learning rate, clip the gradient, or train"
+                    " in bfloat16, which does not overflow"
                 )
         self.patience -= 1
         if self.patience <= 0:

@@ -4,10 +4,11 @@ The update of a large model is bound by memory bandwidth, so it runs in place, b
 of data, gradient and state stays in the cache while all arithmetic passes over it, and the temporaries are one block
 large. Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
 
-Of parameters of two bytes the state holds a float32 copy, "master", which is what is updated: a step smaller than the last
-digit of a float16 would be lost, and thousands of them with it. The parameter is the master, rounded. With Adam that makes
-2 + 2 + 12 bytes a parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed precision training", 2018,
-section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the parameter, widened, as in DeepSpeed.
+Of parameters of two bytes the state holds a float32 copy, "master", which is what is updated: a step smaller than the
+last digit of a float16 would be lost, and thousands of them with it. The parameter is the master, rounded. With Adam
+that makes 2 + 2 + 12 bytes a parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed
+precision training", 2018, section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the
+parameter, widened, as in DeepSpeed.
 """
 
 import re
@@ -60,8 +61,9 @@ class Optimizer:
 
     lr: the base learning rate; `lr_factor` multiplies it and is what a schedule sets before each step.
     groups: the first group that matches a parameter's name applies to it.
-    grad_scale: what the next step multiplies gradients by while it reads them: 1 / loss scale, times the clip coefficient, of
-    gradients of two bytes, which would lose digits if they were scaled where they lie. After a step it is 1 again.
+    grad_scale: what the next step multiplies gradients by while it reads them: 1 / loss scale, times the clip
+    coefficient, of gradients of two bytes, which would lose digits if they were scaled where they lie. After a step it
+    is 1 again.
     step_count: the number of steps taken, one counter for all parameters. (PyTorch counts for each parameter; the two
     differ only for a parameter that had no gradient in some step.)
     Errors: UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.

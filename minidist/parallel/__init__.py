@@ -11,7 +11,22 @@ from minidist.parallel.shards import Shard, clip_shards_, gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 
 __all__ = [
-    "CPUOffloadPolicy", "HostCopy", "HostOptimizer", "HostPool", "OffloadedOptimizer",
-    "Bucket", "DistributedDataParallel", "GradientReducer", "MixedPrecisionPolicy", "Shard", "ZeroOptimizer", "agree_on_overflow", "clip_shards_", "fully_shard",
-    "gather_tensors", "scaled_step", "sharded_parameters", "shards_of",
-]  # fmt: skip
+    "CPUOffloadPolicy",
+    "HostCopy",
+    "HostOptimizer",
+    "HostPool",
+    "OffloadedOptimizer",
+    "Bucket",
+    "DistributedDataParallel",
+    "GradientReducer",
+    "MixedPrecisionPolicy",
+    "Shard",
+    "ZeroOptimizer",
+    "agree_on_overflow",
+    "clip_shards_",
+    "fully_shard",
+    "gather_tensors",
+    "scaled_step",
+    "sharded_parameters",
+    "shards_of",
+]

@@ -4,10 +4,11 @@
     rank 1   rows 4..7    forward, backward ──┼─ all-reduce of the gradients ──▶ the same step on every rank
     rank 2   rows 8..11   forward, backward ──┘
 
-It equals training on one device with the whole batch when three things hold: the replicas start equal (rank 0's values are
-broadcast), every gradient of every layer is summed, and the divisor of the loss is the *global* batch: with reduction="sum"
-each rank divides its loss by the global number of rows or tokens, and shards of unequal size are right as they are;
-reduction="mean" divides the sum by the number of ranks, which is PyTorch's meaning and right for shards of equal size.
+It equals training on one device with the whole batch when three things hold: the replicas start equal (rank 0's values
+are broadcast), every gradient of every layer is summed, and the divisor of the loss is the *global* batch: with
+reduction="sum" each rank divides its loss by the global number of rows or tokens, and shards of unequal size are right
+as they are; reduction="mean" divides the sum by the number of ranks, which is PyTorch's meaning and right for shards of
+equal size.
 
 A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.
 """
@@ -38,8 +39,8 @@ class DistributedDataParallel(Module):
     `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
     flat: the model's FlatParameters, when it has one already.
 
-    At construction rank 0 sends its parameters to everybody (purpose `startup`): replicas built from different seeds become
-    equal. Raises MismatchError when the ranks built different models.
+    At construction rank 0 sends its parameters to everybody (purpose `startup`): replicas built from different seeds
+    become equal. Raises MismatchError when the ranks built different models.
     """
 
     def __init__(
@@ -61,9 +62,13 @@ class DistributedDataParallel(Module):
         with purpose("startup"):
             broadcast(comm, self.flat.data)
         self.reducer = GradientReducer(
-            self.flat, comm, op="avg" if reduction == "mean" else "sum", algorithm=algorithm, bucket_cap_mb=bucket_cap_mb,
+            self.flat,
+            comm,
+            op="avg" if reduction == "mean" else "sum",
+            algorithm=algorithm,
+            bucket_cap_mb=bucket_cap_mb,
             unused="zeros" if find_unused_parameters else "error",
-        )  # fmt: skip
+        )
         self.synchronizing = True  # as of now
         register(self.reducer, self.flat.parameters, self._synchronizes)
 
@@ -78,9 +83,12 @@ class DistributedDataParallel(Module):
         walk.notes[self] = synchronize or walk.notes.get(self, False)
 
     def _synchronizes(self) -> bool:
-        """Does this backward pass? Without a marker in its graph (`ddp.module` was called) what holds now is the answer."""
+        """Does this backward pass? Without a marker in its graph (`ddp.module` was called) what holds now is the
+        answer.
+        """
         walk = current_pass.get()
-        return self.synchronizing if walk is None else walk.notes.get(self, self.synchronizing)  # type: ignore[no-any-return]
+        # type: ignore[no-any-return]
+        return self.synchronizing if walk is None else walk.notes.get(self, self.synchronizing)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -7,8 +7,8 @@
     pp 0     0     1     2     3                                pp {1, 5}   once a micro-batch and border
     pp 1     4     5     6     7
 
-Who talks most sits closest. An expert-parallel rank is a data-parallel rank too (it has rows of its own), so `ep` divides
-`dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
+Who talks most sits closest. An expert-parallel rank is a data-parallel rank too (it has rows of its own), so `ep`
+divides `dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,9 @@ class ParallelDims:
         Raises UsageError when the product is not `ranks`, naming the missing factor and settings that fit, and when ep
         does not divide dp.
         """
-        asked = {name: degree for name, degree in (("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp)) if degree is not None}
+        asked = {
+            name: degree for name, degree in (("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp)) if degree is not None
+        }
         product = prod(asked.values())
         if (ranks != product) if dp is not None else (ranks % product):
             raise UsageError(_mismatch(asked, ranks, product))
@@ -46,8 +48,8 @@ class ParallelDims:
         if dp % ep:
             choices = " or ".join(f"--ep {n}" for n in _neighbours(ep, [n for n in range(1, dp + 1) if dp % n == 0]))
             raise UsageError(
-                f"--ep {ep} does not divide --dp {dp}: an expert-parallel rank is a data-parallel rank too; use {choices}, "
-                f"or --dp {-(-dp // ep) * ep}"
+                f"--ep {ep} does not divide --dp {dp}: an expert-parallel rank is a data-parallel rank too; use"
+                f" {choices}, or --dp {-(-dp // ep) * ep}"
             )
         return cls(pp, dp, cp, tp, ep)
 
@@ -75,8 +77,8 @@ class Axes:
     """This rank's communicator on each axis, and on the two products over which gradients are summed.
 
     pp, dp, cp, tp, ep, edp: as in `ParallelDims`. data: dp x cp (with context parallelism every rank sees a part of the
-    tokens, so each gradient is a summand). expert_data: edp x cp, for the experts, whose own rank has seen the tokens of
-    all ep ranks.
+    tokens, so each gradient is a summand). expert_data: edp x cp, for the experts, whose own rank has seen the tokens
+    of all ep ranks.
     """
 
     def __init__(self, dims: ParallelDims, comm: Comm) -> None:
@@ -112,8 +114,8 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
     else:
         choices += [f"start {n} ranks" for n in (ranks // product * product, (ranks // product + 1) * product) if n]
     return (
-        f"{flags} does not fit {ranks} ranks: the product of the degrees, {product}, must be the number of ranks, and a factor "
-        f"of {Fraction(ranks, product)} is missing; {', or '.join(choices[:2])}"
+        f"{flags} does not fit {ranks} ranks: the product of the degrees, {product}, must be the number of ranks, and a"
+        f" factor of {Fraction(ranks, product)} is missing; {', or '.join(choices[:2])}"
     )
 
 

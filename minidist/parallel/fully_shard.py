@@ -62,10 +62,10 @@ def fully_shard(
     prefetch: how many modules are gathered ahead, in the order in which they ran last time (the first pass gathers none
     ahead); that of the outermost module counts.
     persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
-    mp_policy: in which dtypes the unit is gathered, computes and is reduced, see `MixedPrecisionPolicy`; of a module inside
-    another one its own counts.
-    offload_policy: shards of parameters and gradients, and so the optimizer, live in host memory: a shard goes up before its
-    unit is gathered, the reduced gradient of it comes down, and both are hidden as the gather is.
+    mp_policy: in which dtypes the unit is gathered, computes and is reduced, see `MixedPrecisionPolicy`; of a module
+    inside another one its own counts.
+    offload_policy: shards of parameters and gradients, and so the optimizer, live in host memory: a shard goes up
+    before its unit is gathered, the reduced gradient of it comes down, and both are hidden as the gather is.
     reduction, algorithm, alignment: as for `ZeroOptimizer`.
 
     At construction rank 0 sends its parameters to everybody (purpose `startup`). A step with k micro-batches sends from
@@ -74,7 +74,9 @@ def fully_shard(
     if reduction not in ("mean", "sum"):
         raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
     if prefetch < 0 or persistence_threshold < 0:
-        raise UsageError(f"prefetch {prefetch} and persistence_threshold {persistence_threshold}; neither may be below 0")
+        raise UsageError(
+            f"prefetch {prefetch} and persistence_threshold {persistence_threshold}; neither may be below 0"
+        )
     if _STATE in vars(module):
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
     comm, replicas = _axes(mesh)
@@ -85,11 +87,16 @@ def fully_shard(
         chosen = [parameter for parameter in left if (parameter.size < persistence_threshold) is persistent]
         if chosen:
             unit = Unit(
-                Shard(sharded_flat(chosen, comm, alignment), comm, alignment), state, replicas=replicas,
-                group=None if persistent else group, keep=reshard_after_forward is False, persistent=persistent,
-                op="avg" if reduction == "mean" else "sum", algorithm=algorithm,
+                Shard(sharded_flat(chosen, comm, alignment), comm, alignment),
+                state,
+                replicas=replicas,
+                group=None if persistent else group,
+                keep=reshard_after_forward is False,
+                persistent=persistent,
+                op="avg" if reduction == "mean" else "sum",
+                algorithm=algorithm,
                 pool=None if offload_policy is None else offload_policy.pool,
-            )  # fmt: skip
+            )
             state.units.append(unit)
     vars(module)[_STATE] = state
     for inner in state.states():

@@ -72,10 +72,12 @@ def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
 class GradientReducer:
     """Sums (or averages) the gradients of one flat unit over `comm`, bucket by bucket, while backward runs.
 
-    op: "sum" or "avg". algorithm: the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is faster.
-    bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter without a gradient
-    takes part with zeros). Each rank sends, per step, the all-reduce's volume of each bucket: 2 (n-1)/n of its bytes, in
-    2 (n-1) messages, under purpose `gradient_reduce`. Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
+    op: "sum" or "avg". algorithm: the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
+    faster.
+    bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter without a
+    gradient takes part with zeros). Each rank sends, per step, the all-reduce's volume of each bucket: 2 (n-1)/n of its
+    bytes, in 2 (n-1) messages, under purpose `gradient_reduce`. Source: Li et al., PyTorch Distributed, VLDB 2020,
+    section 3.2.
     """
 
     def __init__(
@@ -129,9 +131,9 @@ class GradientReducer:
             if missing and self.unused == "error":
                 self._begin()
                 raise UnusedParameterError(
-                    f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass, so bucket "
-                    f"{bucket.index} of {len(self.buckets)} was never sent; use it in the loss, freeze it, or pass "
-                    "find_unused_parameters=True"
+                    f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass, so"
+                    f" bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss, freeze it, or"
+                    " pass find_unused_parameters=True"
                 )
             for parameter in missing:
                 parameter.zero_fill()
@@ -140,13 +142,16 @@ class GradientReducer:
         self._begin()
 
     def wait(self) -> None:
-        """Wait for every bucket that was launched; parameters set these sums aside before they take contributions again."""
+        """Wait for every bucket that was launched; parameters set these sums aside before they take contributions
+        again.
+        """
         for work in self.works:
             work.wait()
         self.flat.mark_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
-        return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)  # type: ignore[return-value]
+        # type: ignore[return-value]
+        return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
 
 
 def register(reducer: GradientReducer, parameters: Sequence[Parameter], enabled: Callable[[], bool]) -> None:
@@ -155,8 +160,8 @@ def register(reducer: GradientReducer, parameters: Sequence[Parameter], enabled:
     def hook(parameter: Parameter) -> None:
         if parameter not in reducer.bucket_of:
             raise UsageError(
-                f"rank {reducer.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into buckets, so "
-                "nobody would reduce it; set requires_grad before wrapping the model, or wrap it anew"
+                f"rank {reducer.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
+                " buckets, so nobody would reduce it; set requires_grad before wrapping the model, or wrap it anew"
             )
         if not enabled():
             return

@@ -3,9 +3,9 @@
     device ──▶ to host ──▶ pool          start_store: begin to copy down;   Crossing.wait: it is there
     device ◀── to device ◀── pool        start_fetch: begin to copy up
 
-With NumPy there is one memory only: the device's bytes are in the rank's account, the host's in the pool's, every crossing is
-a real copy, made at once, and the time it takes (bytes / bandwidth) passes in its lane on the virtual clock. With CuPy the
-host is pinned memory, and each direction a stream that waits for what has been computed before.
+With NumPy there is one memory only: the device's bytes are in the rank's account, the host's in the pool's, every
+crossing is a real copy, made at once, and the time it takes (bytes / bandwidth) passes in its lane on the virtual
+clock. With CuPy the host is pinned memory, and each direction a stream that waits for what has been computed before.
 """
 
 import weakref
@@ -48,9 +48,9 @@ class Crossing:
 class HostPool:
     """A rank's host memory and the link to it.
 
-    bandwidth: bytes a second each way, on the virtual clock. host_bandwidth: bytes a second of the host's own memory, which
-    an optimizer's step on the host needs 7 passes of; 0: a step there takes no time. prefetch: how many blocks' inputs are
-    fetched ahead in backward. account: what lives here. to_host, to_device: bytes that have crossed.
+    bandwidth: bytes a second each way, on the virtual clock. host_bandwidth: bytes a second of the host's own memory,
+    which an optimizer's step on the host needs 7 passes of; 0: a step there takes no time. prefetch: how many blocks'
+    inputs are fetched ahead in backward. account: what lives here. to_host, to_device: bytes that have crossed.
     """
 
     def __init__(self, comm: Comm, bandwidth: float = 16e9, host_bandwidth: float = 0.0, prefetch: int = 1) -> None:
@@ -91,7 +91,9 @@ class HostPool:
         self.to_host += array.nbytes
         return self._cross(array, out, self._down, "to host")
 
-    def start_fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None) -> Crossing:
+    def start_fetch(
+        self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None
+    ) -> Crossing:
         """Begin to copy a host array to the device (into `out`, or a new array on the device of `like`)."""
         out = track(xp.empty(array.shape, array.dtype, like), purpose) if out is None else out
         self.to_device += array.nbytes
@@ -101,7 +103,9 @@ class HostPool:
         """`start_store`, and wait."""
         return self.start_store(array, purpose, out).wait()
 
-    def fetch(self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None) -> xp.Array:
+    def fetch(
+        self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None
+    ) -> xp.Array:
         """`start_fetch`, and wait."""
         return self.start_fetch(array, purpose, out, like).wait()
 

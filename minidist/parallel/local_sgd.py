@@ -4,8 +4,8 @@
     rank 1   step step step ─┼ average ┼─ step step step ─┼ average ...        H = 3
     rank 2   step step step ─┘         └─ step step step ─┘
 
-With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With H > 1 the
-ranks compute gradients at different weights, which is another algorithm, and optimizer state stays local.
+With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With H
+> 1 the ranks compute gradients at different weights, which is another algorithm, and optimizer state stays local.
 
 Source: Stich, Local SGD converges fast and communicates little, ICLR 2019.
 """
@@ -20,8 +20,8 @@ from minidist.nn.flat import FlatParameters
 class PeriodicAverage:
     """Call `step()` after each optimizer step; each `every`-th call averages the weights over `comm`.
 
-    At construction rank 0's weights go to everybody (purpose startup). An averaging sends the all-reduce's volume of the
-    weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
+    At construction rank 0's weights go to everybody (purpose startup). An averaging sends the all-reduce's volume of
+    the weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
     """
 
     def __init__(self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring") -> None:

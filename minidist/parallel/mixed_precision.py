@@ -5,9 +5,10 @@
     reduce       gradients travel in `reduce_dtype`; the shard's sum is float32
     output       the unit's results, cast to `output_dtype`
 
-The other way, ZeRO's, is a model whose parameters are of two bytes from the start (`GPT(config, dtype=float16)`); the optimizer
-then keeps the float32 masters. Both hold 16 bytes a parameter with Adam, 4 + 4 + 8 or 2 + 2 + 12, and make the same bits when
-they start from the same values. Source: Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.4; PyTorch's `MixedPrecisionPolicy`.
+The other way, ZeRO's, is a model whose parameters are of two bytes from the start (`GPT(config, dtype=float16)`); the
+optimizer then keeps the float32 masters. Both hold 16 bytes a parameter with Adam, 4 + 4 + 8 or 2 + 2 + 12, and make
+the same bits when they start from the same values. Source: Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.4;
+PyTorch's `MixedPrecisionPolicy`.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,17 @@
 """How large should a batch be? About as large as its gradient is noisy, and two batch sizes tell how noisy it is.
 
-The gradient of a batch of B samples is the true one, G, plus noise of covariance Sigma / B. So its squared length is, on
+The gradient of a batch of B samples is the true one, G, plus noise of covariance Sigma / B. So its squared length is,
+on
 average, |G|^2 + tr(Sigma) / B: a line in 1/B, and two batches of different size give both of its numbers.
 
     small batch   a rank's own rows           E |g|^2 = |G|^2 + tr(Sigma) / small
     big batch     all ranks' rows together    E |g|^2 = |G|^2 + tr(Sigma) / big
 
-Data parallelism has both at hand: a rank's gradient before the all-reduce, and everybody's after it. The simple noise scale
+Data parallelism has both at hand: a rank's gradient before the all-reduce, and everybody's after it. The simple noise
+scale
 tr(Sigma) / |G|^2 is the batch size at which noise and gradient are of equal length: below it more samples a step pay, above
-it they are mostly wasted. Both estimates are unbiased, their ratio is not: numerator and denominator are averaged apart.
+it they are mostly wasted. Both estimates are unbiased, their ratio is not: numerator and denominator are averaged
+apart.
 
 Source: McCandlish et al., An empirical model of large-batch training, 2018, section 2.2 and appendix A.1.
 """
@@ -100,13 +103,17 @@ def square(array: Array) -> float:
 def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, reduction: str = "sum") -> Estimate:
     """The estimate of a step of data parallelism on equal shares of `batch` samples; every rank gets the same one.
 
-    local_square: `LocalGradient.take()`. gradient: the reduced one. reduction: as in `DistributedDataParallel`; with "sum" a
-    rank's gradient is its share of the whole, 1/n of that of its rows. Sends an all-reduce of one number (8 B, purpose
-    metrics). Raises UsageError on one rank, where there is one batch size only, and for a batch that n does not divide.
+    local_square: `LocalGradient.take()`. gradient: the reduced one. reduction: as in `DistributedDataParallel`; with
+    "sum" a rank's gradient is its share of the whole, 1/n of that of its rows. Sends an all-reduce of one number (8 B,
+    purpose metrics). Raises UsageError on one rank, where there is one batch size only, and for a batch that n does not
+    divide.
     """
     n = comm.size
     if n == 1 or batch % n:
-        raise UsageError(f"the noise scale compares a rank's batch with the whole one; {batch} samples on {n} ranks have no two such sizes")
+        raise UsageError(
+            f"the noise scale compares a rank's batch with the whole one; {batch} samples on {n} ranks have no two such"
+            " sizes"
+        )
     import numpy as np
 
     with purpose("metrics"):
@@ -116,7 +123,8 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
 
 
 class AdaptiveBatch:
-    """The number of samples of the next step: the noise scale, as a multiple of `unit` between `smallest` and `largest`.
+    """The number of samples of the next step: the noise scale, as a multiple of `unit` between `smallest` and
+    `largest`.
 
     unit: samples of one micro-batch on all ranks. It grows by at most a factor of 2 a step and never shrinks: the noise
     scale grows as the loss falls, and what looks like shrinking is mostly noise of the estimate.
@@ -124,7 +132,10 @@ class AdaptiveBatch:
 
     def __init__(self, unit: int, smallest: int, largest: int) -> None:
         if not 0 < unit <= smallest <= largest or smallest % unit or largest % unit:
-            raise UsageError(f"batches of {smallest} to {largest} samples in units of {unit}; both must be multiples of the unit, smallest first")
+            raise UsageError(
+                f"batches of {smallest} to {largest} samples in units of {unit}; both must be multiples of the unit,"
+                " smallest first"
+            )
         self.unit, self.largest, self.samples = unit, largest, smallest
 
     def next(self, noise_scale: float) -> int:

@@ -3,10 +3,12 @@
     device   gradients  ──2 B an element in 16-bit training, 4 in float32──▶ host   the optimizer's step, piece by piece
     device   parameters ◀──as many──────────────────────────────────────── host
 
-The link carries both directions at once, each in a lane of its own, so a crossing is hidden behind whatever computes in the
+The link carries both directions at once, each in a lane of its own, so a crossing is hidden behind whatever computes in
+the
 meantime: the optimizer steps one piece while the next one comes down and the one before goes up; a block's input leaves
-while the next block computes, and comes back one block early (`host.HostCopy`). The arithmetic is the same, and so are the
-bits. Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes a step, section 4; overlap, section 4.2);
+while the next block computes, and comes back one block early (`host.HostCopy`). The arithmetic is the same, and so are
+the bits. Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes a step, section 4; overlap, section
+4.2);
 activations: Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
 """
 
@@ -64,7 +66,9 @@ class HostOptimizer:
 
 
 class HostSlice:
-    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for the gradient, not for those behind it."""
+    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for the gradient, not for those behind
+    it.
+    """
 
     def __init__(self, owner: "OffloadedOptimizer", index: int, data: xp.Array, name: str) -> None:
         self._owner, self._index, self.data, self.name = owner, index, data, name
@@ -78,19 +82,23 @@ class HostSlice:
 class OffloadedOptimizer(HostOptimizer):
     """`optimizer_class` on host copies of the slices `parameters`; state, copies and gradient buffers are the pool's.
 
-    A step sends the gradients of this rank's elements to the host, and their new values back, 2 or 4 bytes an element as
-    their dtype has. Slice i steps while the gradient of slice i+1 comes down and the values of slice i-1 go up. Otherwise it
+    A step sends the gradients of this rank's elements to the host, and their new values back, 2 or 4 bytes an element
+    as their dtype has. Slice i steps while the gradient of slice i+1 comes down and the values of slice i-1 go up.
+    Otherwise it
     is the wrapped optimizer: `state`, `step_count`, `lr_factor`, `load_state_dict` are its own.
     """
 
-    def __init__(self, parameters: Any, optimizer_class: Callable[..., Optimizer], pool: HostPool, **settings: Any) -> None:
+    def __init__(
+        self, parameters: Any, optimizer_class: Callable[..., Optimizer], pool: HostPool, **settings: Any
+    ) -> None:
         self.pool = pool
         self.device = list(as_slices(parameters))
         self._coming: dict[int, Crossing] = {}
         self._going: dict[int, Crossing] = {}
         self._stepping: int | None = None
         self.host = [
-            HostSlice(self, i, pool.copy(piece.data.reshape(-1), "parameter"), piece.name) for i, piece in enumerate(self.device)
+            HostSlice(self, i, pool.copy(piece.data.reshape(-1), "parameter"), piece.name)
+            for i, piece in enumerate(self.device)
         ]
         with pool.on_host():
             self.optimizer = optimizer_class(self.host, **settings)
@@ -124,7 +132,9 @@ class OffloadedOptimizer(HostOptimizer):
         if index not in self._coming:
             return None
         if index in self._going:
-            raise MinidistError(f"the gradient of {self.host[index].name!r} is read again after its values have left the host")
+            raise MinidistError(
+                f"the gradient of {self.host[index].name!r} is read again after its values have left the host"
+            )
         self._stepping = index
         return self._coming[index].wait()
 
@@ -145,8 +155,8 @@ class OffloadedOptimizer(HostOptimizer):
 class CPUOffloadPolicy:
     """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
 
-    A shard goes up before its unit is gathered, the reduced gradient comes down after its reduction. The optimizer works on
-    host arrays; step it inside `pool.on_host()`, so that its state is counted there.
+    A shard goes up before its unit is gathered, the reduced gradient comes down after its reduction. The optimizer
+    works on host arrays; step it inside `pool.on_host()`, so that its state is counted there.
     """
 
     pool: HostPool

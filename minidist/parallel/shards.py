@@ -1,4 +1,5 @@
-"""One rank's part of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors again.
+"""One rank's part of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors
+again.
 
     flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding lies at the end and holds zeros
 
@@ -49,21 +50,25 @@ class Shard:
     def __init__(self, flat: FlatParameters, comm: Comm, alignment: int = NORM_BLOCK) -> None:
         if flat.padded_numel % (comm.size * alignment):
             raise UsageError(
-                f"a unit of {flat.padded_numel} elements does not cut into {comm.size} shards of a multiple of {alignment}; "
-                f"make it with FlatParameters(..., pad_to={comm.size * alignment})"
+                f"a unit of {flat.padded_numel} elements does not cut into {comm.size} shards of a multiple of"
+                f" {alignment}; make it with FlatParameters(..., pad_to={comm.size * alignment})"
             )
         self.flat, self.comm, self.alignment = flat, comm, alignment
         self.size = flat.padded_numel // comm.size
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
         self.own: xp.Array | None = None  # set when the whole is released
-        self.on_host: Callable[[], AbstractContextManager[None]] = nullcontext  # around allocations, when it lives there
+        self.on_host: Callable[[], AbstractContextManager[None]] = (
+            nullcontext  # around allocations, when it lives there
+        )
         self._grad: xp.Array | None = None
         flat.shard = self  # so that zero_grad of the model reaches it
         self.filled = False  # does _grad hold sums of this step?
 
     @property
     def dtype(self) -> Any:
-        """Of the values and the summed gradient; the whole unit may be gathered in another one (`MixedPrecisionPolicy`)."""
+        """Of the values and the summed gradient; the whole unit may be gathered in another one
+        (`MixedPrecisionPolicy`).
+        """
         return self.flat.dtype if self.own is None else self.own.dtype
 
     @property
@@ -142,7 +147,8 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
     """Sums of squares by blocks of 1,024 elements of the whole gradient, in its global order, on every rank.
 
     skip: parameters that do not count (somebody else counts them). Each rank sends the float64 sums of its own blocks
-    (8 B each) to everybody, (n-1) times, under purpose `clip_norm`. Errors: UsageError when blocks cross shard boundaries.
+    (8 B each) to everybody, (n-1) times, under purpose `clip_norm`. Errors: UsageError when blocks cross shard
+    boundaries.
     """
     sums = []
     for shard in shards:
@@ -170,8 +176,8 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
 def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
     """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
 
-    See `shard_square_sums`; all add the sums in the global order, unit by unit. optimizer: as for `optim.clip_by_norm_`, for
-    gradients of two bytes.
+    See `shard_square_sums`; all add the sums in the global order, unit by unit. optimizer: as for
+    `optim.clip_by_norm_`, for gradients of two bytes.
     """
     return clip_by_norm_(list(shards), norm_from_blocks(shard_square_sums(comm, shards)), max_norm, optimizer)
 
@@ -186,7 +192,9 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
         for shard in shards:
             flat = shard.flat
             weights = all_gather(shard.comm, shard.data)
-            gradients = all_gather(shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data))
+            gradients = all_gather(
+                shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
+            )
             states = {}
             for key in optimizer.state_names(shard.dtype) if optimizer.step_count else ():
                 states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))

@@ -3,9 +3,9 @@
     start_gather ─▶ finish_gather ─▶ (computing) ─▶ release              forward, and backward
     start_reduce ─▶ finish_reduce                                        backward: the sum of the gradient goes to its owners
 
-When to do what is the business of `fully_shard.State`; this file knows how. Each step is split in a start and a finish, so
-that the wire works while something computes. With a policy, shards live on the host: up before a gather, down after a
-reduction.
+When to do what is the business of `fully_shard.State`; this file knows how. Each step is split in a start and a finish,
+so that the wire works while something computes. With a policy, shards live on the host: up before a gather, down after
+a reduction.
 """
 
 from contextlib import nullcontext
@@ -35,9 +35,18 @@ class Unit:
     """
 
     def __init__(
-        self, shard: Shard, state: "State", *, replicas: Comm | None, group: Comm | None, keep: bool, persistent: bool,
-        op: str, algorithm: str, pool: HostPool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        shard: Shard,
+        state: "State",
+        *,
+        replicas: Comm | None,
+        group: Comm | None,
+        keep: bool,
+        persistent: bool,
+        op: str,
+        algorithm: str,
+        pool: HostPool | None = None,
+    ) -> None:
         self.shard, self.flat, self.state = shard, shard.flat, state
         self.replicas, self.group, self.keep, self.persistent = replicas, group, keep, persistent
         self.op, self.algorithm, self.pool = op, algorithm, pool
@@ -63,7 +72,9 @@ class Unit:
         else:
             shard.own, shard.on_host = pool.copy(mine, "parameter"), pool.on_host
         self.flat.release()
-        self.flat.dtype = self.flat.dtype if policy.param_dtype is None else xp.dtype(policy.param_dtype)  # of the whole unit
+        self.flat.dtype = (
+            self.flat.dtype if policy.param_dtype is None else xp.dtype(policy.param_dtype)
+        )  # of the whole unit
         self.reduce_dtype = self.flat.dtype if policy.reduce_dtype is None else xp.dtype(policy.reduce_dtype)
 
     # gathering --------------------------------------------------------------------------------------------------------
@@ -110,7 +121,9 @@ class Unit:
             return
         if recording and self.group is not None:
             size = self.flat.padded_numel // self.group.size
-            self.part = track(xp.array(self.flat.data[self.group.rank * size : (self.group.rank + 1) * size]), "unsharded")
+            self.part = track(
+                xp.array(self.flat.data[self.group.rank * size : (self.group.rank + 1) * size]), "unsharded"
+            )
         self.release()
 
     def after_backward(self) -> None:
@@ -135,14 +148,14 @@ class Unit:
 
     def _thawed(self, parameter: Parameter) -> None:
         raise UsageError(
-            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no optimizer "
-            "has its shard; set requires_grad before fully_shard, or build and shard the model anew"
+            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
+            " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
         )
 
     def _unused(self, parameter: Parameter) -> None:
         raise UnusedParameterError(
-            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its unit "
-            "cannot be reduced; use it in the loss, or freeze it before fully_shard"
+            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its"
+            " unit cannot be reduced; use it in the loss, or freeze it before fully_shard"
         )
 
     # reducing ---------------------------------------------------------------------------------------------------------
@@ -158,7 +171,9 @@ class Unit:
             out = shard.grad_buffer()
         whole = track(rounded(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
-            self.reduction = reduce_scatter(shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True)
+            self.reduction = reduce_scatter(
+                shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True
+            )
         self.flat.release_grad()
         root.reducing, self.reduced = self, True
 

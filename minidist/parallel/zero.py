@@ -1,15 +1,16 @@
 """ZeRO 1 and 2: data parallelism in which every rank keeps and steps 1/n of the optimizer (2: and of the gradient).
 
 Data parallel ranks all hold the same optimizer state and all do the same update: n times the memory for one result.
-Here the flat parameters are cut into n shards. A rank needs the summed gradient of its own shard only, so the all-reduce
-becomes its first half, a reduce-scatter; it steps its shard; its second half, an all-gather, then hands out *parameters*:
+Here the flat parameters are cut into n shards. A rank needs the summed gradient of its own shard only, so the
+all-reduce becomes its first half, a reduce-scatter; it steps its shard; its second half, an all-gather, then hands out
+*parameters*:
 
     gradients      | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r       (n-1)/n of the gradient
     optimizer      rank r steps shard r with 1/n of the state
     parameters     | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r          (n-1)/n of the parameters
 
-So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once a
-step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
+So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once
+a step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
 memory is given back as soon as it is reduced. Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training
 trillion parameter models", SC 2020, section 5.
 """
@@ -43,9 +44,10 @@ class ZeroOptimizer:
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    module: or some parameters. stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a gradient bucket; a bucket that
-    crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as for
-    `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the buckets.
+    module: or some parameters. stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a
+    gradient bucket; a bucket that crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the
+    ranks, as for `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend
+    on the buckets.
     alignment: shards begin at multiples of it; clipping needs 1,024.
     find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
 
@@ -80,9 +82,13 @@ class ZeroOptimizer:
         self.shard = Shard(self.flat, comm, alignment)
         self.optimizer: Optimizer = optimizer_class(self.shard.slices(), **defaults)
         self.reducer = ShardReducer(
-            self.shard, op="avg" if reduction == "mean" else "sum", algorithm=algorithm,
-            bucket_size=reduce_bucket_size, keep_whole=stage == 1, unused="zeros" if find_unused_parameters else "error",
-        )  # fmt: skip
+            self.shard,
+            op="avg" if reduction == "mean" else "sum",
+            algorithm=algorithm,
+            bucket_size=reduce_bucket_size,
+            keep_whole=stage == 1,
+            unused="zeros" if find_unused_parameters else "error",
+        )
         self.synchronizing = True
         register(self.reducer, self.flat.parameters, lambda: self.synchronizing)
 
@@ -150,7 +156,12 @@ class ShardReducer(GradientReducer):
             raise UsageError(f"reduce_bucket_size is {bucket_size}; it must be at least 1 element")
         flat = shard.flat
         super().__init__(
-            flat, shard.comm, op=op, algorithm=algorithm, bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6, unused=unused
+            flat,
+            shard.comm,
+            op=op,
+            algorithm=algorithm,
+            bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
+            unused=unused,
         )
         last = self.buckets[0] if self.buckets else None
         if last is not None and last.slice.stop == flat.numel:  # the padding travels with the last parameters
@@ -183,9 +194,14 @@ class ShardReducer(GradientReducer):
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
         mine = shard.grad_buffer()[shard.place(bucket.slice)]
         work = reduce_scatter(
-            self.comm, array, self.op, counts=shard.counts(bucket.slice), algorithm=self.algorithm, async_op=True,
+            self.comm,
+            array,
+            self.op,
+            counts=shard.counts(bucket.slice),
+            algorithm=self.algorithm,
+            async_op=True,
             out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
-        )  # fmt: skip
+        )
         for parameter in bucket.parameters:
             parameter.forget()
             if not self.keep_whole:

@@ -3,9 +3,9 @@
     layers   | 5 | 9 | 4 | 2 | 2 | 8 |
     stages   |   14  |   8       | 8 |        contiguous; PipeDream may give a stage several machines instead
 
-GPipe's cut makes the costs differ least; PipeDream's dynamic programme also replicates stages, because a layer that is slow and
-has few weights is better copied than cut. Sources: Huang et al., GPipe, NeurIPS 2019; Harlap et al., arXiv:1806.03377, section
-3.2; Narayanan et al., PipeDream, SOSP 2019.
+GPipe's cut makes the costs differ least; PipeDream's dynamic programme also replicates stages, because a layer that is
+slow and has few weights is better copied than cut. Sources: Huang et al., GPipe, NeurIPS 2019; Harlap et al.,
+arXiv:1806.03377, section 3.2; Narayanan et al., PipeDream, SOSP 2019.
 """
 
 import json
@@ -61,7 +61,9 @@ class Partition:
 
 
 def read_profile(source: str) -> list[Layer]:
-    """FILE, a JSON list of {"op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes"}; or FILE:NAME, a list in a file of several."""
+    """FILE, a JSON list of {"op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes"}; or FILE:NAME, a list in a file of
+    several.
+    """
     path, name = Path(source), ""
     if not path.is_file() and ":" in source:
         front, _, name = source.rpartition(":")
@@ -91,7 +93,9 @@ def _layer(entry: Any, number: int, source: str) -> Layer:
     for name in FIELDS[1:]:
         value = entry.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LARGEST:
-            raise UsageError(f"{where}: {name} is {str(value)[:20]}; it must be a number of at least 0 and below {LARGEST:g}")
+            raise UsageError(
+                f"{where}: {name} is {str(value)[:20]}; it must be a number of at least 0 and below {LARGEST:g}"
+            )
         values.append(float(value))
     return Layer(str(entry.get("op", "")), *values)
 
@@ -143,7 +147,8 @@ def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], f
 def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
     """Contiguous stages by a named method, one machine each; `pipedream` has a function of its own.
 
-    gpipe: the summed times differ least. time: the slowest stage is as fast as can be. parameters: their bytes differ least.
+    gpipe: the summed times differ least. time: the slowest stage is as fast as can be. parameters: their bytes differ
+    least.
     uniform: equally many layers.
     """
     if method not in METHODS or method == "pipedream":
@@ -164,21 +169,32 @@ def noam(stages: Sequence[Stage]) -> int:
     return math.ceil(sum(stage.replicas for stage in stages) / stages[0].replicas)
 
 
-def pipedream(layers: Sequence[Layer], machines: int, bandwidth: float, objective: str = "released", memory_limit: float | None = None) -> Partition:
+def pipedream(
+    layers: Sequence[Layer],
+    machines: int,
+    bandwidth: float,
+    objective: str = "released",
+    memory_limit: float | None = None,
+) -> Partition:
     """PipeDream's optimizer: stages and replicas for `machines` machines with links of `bandwidth` bytes a second.
 
     A(j, k): time of the slowest stage when layers 1..j run on k machines; its last stage i+1..j takes k' of them:
     A(j, k) = min over i, k' of max(A(i, k-k'), 2 act(i)/bandwidth, T(i+1..j, k')).
     T, objective "released" (the published program): (compute + sync)/k'; "paper": max(compute, sync)/k', with
-    sync = 4 (k'-1) weights/(bandwidth k'). memory_limit: bytes of a machine; a stage holds ceil(machines from it on / k') copies
-    of its weights and activations.
+    sync = 4 (k'-1) weights/(bandwidth k'). memory_limit: bytes of a machine; a stage holds ceil(machines from it on /
+    k') copies of its weights and activations.
     """
     if objective not in OBJECTIVES:
-        raise UsageError(f"objective {objective!r}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}")
+        raise UsageError(
+            f"objective {objective!r}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}"
+        )
     if machines < 1:
         raise UsageError(f"--machines is {machines}; it must be at least 1")
     if len(layers) * machines > LARGEST_PROBLEM:
-        raise UsageError(f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers, take at most {LARGEST_PROBLEM // len(layers)}")
+        raise UsageError(
+            f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers, take at most"
+            f" {LARGEST_PROBLEM // len(layers)}"
+        )
     if memory_limit is not None and not memory_limit > 0:
         raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
     if not 0 < bandwidth < math.inf:
@@ -210,7 +226,10 @@ def pipedream(layers: Sequence[Layer], machines: int, bandwidth: float, objectiv
             best[j, k] = options.flat[where]
             choice[j, k] = where // k, where % k + 1
     if not np.isfinite(best[n, machines]):
-        raise UsageError(f"no partition on {machines} machines fits in {memory_limit:g} bytes each; take more machines or more memory")
+        raise UsageError(
+            f"no partition on {machines} machines fits in {memory_limit:g} bytes each; take more machines or more"
+            " memory"
+        )
     stages, j, k = [], n, machines
     while j:
         i, used = (int(x) for x in choice[j, k])

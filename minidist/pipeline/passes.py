@@ -1,4 +1,5 @@
-"""From a schedule to something that can be executed: who sends what, when receives are posted, when gradients are complete.
+"""From a schedule to something that can be executed: who sends what, when receives are posted, when gradients are
+complete.
 
     lower            1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
     reduce_gradients .. 0B3 0REDUCE_GRAD                 directly after a stage's last B or W
@@ -7,10 +8,12 @@
     recompute        0B2 → 0RECOMPUTE2 0B2               GPipe's: keep the stage's input, run its forward again
     forwards         0F0 0B0 0F1 0B1 → 0F0 0F1           evaluation
 
-RECV *posts* a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for at the end
-of the step. A stage posts at most `prefetch` receives for each neighbour ahead of use, so its buffers can be counted. The walk
-is by event time with unit costs, and its sends block until the receive is posted: an order that passes here cannot deadlock even
-where the runtime's sends are synchronous. Where only one more buffer resolves a standstill, the walk posts one more.
+RECV *posts* a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for at
+the end of the step. A stage posts at most `prefetch` receives for each neighbour ahead of use, so its buffers can be
+counted. The walk
+is by event time with unit costs, and its sends block until the receive is posted: an order that passes here cannot
+deadlock even where the runtime's sends are synchronous. Where only one more buffer resolves a standstill, the walk
+posts one more.
 """
 
 import heapq
@@ -65,7 +68,9 @@ class _Walk:
             if kind_of(a) == FORWARD
         }
         self.out: list[list[Item]] = [[] for _ in plan.orders]
-        self.unposted: list[dict[tuple[int, int], list[int]]] = []  # rank -> (RECV kind, stage) -> receives still to post
+        self.unposted: list[
+            dict[tuple[int, int], list[int]]
+        ] = []  # rank -> (RECV kind, stage) -> receives still to post
         self.posted: set[int] = set()
         self.sent: set[int] = set()  # receives whose data is on its way
 
@@ -84,7 +89,11 @@ class _Walk:
         target = stage + 1 if forward else stage - 1
         if kind not in (FORWARD, INPUT, BACKWARD) or not 0 <= target < self.plan.stages or self.home[target, i] == rank:
             return None
-        return pack(SEND_F if forward else SEND_B, stage, i), pack(RECV_F if forward else RECV_B, target, i), self.home[target, i]
+        return (
+            pack(SEND_F if forward else SEND_B, stage, i),
+            pack(RECV_F if forward else RECV_B, target, i),
+            self.home[target, i],
+        )
 
     def post(self, rank: int, channel: tuple[int, int]) -> None:
         receives = self.unposted[rank][channel]
@@ -171,12 +180,14 @@ class _Walk:
                 while receive not in self.posted:
                     self.post(receiver, channel)
                 return
-        raise UsageError(f"plan {self.plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)")
+        raise UsageError(
+            f"plan {self.plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)"
+        )
 
 
 def lower_blocking(plan: Plan) -> Plan:
-    """The order of runtimes whose RECV stops the rank. One action a rank and turn, rank after rank, and a RECV stands where the
-    receiver was when the sender sent.
+    """The order of runtimes whose RECV stops the rank. One action a rank and turn, rank after rank, and a RECV stands
+    where the receiver was when the sender sent.
 
     Nothing is posted ahead, so a rank waits for data that it does not need yet. For comparison only (time_plan with
     receives="blocking"): 1F1B idles two to four times as long.
@@ -188,7 +199,9 @@ def lower_blocking(plan: Plan) -> Plan:
     while any(at[rank] < len(order) for rank, order in enumerate(plan.orders)):
         moved = False
         for rank, order in enumerate(plan.orders):
-            if at[rank] == len(order) or not all(walk.ready(rank, action, computed) for action in parts(order[at[rank]])):
+            if at[rank] == len(order) or not all(
+                walk.ready(rank, action, computed) for action in parts(order[at[rank]])
+            ):
                 continue
             item, moved = order[at[rank]], True
             walk.out[rank].append(item)
@@ -202,7 +215,9 @@ def lower_blocking(plan: Plan) -> Plan:
                     walk.out[receiver].append(receive)
                     walk.sent.add(receive)
         if not moved:
-            raise UsageError(f"plan {plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)")
+            raise UsageError(
+                f"plan {plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)"
+            )
     return plan.with_orders(walk.out)
 
 
@@ -212,9 +227,13 @@ def reduce_gradients(plan: Plan) -> Plan:
         return plan
     orders = []
     for order in plan.orders:
-        last = {stage_of(a): at for at, item in enumerate(order) for a in parts(item) if kind_of(a) in (BACKWARD, WEIGHT)}
+        last = {
+            stage_of(a): at for at, item in enumerate(order) for a in parts(item) if kind_of(a) in (BACKWARD, WEIGHT)
+        }
         done = {at: sorted(stage for stage in last if last[stage] == at) for at in last.values()}
-        orders.append([x for at, item in enumerate(order) for x in (item, *(pack(REDUCE_GRAD, s) for s in done.get(at, ())))])
+        orders.append(
+            [x for at, item in enumerate(order) for x in (item, *(pack(REDUCE_GRAD, s) for s in done.get(at, ())))]
+        )
     return plan.with_orders(orders)
 
 
@@ -225,7 +244,11 @@ def merge(plan: Plan) -> Plan:
         merged: list[Item] = []
         for item in order:
             before = merged[-1] if merged else None
-            if isinstance(item, int) and kind_of(item) == WEIGHT and before == pack(INPUT, stage_of(item), microbatch_of(item)):
+            if (
+                isinstance(item, int)
+                and kind_of(item) == WEIGHT
+                and before == pack(INPUT, stage_of(item), microbatch_of(item))
+            ):
                 merged[-1] = pack(BACKWARD, stage_of(item), microbatch_of(item))
             else:
                 merged.append(item)
@@ -235,6 +258,7 @@ def merge(plan: Plan) -> Plan:
 
 def split(plan: Plan) -> Plan:
     """Every B that is not in an overlapped pair becomes I and W."""
+
     def halves(item: Item) -> Iterable[Item]:
         if isinstance(item, int) and kind_of(item) == BACKWARD:
             return pack(INPUT, stage_of(item), microbatch_of(item)), pack(WEIGHT, stage_of(item), microbatch_of(item))
@@ -258,15 +282,18 @@ def recompute(plan: Plan, stages: Iterable[int] | None = None) -> Plan:
             for action in parts(item):
                 if kind_of(action) in (BACKWARD, INPUT) and stage_of(action) in chosen:
                     if isinstance(item, tuple):
-                        raise UsageError(f"cannot recompute in the overlapped {show(item)}; recompute stages without overlap only")
+                        raise UsageError(
+                            f"cannot recompute in the overlapped {show(item)}; recompute stages without overlap only"
+                        )
                     orders[-1].append(pack(RECOMPUTE, stage_of(action), microbatch_of(action)))
             orders[-1].append(item)
     return plan.with_orders(orders)
 
 
 def forwards(plan: Plan) -> Plan:
-    """The plan's forward passes alone: an evaluation with every stage where the plan has it. What waited in them for nothing but
-    forward passes does so still, so it cannot stand still where the plan did not."""
+    """The plan's forward passes alone: an evaluation with every stage where the plan has it. What waited in them for
+    nothing but forward passes does so still, so it cannot stand still where the plan did not.
+    """
     orders = [[part for item in order for part in parts(item) if kind_of(part) == FORWARD] for order in plan.orders]
     return replace(plan, name=f"{plan.name} (forwards)", orders=orders, updates="none")
 

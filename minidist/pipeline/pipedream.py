@@ -3,19 +3,20 @@
     stage 0, p = 3    F0 F1 F2 B0 | F3 B1 | F4 B2 | ...       | an update
     version            0  0  0  0 |  1  0 |  2  0 | ...       F3 sees version 1; B1 comes after it and still needs version 0
 
-An update is out of place: a new array, so an older one lives for as long as a micro-batch needs it. Which version is used:
+An update is out of place: a new array, so an older one lives for as long as a micro-batch needs it. Which version is
+used:
 
     stash           F: the latest, max(0, t-(p-1-s)) on stage s; B: the same array (weight stashing)
     no-stash        F: the latest; B: the latest by then, which is the gradient of no function (to see what goes wrong)
     vertical-sync   max(0, t-(p-1)) on every stage: the version that stage 0 had when t entered
     2bw             max(t//m - 1, 0) on every stage, one update a batch of m micro-batches
 
-A stage on k ranks (replicas) takes mini-batches round robin: rank j of them t = j, j + k, ... Each round of k is one update, by
-the mean of the round's gradients, so on that stage F and B of t use version max(0, t//k - w), w being the replica's warm-up.
-Parameters that several stages share have one delay, that of the first of these stages (versions.py).
+A stage on k ranks (replicas) takes mini-batches round robin: rank j of them t = j, j + k, ... Each round of k is one
+update, by the mean of the round's gradients, so on that stage F and B of t use version max(0, t//k - w), w being the
+replica's warm-up. Parameters that several stages share have one delay, that of the first of these stages (versions.py).
 
-Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019; PipeDream-2BW, ICML 2021. The papers leave
-shared parameters out; one delay for all copies is ours.
+Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019; PipeDream-2BW, ICML 2021. The papers
+leave shared parameters out; one delay for all copies is ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,13 +39,14 @@ from minidist.pipeline.versions import Law, SharedVersions, Versions
 class PipeDream(Pipeline):
     """One rank's stage of an asynchronous pipeline; `step` runs a whole stream of micro-batches, updates included.
 
-    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones; the state is that of the latest
-    version. history: the flat weights after each update, version 0 first, of every stage with parameters (only with
-    keep_history=True). versions_used: (kind, stage, micro-batch) -> version, also in the trace as spans of category "version".
+    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones; the state is that of
+    the latest version. history: the flat weights after each update, version 0 first, of every stage with parameters
+    (only with keep_history=True). versions_used: (kind, stage, micro-batch) -> version, also in the trace as spans of
+    category "version".
 
     Sends what a `Pipeline` sends; of a replicated stage's gradients an all-reduce a round (gradient_reduce); of shared
-    parameters, an update, one array to the first stage and one back (tied). Raises UsageError for a plan with a flush (use
-    `Pipeline`), and for shared parameters on replicated stages.
+    parameters, an update, one array to the first stage and one back (tied). Raises UsageError for a plan with a flush
+    (use `Pipeline`), and for shared parameters on replicated stages.
     """
 
     UPDATES = ("stash", "no-stash", "vertical-sync", "2bw")
@@ -68,11 +70,21 @@ class PipeDream(Pipeline):
         self.replicas = {stage: ranks for stage, ranks in holders.items() if len(ranks) > 1}
         if tied and self.replicas:
             raise UsageError(
-                f"{tied[0]!r} is on several stages, and stage {min(self.replicas)} on {len(self.replicas[min(self.replicas)])} ranks; untie it, or "
-                "give each stage one rank"
+                f"{tied[0]!r} is on several stages, and stage {min(self.replicas)} on"
+                f" {len(self.replicas[min(self.replicas)])} ranks; untie it, or give each stage one rank"
             )
         shared = {stage.number: stage.flats[1] for stage in stages if _apart(stage, tied)}
-        super().__init__(comm, plan, stages, loss, tied=tied, reduction=reduction, prefetch=prefetch, coordinates=coordinates, times=times)
+        super().__init__(
+            comm,
+            plan,
+            stages,
+            loss,
+            tied=tied,
+            reduction=reduction,
+            prefetch=prefetch,
+            coordinates=coordinates,
+            times=times,
+        )
         self.versions = {
             n: Versions(s.flats[0], make_optimizer(s.flats[0]), self._law(n, False), plan.batch, keep_history)
             for n, s in self.stages.items()
@@ -85,12 +97,17 @@ class PipeDream(Pipeline):
         self.optimizers = {n: versions.optimizer for n, versions in self.versions.items()}
         self.history = {n: versions.history for n, versions in self.versions.items()}
         self.versions_used: dict[tuple[str, int, int], int] = {}
-        self._numbers = {n: sorted(i for (stage, i), rank in self.messages.home.items() if stage == n and rank == comm.rank) for n in self.stages}
+        self._numbers = {
+            n: sorted(i for (stage, i), rank in self.messages.home.items() if stage == n and rank == comm.rank)
+            for n in self.stages
+        }
         self._ended: tuple[int, int] | None = None  # (stage, micro-batch) whose gradient is whole and not used yet
         if self.replicas:
             group = comm.split(stages[0].number, comm.rank)  # a rank has one stage
             self.rounds = {
-                n: GradientReducer(versions.flat, group, algorithm=reduction, unused="zeros") for n, versions in self.versions.items() if n in self.replicas
+                n: GradientReducer(versions.flat, group, algorithm=reduction, unused="zeros")
+                for n, versions in self.versions.items()
+                if n in self.replicas
             }
 
     def _law(self, stage: int, shared: bool) -> Law | None:
@@ -103,16 +120,28 @@ class PipeDream(Pipeline):
         return None
 
     def _shared_versions(
-        self, comm: Comm, holders: dict[int, list[int]], shared: dict[int, FlatParameters], make_optimizer: Any, keep_history: bool
+        self,
+        comm: Comm,
+        holders: dict[int, list[int]],
+        shared: dict[int, FlatParameters],
+        make_optimizer: Any,
+        keep_history: bool,
     ) -> dict[int, Versions]:
         result: dict[int, Versions] = {}
         for number, flat in shared.items():
             groups = [group for group in self.shared.groups if set(group.names) & set(flat.names)]
             places = {site for group in groups for site in group.sites}
-            if any(set(group.sites) != places for group in groups) or len({stage for stage, _ in places}) != len(places):
-                raise UsageError(f"the shared parameters {flat.names} of stage {number} are not all on the same stages; tie those of the same stages only")
+            if any(set(group.sites) != places for group in groups) or len({stage for stage, _ in places}) != len(
+                places
+            ):
+                raise UsageError(
+                    f"the shared parameters {flat.names} of stage {number} are not all on the same stages; tie those of"
+                    " the same stages only"
+                )
             law = self._law(min(stage for stage, _ in places), True)
-            result[number] = SharedVersions(comm, dict(sorted(places)), number, flat, make_optimizer(flat), law, self.plan.batch, keep_history)
+            result[number] = SharedVersions(
+                comm, dict(sorted(places)), number, flat, make_optimizer(flat), law, self.plan.batch, keep_history
+            )
         return result
 
     # --- a stream ---
@@ -178,7 +207,9 @@ class PipeDream(Pipeline):
         self.messages.finish()
         for stage, ranks in self.replicas.items():
             rounds = -(-self.plan.microbatches // len(ranks))
-            if stage in self.stages and len(self._numbers[stage]) < rounds:  # the last round has no mini-batch for this one
+            if (
+                stage in self.stages and len(self._numbers[stage]) < rounds
+            ):  # the last round has no mini-batch for this one
                 self._end_round(stage, rounds - 1)
         for units in self.units.values():
             for versions in units:
@@ -187,7 +218,9 @@ class PipeDream(Pipeline):
     def _note(self, kind: str, stage: int, i: int, version: int) -> None:
         self.versions_used[kind, stage, i] = version
         now = self.comm.time()
-        self.comm.trace.spans.append(SpanEvent(self.comm.trace.rank, "main", f"version {version} for {stage}{kind}{i}", now, now, "version"))
+        self.comm.trace.spans.append(
+            SpanEvent(self.comm.trace.rank, "main", f"version {version} for {stage}{kind}{i}", now, now, "version")
+        )
 
 
 def _apart(stage: PipelineStage, tied: Sequence[str]) -> bool:

@@ -1,16 +1,18 @@
 """The optimizer's step without a global barrier: step first, validate while the next step fills the pipeline.
 
-Clipping and the overflow test need the norm over *all* stages, and to wait for it would make every rank wait for the last one
+Clipping and the overflow test need the norm over *all* stages, and to wait for it would make every rank wait for the
+last one
 after each step: zero bubble would not be zero. So the sum of squares travels from stage to stage as each one finishes:
 
     stage 0  ... W W | step | F0 F1 F2  ? I0 ...          a stage steps on what it knows: the sum of the stages before it
     stage 1    ... W W | step | F0 F1  ? I0 ...           ?: before its first backward it has the verdict on the whole sum
     stage 2      ... W W | step  ──total──▶ all
 
-Nearly always the verdict is "kept". Otherwise every rank, for all get the same sum, takes back its step (a copy of weights and
-optimizer state from before it, purpose stash: the very bits), makes the right one or none, and runs the forwards that saw wrong
-weights again. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 4; there the way back is the optimizer's
-inverse, which is not exact.
+Nearly always the verdict is "kept". Otherwise every rank, for all get the same sum, takes back its step (a copy of
+weights and
+optimizer state from before it, purpose stash: the very bits), makes the right one or none, and runs the forwards that
+saw wrong weights again. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 4; there the way back
+is the optimizer's inverse, which is not exact.
 """
 
 import math
@@ -36,7 +38,9 @@ from minidist.pipeline.runtime.stages import PipelineStage
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a step, the same on every rank: "kept", "amended" (clipped) or "skipped" (a gradient was not finite)."""
+    """What became of a step, the same on every rank: "kept", "amended" (clipped) or "skipped" (a gradient was not
+    finite).
+    """
 
     outcome: str
     norm: float
@@ -55,12 +59,15 @@ class _Before:
 class PostValidatedPipeline(Pipeline):
     """A pipeline that also makes the optimizer's step. `step` starts a step of training; `finish` ends the last one.
 
-    make_optimizer(flat): the optimizer of a stage. max_norm: clip by the global norm, as `Pipeline.clip_grad_norm_` does it, bit for
-    bit. scaler: a `DynamicLossScaler`, by whose `scale` the loss is multiplied (by `loss`): the optimizers divide by it, and a step with
-    a gradient that is not finite is skipped by all ranks. verdicts: of all steps but the one under way.
+    make_optimizer(flat): the optimizer of a stage. max_norm: clip by the global norm, as `Pipeline.clip_grad_norm_`
+    does it, bit for bit. scaler: a `DynamicLossScaler`, by whose `scale` the loss is multiplied (by `loss`): the
+    optimizers divide by it, and a step with a gradient that is not finite is skipped by all ranks. verdicts: of all
+    steps but the one under way.
 
-    Sends what a `Pipeline` sends except the metrics; instead, per step, 8 (1 + m) bytes from each stage to the next and from the last
-    to every rank: the sum of squares and the losses (purpose clip_norm). Memory: a copy of weights and optimizer state (stash).
+    Sends what a `Pipeline` sends except the metrics; instead, per step, 8 (1 + m) bytes from each stage to the next and
+    from the last
+    to every rank: the sum of squares and the losses (purpose clip_norm). Memory: a copy of weights and optimizer state
+    (stash).
     """
 
     UPDATES = ("flush",)
@@ -86,7 +93,9 @@ class PostValidatedPipeline(Pipeline):
         self.mine = [at for at, (_, rank) in enumerate(self.places) if rank == comm.rank]
         self.verdicts: list[Verdict] = []
         orders = self.messages.orders
-        self.starts = [next((at for at, item in enumerate(order) if self._needs_verdict(item)), len(order)) for order in orders]
+        self.starts = [
+            next((at for at, item in enumerate(order) if self._needs_verdict(item)), len(order)) for order in orders
+        ]
         self._pending = False  # is there a step without a verdict?
         self._sends: list[Request] = []
         self._total = np.zeros(1 + plan.microbatches)  # the sum of squares so far, and the losses
@@ -131,7 +140,10 @@ class PostValidatedPipeline(Pipeline):
                 track(xp.array(self.stages[n].flat.data), "stash"),
                 {
                     "step": optimizer.step_count,
-                    "state": {name: {key: track(xp.array(array), "stash") for key, array in row.items()} for name, row in optimizer.state.items()},
+                    "state": {
+                        name: {key: track(xp.array(array), "stash") for key, array in row.items()}
+                        for name, row in optimizer.state.items()
+                    },
                 },
                 optimizer.lr_factor,
             )
@@ -166,7 +178,9 @@ class PostValidatedPipeline(Pipeline):
             self._total = values
             following = self.places[at + 1][1] if at + 1 < len(self.places) else None
             if following is None:  # the last place: everybody else waits for this
-                self._sends += [self.norms.isend(values, rank, 1) for rank in range(self.comm.size) if rank != self.comm.rank]
+                self._sends += [
+                    self.norms.isend(values, rank, 1) for rank in range(self.comm.size) if rank != self.comm.rank
+                ]
             elif following != self.comm.rank:
                 self._sends.append(self.norms.isend(values, following, 0))
         return total
@@ -194,7 +208,9 @@ class PostValidatedPipeline(Pipeline):
         elif not self._stepped:
             raise AssertionError("a sum of squares cannot fall")
         outcome = "skipped" if coefficient is None else "kept" if coefficient == 1.0 else "amended"
-        self.verdicts.append(Verdict(outcome, math.sqrt(values[0]) * self._unscale if values[0] >= 0 else math.nan, values[1:].tolist()))
+        self.verdicts.append(
+            Verdict(outcome, math.sqrt(values[0]) * self._unscale if values[0] >= 0 else math.nan, values[1:].tolist())
+        )
         self._before = {}
         return self.verdicts[-1]
 
@@ -213,7 +229,9 @@ class PostValidatedPipeline(Pipeline):
                 optimizer.lr_factor = now
 
     def _take_back_messages(self) -> None:
-        """Receive and forget what was sent from wrong weights, so that the forwards can run again; keep the receives that are posted."""
+        """Receive and forget what was sent from wrong weights, so that the forwards can run again; keep the receives
+        that are posted.
+        """
         messages, me = self.messages, self.comm.rank
         for rank, order in enumerate(messages.orders):
             if rank != me:

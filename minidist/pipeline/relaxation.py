@@ -2,8 +2,9 @@
 
     start = max(end of the rank's action before, end of F(s-1,i) or of B(s+1,i), + T_comm between ranks)
 
-Each action is visited once. With many ranks the fast walk moves all that can move at once, as arrays; where few can (a naive
-pipeline) or few are there, it follows one rank until that has to wait: it is put aside and woken by the action that it waits for.
+Each action is visited once. With many ranks the fast walk moves all that can move at once, as arrays; where few can (a
+naive pipeline) or few are there, it follows one rank until that has to wait: it is put aside and woken by the action
+that it waits for.
 """
 
 from array import array
@@ -69,7 +70,9 @@ class Costs:
         return home
 
     def latency(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latency into (stage, micro-batch) forward and backward: 0 within a rank; None, None when there is none at all."""
+        """Latency into (stage, micro-batch) forward and backward: 0 within a rank; None, None when there is none at
+        all.
+        """
         forward, backward = np.zeros((self.S, self.M)), np.zeros((self.S, self.M))
         if any(self.times.comm):
             home = self._home()
@@ -88,7 +91,8 @@ class Costs:
 
 
 def _rounds(plan: Plan) -> dict[int, list[int]]:
-    """With an update after every backward, a replica's next action waits for the other replicas' backwards of the round.
+    """With an update after every backward, a replica's next action waits for the other replicas' backwards of the
+    round.
 
     Action -> those backwards. The exchange of gradients itself takes no time here.
     """
@@ -116,7 +120,9 @@ def split(actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def relax(plan: Plan, costs: Costs) -> tuple[list[float], list[float], list[float]]:
-    """The fast walk: first start, last end and busy time of each rank. All ranks at once while many can move, then one by one."""
+    """The fast walk: first start, last end and busy time of each rank. All ranks at once while many can move, then one
+    by one.
+    """
     columns = _Columns(plan, costs)
     if plan.ranks >= FEW:
         _sweep(columns)
@@ -125,8 +131,9 @@ def relax(plan: Plan, costs: Costs) -> tuple[list[float], list[float], list[floa
 
 
 class _Columns:
-    """All actions, rank after rank, as columns: the slot that each needs, the slot that it makes, duration, latency; and where
-    each rank stands. `end`: the time in each slot, -1 before it is known."""
+    """All actions, rank after rank, as columns: the slot that each needs, the slot that it makes, duration, latency;
+    and where each rank stands. `end`: the time in each slot, -1 before it is known.
+    """
 
     def __init__(self, plan: Plan, costs: Costs) -> None:
         S, M, nothing, dump = costs.S, costs.M, costs.nothing, costs.dump
@@ -153,13 +160,17 @@ class _Columns:
             self.busy.append(float(duration.sum()))
             latency = np.zeros(len(actions) if forward_latency is not None else 0)
             if forward_latency is not None and backward_latency is not None:
-                latency = np.where(is_forward, forward_latency[stage, i], np.where(is_input, backward_latency[stage, i], 0.0))
+                latency = np.where(
+                    is_forward, forward_latency[stage, i], np.where(is_input, backward_latency[stage, i], 0.0)
+                )
             pieces.append((needs.astype(small), makes.astype(small), duration, latency))
         counts = [len(piece[0]) for piece in pieces]
         self.at = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)  # the next action of each rank
         self.stop = self.at + counts
         self.begin = self.at.copy()
-        self.needs, self.makes, self.duration, latency = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        self.needs, self.makes, self.duration, latency = (
+            np.concatenate(column) for column in zip(*pieces, strict=True)
+        )
         self.latency = latency if len(latency) else None
         self.end = np.full(dump + 1, -1.0)
         self.end[nothing] = 0.0
@@ -167,7 +178,8 @@ class _Columns:
 
 
 FEW = 48  # ranks, below which looking at all of them at once does not pay
-BLOCK = 256  # sweeps after which it is looked at whether enough ranks move: one sweep costs as much as about FEW / 2 single actions
+# sweeps after which it is looked at whether enough ranks move: one sweep costs as much as about FEW / 2 single actions
+BLOCK = 256
 
 
 def _sweep(columns: _Columns) -> None:
@@ -258,7 +270,9 @@ def _rows(columns: _Columns, first: int, last: int) -> Any:
     def piece(start: int) -> Any:
         stop = min(start + 256, last)
         late = [0.0] * (stop - start) if latency is None else latency[start:stop].tolist()
-        return zip(*(c[start:stop].tolist() for c in (columns.needs, columns.makes, columns.duration)), late, strict=True)
+        return zip(
+            *(c[start:stop].tolist() for c in (columns.needs, columns.makes, columns.duration)), late, strict=True
+        )
 
     return chain.from_iterable(piece(start) for start in range(first, last, 256))
 
@@ -268,8 +282,8 @@ def _stuck(plan: Plan, blocked: list[tuple[int, int]], S: int, M: int) -> None:
     backward, here = divmod(slot, S * M)
     stage, i = divmod(here, M)
     raise UsageError(
-        f"plan {plan.name!r} cannot finish: {len(blocked)} ranks wait for ever, rank {rank} for {stage}{'B' if backward else 'F'}{i}; "
-        "minidist schedule checks a plan and says why"
+        f"plan {plan.name!r} cannot finish: {len(blocked)} ranks wait for ever, rank {rank} for"
+        f" {stage}{'B' if backward else 'F'}{i}; minidist schedule checks a plan and says why"
     )
 
 

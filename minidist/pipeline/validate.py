@@ -5,7 +5,8 @@ Every rank is a list and a pointer. A pointer moves on when what its action need
     F(s,i)   after F(s-1,i)                          1 each action once, in range, at home on one rank
     B or I   after F(s,i) and after B or I of s+1    2 F before I before W on a rank
     W(s,i)   after I(s,i)                            3 sends and receives match
-    SEND     when the receiver has posted its RECV   4 all pointers reach the end: no deadlock, even with synchronous sends
+    SEND     when the receiver has posted its RECV   4 all pointers reach the end: no deadlock, even with synchronous
+    sends
                                                      5 F and B of a micro-batch see the same weights
 
 A plan that fails is a PlanError of one sentence; nothing is executed before it has passed.
@@ -34,7 +35,9 @@ Items = list[list[tuple[Action, ...]]]
 
 
 def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
-    """Raise PlanError when `plan` is wrong; otherwise return what it needs. `allow_wrong_gradients`: let "no-stash" pass."""
+    """Raise PlanError when `plan` is wrong; otherwise return what it needs. `allow_wrong_gradients`: let "no-stash"
+    pass.
+    """
     items = [[tuple(unpack(part) for part in parts(item)) for item in order] for order in plan.orders]
     _in_range(plan, items)
     _local_order(plan, items)
@@ -51,10 +54,13 @@ def _in_range(plan: Plan, items: Items) -> None:
         for action in (a for item in order for a in item):
             if action.stage >= plan.stages or (action.kind != "REDUCE_GRAD" and action.microbatch >= plan.microbatches):
                 raise PlanError(
-                    f"rank {rank}: {action} is outside of {plan.stages} stages and {plan.microbatches} micro-batches; numbers begin at 0"
+                    f"rank {rank}: {action} is outside of {plan.stages} stages and {plan.microbatches} micro-batches;"
+                    " numbers begin at 0"
                 )
         for item in order:
-            if len(item) == 2 and not ((item[0].kind == "F" and item[1].kind in "BI") or (item[1].kind == "F" and item[0].kind in "BI")):
+            if len(item) == 2 and not (
+                (item[0].kind == "F" and item[1].kind in "BI") or (item[1].kind == "F" and item[0].kind in "BI")
+            ):
                 raise PlanError(f"rank {rank}: ({item[0]};{item[1]}) must overlap one F with one B or I")
 
 
@@ -70,20 +76,25 @@ def _local_order(plan: Plan, items: Items) -> None:
                     before = "I" if action.kind == "W" else "F"
                     needed = Action(before, action.stage, action.microbatch)
                     if needed not in seen:
-                        raise PlanError(f"rank {rank}: {action} stands before {needed}, which it needs; put {needed} first")
+                        raise PlanError(
+                            f"rank {rank}: {action} stands before {needed}, which it needs; put {needed} first"
+                        )
                 if action.kind == "RECOMPUTE" and (
                     Action("I", *action[1:]) in seen or Action("B", *action[1:]) in seen
                 ):
                     raise PlanError(f"rank {rank}: {action} stands after the backward that it is for; put it before")
                 if action.kind in ("W", "B") and Action("REDUCE_GRAD", action.stage, 0) in seen:
                     raise PlanError(
-                        f"rank {rank}: {action} adds to a gradient after {action.stage}REDUCE_GRAD sent it; put the reduction last"
+                        f"rank {rank}: {action} adds to a gradient after {action.stage}REDUCE_GRAD sent it; put the"
+                        " reduction last"
                     )
             seen.update(item)
 
 
 def _transfers_alone(items: Items) -> None:
-    """4, necessary part: sends and receives in the ranks' orders, without what is computed between them; also of fragments."""
+    """4, necessary part: sends and receives in the ranks' orders, without what is computed between them; also of
+    fragments.
+    """
     queues = [[a for item in order for a in item if a.kind.startswith(("SEND", "RECV"))] for order in items]
     everywhere = {action for queue in queues for action in queue}
     posted: set[Action] = set()
@@ -91,12 +102,16 @@ def _transfers_alone(items: Items) -> None:
     while moved:
         moved = False
         for queue in queues:
-            while queue and (queue[0].kind.startswith("RECV") or _partner(queue[0]) in posted or _partner(queue[0]) not in everywhere):
+            while queue and (
+                queue[0].kind.startswith("RECV") or _partner(queue[0]) in posted or _partner(queue[0]) not in everywhere
+            ):
                 posted.add(queue.pop(0))
                 moved = True
     stuck = [(rank, queue[0]) for rank, queue in enumerate(queues) if queue]
     if stuck:
-        reasons = "; ".join(f"rank {rank} at {action} waits for {_partner(action)} to be posted" for rank, action in stuck)
+        reasons = "; ".join(
+            f"rank {rank} at {action} waits for {_partner(action)} to be posted" for rank, action in stuck
+        )
         raise PlanError(f"deadlock with synchronous sends: {reasons}; post a receive earlier")
 
 
@@ -109,8 +124,8 @@ def _complete(plan: Plan, items: Items) -> dict[tuple[int, int], int]:
             if kind in ("F", "I", "W", "B"):
                 if home.setdefault((stage, i), rank) != rank:
                     raise PlanError(
-                        f"rank {rank}: {stage}{kind}{i} belongs to rank {home[stage, i]}, which also works on stage {stage}'s "
-                        f"micro-batch {i}; keep all of its actions on one rank"
+                        f"rank {rank}: {stage}{kind}{i} belongs to rank {home[stage, i]}, which also works on stage"
+                        f" {stage}'s micro-batch {i}; keep all of its actions on one rank"
                     )
                 count[kind, stage, i] += 1
     for stage in range(plan.stages):
@@ -120,9 +135,13 @@ def _complete(plan: Plan, items: Items) -> dict[tuple[int, int], int]:
             b, w, x = count["B", stage, i], count["W", stage, i], count["I", stage, i]
             if plan.updates == "none":
                 if b or w or x:
-                    raise PlanError(f"stage {stage} runs micro-batch {i} backward in an evaluation; leave its backward out")
+                    raise PlanError(
+                        f"stage {stage} runs micro-batch {i} backward in an evaluation; leave its backward out"
+                    )
             elif b and (w or x):
-                raise PlanError(f"stage {stage} has B and also I or W of micro-batch {i}; B is I and W together, take one form")
+                raise PlanError(
+                    f"stage {stage} has B and also I or W of micro-batch {i}; B is I and W together, take one form"
+                )
             elif not b and not (w and x):
                 missing = "B" if not (w or x) else "W" if x else "I"
                 raise PlanError(f"{stage}{missing}{i} is missing; its gradient would never be computed")
@@ -144,9 +163,14 @@ def _transfers_match(plan: Plan, items: Items, home: dict[tuple[int, int], int])
     for action in sorted(needed - transfers):
         other = _partner(action)
         rest = f", but its partner {other} is there" if other in transfers else ""
-        raise PlanError(f"rank {home[action.stage, action.microbatch]}: {action} is missing{rest}; the stages are on different ranks")
+        raise PlanError(
+            f"rank {home[action.stage, action.microbatch]}: {action} is missing{rest}; the stages are on different"
+            " ranks"
+        )
     for action in sorted(transfers - needed):
-        raise PlanError(f"rank {place[action][0]}: {action} has no partner; its neighbour is on the same rank or does not exist")
+        raise PlanError(
+            f"rank {place[action][0]}: {action} has no partner; its neighbour is on the same rank or does not exist"
+        )
     for action in sorted(transfers):
         rank, at = place[action]
         owner = home[action.stage, action.microbatch]
@@ -215,13 +239,16 @@ def _no_deadlock(plan: Plan, items: Items, home: dict[tuple[int, int], int], low
         for rank in blocked:
             action, reason = next((a, r) for a in items[rank][at[rank]] if (r := waits_for(rank, a)) is not None)
             reasons.append(f"rank {rank} at {action} waits for {reason}")
-        raise PlanError(f"deadlock{' with synchronous sends' if lowered else ''}: {'; '.join(reasons)}; reorder one of them")
+        raise PlanError(
+            f"deadlock{' with synchronous sends' if lowered else ''}: {'; '.join(reasons)}; reorder one of them"
+        )
 
 
 def _rounds(plan: Plan, items: Items) -> dict[tuple[int, Action], list[Action]]:
     """(rank, action) -> the backwards of other replicas of its stage that are added up before it.
 
-    With an update after every backward the n-th backwards of a stage's ranks are one update, made before the next F or B.
+    With an update after every backward the n-th backwards of a stage's ranks are one update, made before the next F or
+    B.
     """
     if plan.updates not in ("stash", "no-stash"):
         return {}
@@ -236,7 +263,9 @@ def _rounds(plan: Plan, items: Items) -> dict[tuple[int, Action], list[Action]]:
             finished = 0
             for action in (a for item in items[rank] for a in item):
                 if action.kind in ("F", "B", "I") and finished:
-                    result[rank, action] = [backwards[other][finished - 1] for other in together if finished <= len(backwards[other])]
+                    result[rank, action] = [
+                        backwards[other][finished - 1] for other in together if finished <= len(backwards[other])
+                    ]
                 finished += action.kind in ("B", "W")
     return result
 
@@ -268,11 +297,19 @@ def _versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> list[int
             if action.kind == "F":
                 used[i] = max(0, i - delay) if plan.updates == "vertical-sync" else updates
                 if used[i] > updates:
-                    raise PlanError(f"rank {rank}: {action} needs version {used[i]} of the weights, and only {updates} updates were made")
-            elif action.kind in ("B", "I") and plan.updates == "no-stash" and used[i] != updates and not allow_wrong_gradients:
+                    raise PlanError(
+                        f"rank {rank}: {action} needs version {used[i]} of the weights, and only {updates} updates were"
+                        " made"
+                    )
+            elif (
+                action.kind in ("B", "I")
+                and plan.updates == "no-stash"
+                and used[i] != updates
+                and not allow_wrong_gradients
+            ):
                 raise PlanError(
-                    f"rank {rank}: {action} would see version {updates} of the weights and its forward saw version {used[i]}: a "
-                    "wrong gradient; stash the weights (stashing=True)"
+                    f"rank {rank}: {action} would see version {updates} of the weights and its forward saw version"
+                    f" {used[i]}: a wrong gradient; stash the weights (stashing=True)"
                 )
             if action.kind in ("B", "W"):
                 used.pop(i)
@@ -280,7 +317,9 @@ def _versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> list[int
             if plan.updates == "vertical-sync":
                 last = updates == plan.microbatches
                 upcoming = updates + len(used)  # next micro-batch to enter, or past the end
-                oldest = min([*used.values(), *([max(0, upcoming - delay)] if upcoming < plan.microbatches else [updates])])
+                oldest = min(
+                    [*used.values(), *([max(0, upcoming - delay)] if upcoming < plan.microbatches else [updates])]
+                )
                 most = max(most, 1 if last else updates - oldest + 1)
             elif plan.updates == "stash":
                 most = max(most, len({*used.values(), updates}))
@@ -295,7 +334,12 @@ def _two_versions_suffice(plan: Plan, items: Items) -> None:
         for action in (a for item in order for a in item):
             needed = max(action.microbatch // m - 1, 0)
             if action.kind == "F" and finished // m < needed:
-                raise PlanError(f"rank {rank}: {action} needs version {needed} of the weights, and only {finished // m} updates were made")
+                raise PlanError(
+                    f"rank {rank}: {action} needs version {needed} of the weights, and only {finished // m} updates"
+                    " were made"
+                )
             if action.kind in ("B", "I") and finished // m > needed + 1:
-                raise PlanError(f"rank {rank}: {action} needs version {needed} of the weights, which two buffers no longer hold")
+                raise PlanError(
+                    f"rank {rank}: {action} needs version {needed} of the weights, which two buffers no longer hold"
+                )
             finished += action.kind in ("B", "W")

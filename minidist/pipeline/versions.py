@@ -3,8 +3,8 @@
     versions kept   v3 (latest)  v2  v1        micro-batch 3 began with v1, so its B computes with v1: bind it again
                      ▲ an update makes a new array; an old one goes when the last micro-batch that began with it is done
 
-A unit is a stage's parameters, or those that several stages share: these have one delay everywhere, that of the first stage
-that has them, so that every copy of version v is the same bits.
+A unit is a stage's parameters, or those that several stages share: these have one delay everywhere, that of the first
+stage that has them, so that every copy of version v is the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,12 @@ Law = Callable[[int], int]  # micro-batch -> the version of its forward
 
 
 class Versions:
-    """Weights of one unit. law: the version by micro-batch; None: the latest there is (`stash`, whose order makes the delay).
+    """Weights of one unit. law: the version by micro-batch; None: the latest there is (`stash`, whose order makes the
+    delay).
 
-    arrays: version -> flat array. latest: number of updates. used: version by micro-batch on its way. most: versions alive at
-    once. optimizer: its state is that of the latest version. history: copies of all versions, gradients, states: of the update to
-    each of them (by name), when they are kept.
+    arrays: version -> flat array. latest: number of updates. used: version by micro-batch on its way. most: versions
+    alive at once. optimizer: its state is that of the latest version. history: copies of all versions, gradients,
+    states: of the update to each of them (by name), when they are kept.
     """
 
     def __init__(self, flat: FlatParameters, optimizer: Any, law: Law | None, batch: int, keep_history: bool) -> None:
@@ -61,14 +62,18 @@ class Versions:
         return version
 
     def update(self, entering: int | None, newest: bool) -> None:
-        """A new version, out of place; then what no micro-batch will need again is let go. entering: the next one to come."""
+        """A new version, out of place; then what no micro-batch will need again is let go. entering: the next one to
+        come.
+        """
         new = track(xp.array(self.arrays[self.latest]), "stash" if self.used else "parameter")
         self.flat.bind(new, self.latest)
         self.optimizer.step()
         if self.keep_history:
             self.history.append(xp.array(new))
             self.gradients.append(xp.array(self.flat.grad))
-            self.states.append({name: {key: xp.array(a) for key, a in row.items()} for name, row in self.optimizer.state.items()})
+            self.states.append(
+                {name: {key: xp.array(a) for key, a in row.items()} for name, row in self.optimizer.state.items()}
+            )
         self.flat.zero_grad()
         self.latest += 1
         self.arrays[self.latest] = new
@@ -86,9 +91,10 @@ class Versions:
 class SharedVersions(Versions):
     """The unit of parameters that live on several stages, on the rank of one of them.
 
-    The first stage's rank receives the others' sums of a batch, adds them in stage order and sends the total back; each makes
-    the same update. The others take a total when they need its version, which they have to wait for no longer than for the
-    micro-batch that needs it. Sends (purpose tied), an update: one array of the unit's size from each other stage, one to it.
+    The first stage's rank receives the others' sums of a batch, adds them in stage order and sends the total back; each
+    makes the same update. The others take a total when they need its version, which they have to wait for no longer
+    than for the micro-batch that needs it. Sends (purpose tied), an update: one array of the unit's size from each
+    other stage, one to it.
     """
 
     def __init__(self, comm: Comm, holders: Mapping[int, int], stage: int, *arguments: Any) -> None:
@@ -105,7 +111,9 @@ class SharedVersions(Versions):
         return super().forward(i)
 
     def gradient_is_whole(self, number: int, entering: int | None) -> None:
-        """This stage's part of update `number` is complete: the first stage adds all parts and updates, the others send theirs."""
+        """This stage's part of update `number` is complete: the first stage adds all parts and updates, the others send
+        theirs.
+        """
         mine = self.flat.grad
         with purpose("tied"):
             if self.stage != self.first:
@@ -125,7 +133,9 @@ class SharedVersions(Versions):
         self.update(entering, False)
 
     def _take_total(self, entering: int | None) -> None:
-        started = [(p, xp.array(p.grad)) for p in self.flat.parameters if p.requires_grad and p.grad is not None]  # a later batch's
+        started = [
+            (p, xp.array(p.grad)) for p in self.flat.parameters if p.requires_grad and p.grad is not None
+        ]  # a later batch's
         with purpose("tied"):
             self.comm.recv(self.flat.grad, self.holders[self.first], 1)
         number = self.latest

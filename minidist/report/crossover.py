@@ -1,7 +1,8 @@
 """Latency or bandwidth: time over bytes, a line an algorithm, and where the best one changes.
 
-Both axes are logarithmic. A line is flat while latency decides (its height: the number of rounds) and rises once bytes do
-(its place: how often each byte is sent). The dotted line is what "auto" takes; verticals mark where it changes its mind.
+Both axes are logarithmic. A line is flat while latency decides (its height: the number of rounds) and rises once bytes
+do (its place: how often each byte is sent). The dotted line is what "auto" takes; verticals mark where it changes its
+mind.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,9 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
         handles.append(line(colour[name], name, **style))
     if taken and "auto" in points:
         sizes = sorted(points["auto"])
-        axes.plot(sizes, [1e6 * points["auto"][n] for n in sizes], color="black", linestyle=":", linewidth=2.4, gid="auto")
+        axes.plot(
+            sizes, [1e6 * points["auto"][n] for n in sizes], color="black", linestyle=":", linewidth=2.4, gid="auto"
+        )
         handles.append(line("black", "auto", linestyle=":", linewidth=2.4))
         for i, (before, after) in enumerate(pairwise(sizes)):
             if taken[before] != taken[after]:

@@ -56,8 +56,8 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     """The picture `kind` (one of KINDS) of a run.
 
     header: what stands in the trace file's first line. Read here: `command` (the caption), `title`, `closed_form`
-    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one a step), `gradient_exponents`,
-    `loss_scale`.
+    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one a step),
+    `gradient_exponents`, `loss_scale`.
     keywords: what the picture's own function takes, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:

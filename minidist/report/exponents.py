@@ -1,7 +1,7 @@
 """The sizes of a gradient's entries, and what float16 can hold of them: why a loss is scaled.
 
-The picture is figure 3 of Micikevicius et al., "Mixed precision training", ICLR 2018: most entries lie to the left of what
-float16 can hold, and its large numbers are not used at all. A loss scale moves the window, not the entries.
+The picture is figure 3 of Micikevicius et al., "Mixed precision training", ICLR 2018: most entries lie to the left of
+what float16 can hold, and its large numbers are not used at all. A loss scale moves the window, not the entries.
 """
 
 import math
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 HELD, FLUSHED = PALETTE["B"], PALETTE["blocked"]
 
 
-def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: str = "", command: str = "") -> "Figure":
-    """counts: as `base.exponents.count_exponents` makes them, of gradients that are not scaled. scale: the loss scale drawn.
+def exponent_histogram(
+    counts: Mapping[str, int], *, scale: float = 1.0, title: str = "", command: str = ""
+) -> "Figure":
+    """counts: as `base.exponents.count_exponents` makes them, of gradients that are not scaled. scale: the loss scale
+    drawn.
 
-    Bars: the share of entries of each power of two; red ones are zero in float16 at this scale. Shaded: what float16 holds at
-    this scale, lighter where it is subnormal.
+    Bars: the share of entries of each power of two; red ones are zero in float16 at this scale. Shaded: what float16
+    holds at this scale, lighter where it is subnormal.
     """
     powers = by_exponent(counts)
     if not powers:
-        raise UsageError("there is no gradient entry to count; record the trace of a training job (minidist train --trace FILE)")
+        raise UsageError(
+            "there is no gradient entry to count; record the trace of a training job (minidist train --trace FILE)"
+        )
     total, shift = sum(powers.values()), math.frexp(scale)[1] - 1
     figure = new_figure(8, 3.6)
     axes = figure.add_subplot()
@@ -35,7 +40,9 @@ def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: 
     axes.axvspan(NORMAL - shift, LARGEST + 1 - shift, color="#C9D8E8", zorder=0, gid="normal")
     for exponent, count in powers.items():
         held = exponent + shift >= SMALLEST - 1
-        axes.bar(exponent + 0.5, count / total, width=0.9, color=HELD if held else FLUSHED, gid=f"2^{exponent}", zorder=2)
+        axes.bar(
+            exponent + 0.5, count / total, width=0.9, color=HELD if held else FLUSHED, gid=f"2^{exponent}", zorder=2
+        )
     left, right = min(min(powers), SMALLEST - shift - 1) - 1, max(max(powers) + 1, LARGEST + 1 - shift) + 1
     axes.set_xlim(left, right)
     axes.set_xlabel("power of two")
@@ -49,8 +56,10 @@ def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: 
     return finish(
         figure,
         [
-            patch(HELD, "entries that float16 holds"), patch(FLUSHED, "entries that become zero"),
-            patch("#C9D8E8", f"float16's normal numbers{at}"), patch("#E8EEF4", "its subnormals"),
+            patch(HELD, "entries that float16 holds"),
+            patch(FLUSHED, "entries that become zero"),
+            patch("#C9D8E8", f"float16's normal numbers{at}"),
+            patch("#E8EEF4", "its subnormals"),
         ],
         command,
-    )  # fmt: skip
+    )

@@ -17,8 +17,8 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
 
     Without a name it is the page when `output` ends in .html, else space-time.
 
-    path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but of
-    a space-time diagram with too many messages the last step only.
+    path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but
+    of a space-time diagram with too many messages the last step only.
     """
     if path.is_dir():
         traces, header = read_unfinished(path)
@@ -32,7 +32,9 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
     if picture not in names:
         raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
     if html and picture != "page":
-        raise UsageError(f"a page has all pictures: leave out --picture {picture}, or end the name in .svg, .pdf or .png")
+        raise UsageError(
+            f"a page has all pictures: leave out --picture {picture}, or end the name in .svg, .pdf or .png"
+        )
     if steps is None and picture == "space-time":
         steps = _readable_steps(traces)
     if steps is not None:

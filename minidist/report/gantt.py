@@ -1,8 +1,8 @@
 """The Gantt of a plan: a row a rank, a bar an action with the number of its micro-batch, and the bubble in the title.
 
-As text it fits a terminal; as a picture it is the one of the lessons. Several schedules stand below each other on one axis of
-time, so that the shorter one is seen to be shorter. Under each picture a strip a rank shows how many micro-batches' activations
-are alive, from F to B (or W): what the shorter time costs.
+As text it fits a terminal; as a picture it is the one of the lessons. Several schedules stand below each other on one
+axis of time, so that the shorter one is seen to be shorter. Under each picture a strip a rank shows how many
+micro-batches' activations are alive, from F to B (or W): what the shorter time costs.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ def colour_of(kind: str) -> str:
 def label(item: Item, chunked: bool) -> str:
     """F3; with several stages on a rank F3.1: micro-batch 3 on stage 1."""
     return "+".join(
-        f"{'R' if a.kind == 'RECOMPUTE' else a.kind}{a.microbatch}{f'.{a.stage}' if chunked else ''}" for a in map(unpack, parts(item))
+        f"{'R' if a.kind == 'RECOMPUTE' else a.kind}{a.microbatch}{f'.{a.stage}' if chunked else ''}"
+        for a in map(unpack, parts(item))
     )
 
 
@@ -37,8 +38,8 @@ def title_of(timing: Timing) -> str:
     """Name, sizes and bubble, both conventions by name."""
     plan = timing.plan
     return (
-        f"{plan.name}, {plan.ranks} ranks, {plan.microbatches} micro-batches: bubble {100 * timing.bubble_of_ideal:.1f} % of ideal, "
-        f"{100 * timing.bubble_of_total:.1f} % of total"
+        f"{plan.name}, {plan.ranks} ranks, {plan.microbatches} micro-batches: bubble {100 * timing.bubble_of_ideal:.1f}"
+        f" % of ideal, {100 * timing.bubble_of_total:.1f} % of total"
     )
 
 
@@ -48,9 +49,12 @@ def numbers(values: Sequence[float]) -> str:
     return " ".join(texts if len(texts) <= 16 else [*texts[:8], "..", *texts[-4:]])
 
 
-def text_gantt(timing: Timing, width: int = 100, versions: Sequence[int] | None = None, longest: float | None = None) -> str:
-    """Lines of at most `width` characters: title, a row a rank (if the timing has spans), and the figures. `longest`: the end of
-    the axis of time."""
+def text_gantt(
+    timing: Timing, width: int = 100, versions: Sequence[int] | None = None, longest: float | None = None
+) -> str:
+    """Lines of at most `width` characters: title, a row a rank (if the timing has spans), and the figures. `longest`:
+    the end of the axis of time.
+    """
     spans = timing.spans
     if spans is None:
         return "\n".join([title_of(timing)[:width], *_figures(timing, width, versions)]) + "\n"
@@ -64,7 +68,11 @@ def text_gantt(timing: Timing, width: int = 100, versions: Sequence[int] | None 
     if scale * shortest >= 1:
         scale = int(scale * shortest) / shortest
     lines = [title_of(timing)[:width]]
-    shown = range(len(spans)) if len(spans) <= MOST_ROWS else [*range(MOST_ROWS // 2), *range(len(spans) - MOST_ROWS // 2, len(spans))]
+    shown = (
+        range(len(spans))
+        if len(spans) <= MOST_ROWS
+        else [*range(MOST_ROWS // 2), *range(len(spans) - MOST_ROWS // 2, len(spans))]
+    )
     for at, rank in enumerate(shown):
         if at and rank != shown[at - 1] + 1:
             lines.append("...")
@@ -97,11 +105,18 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     if any(timing.spans is None for timing in timings):
         raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
     if bars > MOST_BARS:
-        raise UsageError(f"a picture of {bars:,} actions would not be readable; draw at most {MOST_BARS:,}, or take --format perfetto")
+        raise UsageError(
+            f"a picture of {bars:,} actions would not be readable; draw at most {MOST_BARS:,}, or take --format"
+            " perfetto"
+        )
     longest = max(timing.makespan for timing in timings)
-    heights = [height for timing in timings for height in (0.7 + 0.3 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)]
+    heights = [
+        height for timing in timings for height in (0.7 + 0.3 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
+    ]
     figure = new_figure(11, sum(heights) + 0.9)
-    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[
+        :, 0
+    ]
     used: set[str] = set()
     highest = max((peak for timing in timings for peak in timing.peak), default=1) or 1
     for number, timing in enumerate(timings):
@@ -117,7 +132,8 @@ def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None
     chunked = timing.plan.stages > timing.plan.ranks
     for rank, row in enumerate(timing.spans or []):
         if row:
-            axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)  # type: ignore[attr-defined]
+            # type: ignore[attr-defined]
+            axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)
             used.add("idle")
         for item, start, end in row:
             pieces = parts(item)
@@ -132,9 +148,16 @@ def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None
                 if (end - start) / longest > 0.006 * len(text):
                     dark = kind in ("I", "W")
                     axes.text(  # type: ignore[attr-defined]
-                        (start + end) / 2, y, text, ha="center", va="center", fontsize=6.5, color="black" if dark else "white"
+                        (start + end) / 2,
+                        y,
+                        text,
+                        ha="center",
+                        va="center",
+                        fontsize=6.5,
+                        color="black" if dark else "white",
                     )
-    axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=7)  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=7)
     axes.set_ylim(timing.plan.ranks - 0.5, -0.5)  # type: ignore[attr-defined]
     axes.set_xlim(0, longest or 1)  # type: ignore[attr-defined]
     axes.set_title(title_of(timing), fontsize=9, loc="left")  # type: ignore[attr-defined]
@@ -163,7 +186,9 @@ def _strips(timing: Timing, axes: Any, highest: int) -> None:
     for rank, row in enumerate(timing.spans or []):
         times, counts = alive(row)
         top = [rank + 0.45 - 0.9 * count / highest for count in counts]
-        axes.fill_between(times, top, rank + 0.45, step="post", color=PALETTE["other"], linewidth=0, gid=f"alive {rank}")
+        axes.fill_between(
+            times, top, rank + 0.45, step="post", color=PALETTE["other"], linewidth=0, gid=f"alive {rank}"
+        )
         axes.text(1.004, rank, f"{timing.peak[rank]}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
     axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=5.5)
     axes.set_ylim(timing.plan.ranks - 0.5, -0.55)

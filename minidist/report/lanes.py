@@ -20,8 +20,9 @@ LINK = ("to host", "to device")  # spans of `parallel.host.HostPool`, one lane e
 
 
 def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":
-    """Compute, send and receive of `rank` (what it does not do at all is left out, but for computing), and, with offloading,
-    both ways of its link to the host. A message's bar is red until its partner has come."""
+    """Compute, send and receive of `rank` (what it does not do at all is left out, but for computing), and, with
+    offloading, both ways of its link to the host. A message's bar is red until its partner has come.
+    """
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
     trace = traces[rank]
@@ -65,7 +66,9 @@ def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: s
 
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:
-    """Seconds in which the rank sends, receives, crosses to or from the host, or waits for any of it, and computes nothing."""
+    """Seconds in which the rank sends, receives, crosses to or from the host, or waits for any of it, and computes
+    nothing.
+    """
     spans = traces[rank].spans
     computing = [(span.start, span.end) for span in spans if span.category == "compute"]
     crossing = [(span.start, span.end) for span in spans if span.category == "offload"]

@@ -15,9 +15,15 @@ SMALLEST = 1e-18  # where a difference of exactly 0 is drawn on a logarithmic ax
 
 
 def loss_overlay(
-    parallel: Sequence[float], single: Sequence[float], difference: Sequence[float] | None = None, *,
-    what: str = "weights", title: str = "", command: str = "", names: tuple[str, str] = ("single device", "parallel"),
-) -> "Figure":  # fmt: skip
+    parallel: Sequence[float],
+    single: Sequence[float],
+    difference: Sequence[float] | None = None,
+    *,
+    what: str = "weights",
+    title: str = "",
+    command: str = "",
+    names: tuple[str, str] = ("single device", "parallel"),
+) -> "Figure":
     """Loss a step of both runs, and max |difference| a step (of `what`; of the losses where None is given)."""
     from matplotlib.ticker import MaxNLocator
 
@@ -54,7 +60,15 @@ def loss_curve(losses: Sequence[float], *, title: str = "", command: str = "") -
 
     figure = new_figure(8, 3.2)
     axes = figure.add_subplot()
-    axes.plot(range(len(losses)), losses, color=PALETTE["F"], linewidth=1.5, gid="loss", marker="o" if len(losses) < 30 else "", markersize=3)
+    axes.plot(
+        range(len(losses)),
+        losses,
+        color=PALETTE["F"],
+        linewidth=1.5,
+        gid="loss",
+        marker="o" if len(losses) < 30 else "",
+        markersize=3,
+    )
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

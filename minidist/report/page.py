@@ -1,4 +1,5 @@
-"""One self-contained page about a run: a file to open, to keep beside the numbers, to send to somebody. No network, no script.
+"""One self-contained page about a run: a file to open, to keep beside the numbers, to send to somebody. No network, no
+script.
 
     what was run and where · the mesh · who computed and waited when · memory over time · bytes from rank to rank ·
     bytes by purpose beside the closed form · the loss
@@ -57,23 +58,44 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         made = {**header, "command": f"{caption} --picture {kind}"}
         return _figure(lambda: draw(kind, of, made, **more), f"{kind} of {command or 'a run'}", kind)
 
-    add("Mesh", "The last axis is the fastest: its neighbours have neighbouring numbers, and should have the fastest link.", picture("mesh", traces))
     add(
-        "Gantt", f"What each rank computed, and red: where it waited for another one{which}. Time is "
+        "Mesh",
+        "The last axis is the fastest: its neighbours have neighbouring numbers, and should have the fastest link.",
+        picture("mesh", traces),
+    )
+    add(
+        "Gantt",
+        f"What each rank computed, and red: where it waited for another one{which}. Time is "
         + ("virtual." if header.get("world") != "mpi" else "that of the ranks' clocks."),
         picture("gantt", last),
-    )  # fmt: skip
+    )
     lines = {(message.rank, message.lane) for trace in last for message in trace.messages}
     if sum(len(trace.sent()) for trace in last) <= MOST_MESSAGES and len(lines) <= MOST_LINES:
         add("Space and time", f"The same with every message as an arrow{which}.", picture("space-time", last))
     add(
-        "Memory over time", "Bytes alive on each rank by purpose; the mark is the peak, which decides whether a job fits.",
-        picture("memory", traces) if any(trace.memory for trace in traces)
-        else "<p>The trace has no account of memory over time; only runs that record one have it.</p>",
-    )  # fmt: skip
-    add("Bytes from rank to rank", "Payload bytes of the whole run; a row sends, a column receives.", picture("bytes-matrix", traces))
-    add("Bytes by purpose", "All ranks together, counted from the messages, beside the closed form.", _table(traces, header) + picture("bytes-by-purpose", traces))
-    add("Loss", _about_loss(header), picture("loss", traces) if header.get("losses") else "<p>The trace has no losses.</p>")
+        "Memory over time",
+        "Bytes alive on each rank by purpose; the mark is the peak, which decides whether a job fits.",
+        (
+            picture("memory", traces)
+            if any(trace.memory for trace in traces)
+            else "<p>The trace has no account of memory over time; only runs that record one have it.</p>"
+        ),
+    )
+    add(
+        "Bytes from rank to rank",
+        "Payload bytes of the whole run; a row sends, a column receives.",
+        picture("bytes-matrix", traces),
+    )
+    add(
+        "Bytes by purpose",
+        "All ranks together, counted from the messages, beside the closed form.",
+        _table(traces, header) + picture("bytes-by-purpose", traces),
+    )
+    add(
+        "Loss",
+        _about_loss(header),
+        picture("loss", traces) if header.get("losses") else "<p>The trace has no losses.</p>",
+    )
     return _document(traces, header, parts)
 
 
@@ -86,7 +108,10 @@ def _last_step(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
 
 def _about_loss(header: Header) -> str:
     if header.get("reference_losses"):
-        return "The parallel run and one device. Two curves that lie on each other prove little; the difference of the weights does."
+        return (
+            "The parallel run and one device. Two curves that lie on each other prove little; the difference of the"
+            " weights does."
+        )
     return "Of this run alone; the trace of <code>minidist compare --trace</code> has one device's beside it."
 
 
@@ -114,16 +139,24 @@ def _table(traces: Sequence[Trace], header: Header) -> str:
     for purpose, volume in (header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))).items():
         measured, closed = volume["measured"], volume.get("closed_form")
         mark = "" if closed is None else ("equal" if closed == measured else '<span class="different">DIFFERENT</span>')
-        rows.append(f"<tr><td>{purpose}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td><td>{mark}</td></tr>")
+        rows.append(
+            f"<tr><td>{purpose}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td><td>{mark}</td></tr>"
+        )
     if not rows:
         return "<p>Nothing was sent.</p>"
-    return f"<table><tr><th>purpose</th><th>measured, B</th><th>closed form, B</th><th></th></tr>{''.join(rows)}</table>"
+    return (
+        f"<table><tr><th>purpose</th><th>measured, B</th><th>closed form, B</th><th></th></tr>{''.join(rows)}</table>"
+    )
 
 
 def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str, str, str]]) -> str:
     sent = [message for trace in traces for message in trace.sent()]
     total = sum(message.nbytes for message in sent)
-    facts = [f"{len(traces)} rank{'s' * (len(traces) != 1)}", f"world: {header.get('world', 'unknown')}", f"{steps_of(traces)} steps"]
+    facts = [
+        f"{len(traces)} rank{'s' * (len(traces) != 1)}",
+        f"world: {header.get('world', 'unknown')}",
+        f"{steps_of(traces)} steps",
+    ]
     facts += [f"{len(sent):,} messages, {byte_text(total)}"]
     if header.get("losses"):
         facts.append(f"loss {header['losses'][0]:.4f} to {header['losses'][-1]:.4f}")
@@ -135,7 +168,8 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
         for (slug, name), (_, about, body) in zip(names, parts, strict=True)
     )
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width">'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
         f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p><nav>{nav}</nav>{sections}</body></html>\n"
     )

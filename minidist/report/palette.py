@@ -47,7 +47,9 @@ RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBC
 
 
 def kind_of(name: str) -> str:
-    """The palette's name for a span: "F", "F3", "2F3" (stage 2) and "forward 3" are all F; what is unknown is plain compute."""
+    """The palette's name for a span: "F", "F3", "2F3" (stage 2) and "forward 3" are all F; what is unknown is plain
+    compute.
+    """
     name = name.lstrip("0123456789")
     if name.startswith("RECOMPUTE"):
         return "recompute"

@@ -43,14 +43,21 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
         ends[place:] = [end, *ends[place + 1 :]]
         what = message.kind if place == 0 else f"{message.kind} {place + 1}"
         details = {
-            "bytes": message.nbytes, "tag": message.tag, "purpose": message.purpose,
+            "bytes": message.nbytes,
+            "tag": message.tag,
+            "purpose": message.purpose,
             "communicator": message.communicator,
-        }  # fmt: skip
+        }
         event = {
-            "ph": "X", "name": f"{message.operation} {way} {message.peer}", "cat": message.purpose, "pid": message.rank,
-            "tid": thread(message.rank, message.lane, what), "ts": start * 1e6, "dur": (end - start) * 1e6,
+            "ph": "X",
+            "name": f"{message.operation} {way} {message.peer}",
+            "cat": message.purpose,
+            "pid": message.rank,
+            "tid": thread(message.rank, message.lane, what),
+            "ts": start * 1e6,
+            "dur": (end - start) * 1e6,
             "args": details,
-        }  # fmt: skip
+        }
         events.append(event)
         return event
 
@@ -59,11 +66,17 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
         for what in _THREADS:
             thread(trace.rank, "main", what)
         for span in trace.spans:
-            events.append({
-                "ph": "X", "name": span.name, "cat": span.category, "pid": trace.rank,
-                "tid": thread(trace.rank, span.lane, "compute"), "ts": span.start * 1e6,
-                "dur": (span.end - span.start) * 1e6,
-            })  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.name,
+                    "cat": span.category,
+                    "pid": trace.rank,
+                    "tid": thread(trace.rank, span.lane, "compute"),
+                    "ts": span.start * 1e6,
+                    "dur": (span.end - span.start) * 1e6,
+                }
+            )
         for time, live in trace.memory:
             events.append({"ph": "C", "name": "memory [B]", "pid": trace.rank, "ts": time * 1e6, "args": dict(live)})
     flows = pairs(traces)
@@ -83,7 +96,9 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
         flow = {"name": "message", "cat": "message", "id": number}
         events.append({"ph": "s", **flow, "pid": out["pid"], "tid": out["tid"], "ts": out["ts"]})
         inside = into["ts"] + 0.999 * into["dur"]  # the end itself may belong to the next slice
-        events.append({"ph": "f", "bp": "e", **flow, "pid": into["pid"], "tid": into["tid"], "ts": max(inside, out["ts"])})
+        events.append(
+            {"ph": "f", "bp": "e", **flow, "pid": into["pid"], "tid": into["tid"], "ts": max(inside, out["ts"])}
+        )
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 

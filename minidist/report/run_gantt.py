@@ -1,4 +1,5 @@
-"""The Gantt of a run: a row a rank, what it computed, where it waited for another rank, and the idle share in the title.
+"""The Gantt of a run: a row a rank, what it computed, where it waited for another rank, and the idle share in the
+title.
 
 The Gantt of a *plan* (`gantt`) is what should happen; this is what the trace says did.
 """
@@ -23,7 +24,9 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     shown = traces[:MOST_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
     everything = [(span.start, span.end) for spans in rows.values() for span in spans]
-    everything += [(message.posted, message.end) for trace in traces for message in trace.messages if message.end >= message.posted]
+    everything += [
+        (message.posted, message.end) for trace in traces for message in trace.messages if message.end >= message.posted
+    ]
     begin, end = min((a for a, _ in everything), default=0.0), max((b for _, b in everything), default=0.0)
     longest = end - begin
     factor, unit = time_unit(longest)
@@ -52,7 +55,13 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
             if text_fits and label.isdigit() and span.end - span.start > 0.006 * len(label) * longest:
                 style: Style = {"ha": "center", "va": "center", "fontsize": 6.5}
                 dark = kind_of(span.name) in ("I", "W")
-                axes.text(((span.start + span.end) / 2 - begin) * factor, rank, label, color="black" if dark else "white", **style)
+                axes.text(
+                    ((span.start + span.end) / 2 - begin) * factor,
+                    rank,
+                    label,
+                    color="black" if dark else "white",
+                    **style,
+                )
     used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this lane")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -61,5 +70,9 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     tidy(axes)
     idle = 1 - busy / (longest * len(shown)) if longest else 0.0
     more = f", the first {MOST_RANKS} of {len(traces)} ranks" if len(traces) > MOST_RANKS else ""
-    axes.set_title(title or f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}", fontsize=10, loc="left")
+    axes.set_title(
+        title or f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}",
+        fontsize=10,
+        loc="left",
+    )
     return finish(figure, used.values(), command)

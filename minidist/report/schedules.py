@@ -28,7 +28,9 @@ class Judged:
 
 
 def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: bool, named: bool = False) -> Judged:
-    """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it; named: not a user's own plan."""
+    """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it; named: not a user's
+    own plan.
+    """
     if named and plan.actions > LARGE and plan.updates == "flush" and not plan.is_lowered:
         versions = [1] * plan.ranks
     else:
@@ -83,10 +85,17 @@ def _json(one: Judged) -> Iterator[str]:
     for rank, order in enumerate(plan.orders):
         yield (", " if rank else "") + ('["' + '", "'.join(map(show, order)) + '"]' if order else "[]")
     rest = {
-        "makespan": timing.makespan, "cost": timing.cost, "idle": timing.idle, "bubble_of_ideal": timing.bubble_of_ideal,
-        "bubble_of_total": timing.bubble_of_total, "peak": timing.peak, "weight_versions": one.weight_versions, "name": plan.name,
-        "lower_bound": timing.lower_bound, **({"peak_bytes": timing.peak_bytes} if timing.peak_bytes else {}),
-    }  # fmt: skip
+        "makespan": timing.makespan,
+        "cost": timing.cost,
+        "idle": timing.idle,
+        "bubble_of_ideal": timing.bubble_of_ideal,
+        "bubble_of_total": timing.bubble_of_total,
+        "peak": timing.peak,
+        "weight_versions": one.weight_versions,
+        "name": plan.name,
+        "lower_bound": timing.lower_bound,
+        **({"peak_bytes": timing.peak_bytes} if timing.peak_bytes else {}),
+    }
     yield "], " + json.dumps(rest)[1:]
 
 
@@ -95,7 +104,8 @@ def _table(judged: Sequence[Judged]) -> str:
     for one in judged:
         t = one.timing
         lines.append(
-            f"{one.plan.name:26} {t.makespan:9g} {t.cost:9g} {max(t.idle):10g} {100 * t.bubble_of_total:7.1f} %  {numbers(t.peak)}"
+            f"{one.plan.name:26} {t.makespan:9g} {t.cost:9g} {max(t.idle):10g} {100 * t.bubble_of_total:7.1f} % "
+            f" {numbers(t.peak)}"
         )
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,9 @@ COLOURS = [PALETTE[name] for name in ("F", "B", "communication", "W", "I", "reco
 
 
 def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Figure":
-    """runs: each with consistency, gradients_per_second, staleness (one number a gradient), curve [(seconds, loss)], entropy."""
+    """runs: each with consistency, gradients_per_second, staleness (one number a gradient), curve [(seconds, loss)],
+    entropy.
+    """
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(9.5, 3.8)

@@ -1,6 +1,7 @@
 """The tiles picture: which tile of each matrix of a layer is on which rank.
 
-Nothing is drawn by hand: a model is built and cut by `parallelize_module` on simulated ranks, and what the tiles' layouts
+Nothing is drawn by hand: a model is built and cut by `parallelize_module` on simulated ranks, and what the tiles'
+layouts
 say (`parallel.tensor.boxes`) is what is coloured, so a fused Q|K|V shows its three blocks and shared key-value heads their
 two owners.
 """
@@ -68,24 +69,41 @@ def tiles_of(build: Callable[[], Module], cut: Callable[[Module, Any], Module], 
         ranks *= size
     each = SimWorld(ranks, record=False).run(main)
     return [
-        Tiles(name, layout.global_shape, tuple(rows[i][2] for rows in each), layout) for i, (name, layout, _) in enumerate(each[0])
+        Tiles(name, layout.global_shape, tuple(rows[i][2] for rows in each), layout)
+        for i, (name, layout, _) in enumerate(each[0])
     ]
 
 
 def model_tiles(
-    model: str = "gpt", tp: int = 2, width: int = 16, heads: int = 4, kv_heads: int | None = None, vocab: int = 10,
-    experts: int = 0, ep: int = 1,
-) -> list[Tiles]:  # fmt: skip
+    model: str = "gpt",
+    tp: int = 2,
+    width: int = 16,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    vocab: int = 10,
+    experts: int = 0,
+    ep: int = 1,
+) -> list[Tiles]:
     """The tiles of a one-layer GPT or Llama of these sizes, tp ranks to a layer and ep ranks to its experts."""
     if model not in ("gpt", "llama"):
         raise UsageError(f"--model {model!r}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
-    for flag, size, least in (("tp", tp, 1), ("width", width, 1), ("heads", heads, 1), ("kv-heads", kv_heads, 1), ("vocab", vocab, 1), ("experts", experts, 0), ("ep", ep, 1)):
+    for flag, size, least in (
+        ("tp", tp, 1),
+        ("width", width, 1),
+        ("heads", heads, 1),
+        ("kv-heads", kv_heads, 1),
+        ("vocab", vocab, 1),
+        ("experts", experts, 0),
+        ("ep", ep, 1),
+    ):
         if size is not None and size < least:
             raise UsageError(f"--{flag} {size}; it must be at least {least}")
     if kv_heads is not None and model != "llama":
         raise UsageError(f"--kv-heads {kv_heads} belongs to --model llama, not to {model}; leave it out")
     if (experts or ep > 1) and (model != "gpt" or not experts):
-        raise UsageError(f"--experts {experts} --ep {ep} with --model {model}; experts are the gpt's, and --ep needs --experts")
+        raise UsageError(
+            f"--experts {experts} --ep {ep} with --model {model}; experts are the gpt's, and --ep needs --experts"
+        )
 
     def build() -> Module:
         if model == "gpt":
@@ -184,6 +202,8 @@ def _draw(axes: Any, tiles: Tiles, x: float, y: float, ranks: int, scale: float)
         wide, high = (columns[1] - columns[0]) * scale, (rows[1] - rows[0]) * row
         for layer in range(*outer[0]) if outer else (0,):
             left, top = x + columns[0] * scale, y + layer * pitch + rows[0] * row
-            axes.add_patch(Rectangle((left, top), wide, high, facecolor=colour, edgecolor="white", linewidth=0.6, gid=tiles.name))
+            axes.add_patch(
+                Rectangle((left, top), wide, high, facecolor=colour, edgecolor="white", linewidth=0.6, gid=tiles.name)
+            )
             if label and len(label) * 0.07 <= wide and high >= 0.09:
                 axes.text(left + wide / 2, top + high / 2, label, fontsize=6, ha="center", va="center")

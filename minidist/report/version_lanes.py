@@ -24,7 +24,9 @@ SHADES = ("#4477AA", "#CCBB44", "#EE6677", "#228833", "#AA3377", "#66CCEE")  # o
 def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
     """For each rank its actions with the version of the weights that each sees, by the update laws."""
     if plan.updates in ("flush", "none"):
-        raise UsageError(f"plan {plan.name!r} has one version of the weights; draw an asynchronous one, such as pipedream")
+        raise UsageError(
+            f"plan {plan.name!r} has one version of the weights; draw an asynchronous one, such as pipedream"
+        )
     result = []
     for order in plan.orders:
         updates, used, row = 0, dict[int, int](), list[tuple[Action, int]]()
@@ -44,16 +46,23 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
 def version_lanes(timings: Sequence[Timing], command: str = "") -> "Figure":
     """One panel a timing (made with spans=True)."""
     longest = max(timing.makespan for timing in timings)
-    heights = [height for timing in timings for height in (0.7 + 0.36 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)]
+    heights = [
+        height for timing in timings for height in (0.7 + 0.36 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
+    ]
     figure = new_figure(11, sum(heights) + 0.9)
-    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[
+        :, 0
+    ]
     for number, timing in enumerate(timings):
         if timing.spans is None:
             raise UsageError("version lanes need the spans of a plan; call time_plan(plan, spans=True)")
         _lanes(timing, panels[2 * number], longest)
         _kept(timing, panels[2 * number + 1])
     panels[-1].set_xlabel("time")
-    handles = [patch(shade, f"version {k}{', ' + str(k + len(SHADES)) + ', ...' if k < 1 else ''}") for k, shade in enumerate(SHADES)]
+    handles = [
+        patch(shade, f"version {k}{', ' + str(k + len(SHADES)) + ', ...' if k < 1 else ''}")
+        for k, shade in enumerate(SHADES)
+    ]
     marks = [line(PALETTE["blocked"], "an update", linestyle="-"), patch(MEMORY["stash"], "versions kept")]
     return finish(figure, [*handles, *marks], command)
 
@@ -64,23 +73,45 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
         for (_, start, end), (action, version) in zip(row, seen, strict=True):
             forward = action.kind == "F"
             axes.barh(
-                rank, end - start, left=start, height=0.6 if forward else 0.86, color=SHADES[version % len(SHADES)], edgecolor="white",
-                linewidth=0.5, gid=f"{action} v{version}",
-            )  # fmt: skip
+                rank,
+                end - start,
+                left=start,
+                height=0.6 if forward else 0.86,
+                color=SHADES[version % len(SHADES)],
+                edgecolor="white",
+                linewidth=0.5,
+                gid=f"{action} v{version}",
+            )
             text = f"{action.kind}{action.microbatch}\nv{version}"
             if (end - start) / longest > 0.012:
-                axes.text((start + end) / 2, rank, text, ha="center", va="center", fontsize=5.5, color="black", linespacing=0.9)
+                axes.text(
+                    (start + end) / 2,
+                    rank,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=5.5,
+                    color="black",
+                    linespacing=0.9,
+                )
             if action.kind in ("B", "W") and (action.microbatch + 1) % plan.batch == 0:
                 axes.plot([end, end], [rank - 0.48, rank + 0.48], color=PALETTE["blocked"], linewidth=1.2)
     axes.set_yticks(range(plan.ranks), [f"rank {rank}" for rank in range(plan.ranks)], fontsize=7)
     axes.set_ylim(plan.ranks - 0.5, -0.5)
     axes.set_xlim(0, longest or 1)
-    axes.set_title(f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} micro-batches: the version that each sees", fontsize=9, loc="left")
+    axes.set_title(
+        f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} micro-batches: the version that"
+        " each sees",
+        fontsize=9,
+        loc="left",
+    )
     tidy(axes)
 
 
 def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
-    """Times, and how many versions a rank keeps from each of them on: those in use, those still to be used, and the latest."""
+    """Times, and how many versions a rank keeps from each of them on: those in use, those still to be used, and the
+    latest.
+    """
     plan, seen = timing.plan, versions_seen(timing.plan)[rank]
     assert timing.spans is not None
     times, counts, updates, using = [0.0], [1], 0, dict[int, int]()
@@ -93,7 +124,9 @@ def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
         coming = [v for a, v in seen[number + 1 :] if a.kind == "F" and v < updates]
         older = {*using.values(), *coming} if plan.updates != "no-stash" else set()
         times.append(start if action.kind == "F" else end)
-        counts.append(len({*range(min([*older, updates]), updates + 1)} if plan.updates == "vertical-sync" else {*older, updates}))
+        counts.append(
+            len({*range(min([*older, updates]), updates + 1)} if plan.updates == "vertical-sync" else {*older, updates})
+        )
     return times, counts
 
 
@@ -101,9 +134,21 @@ def _kept(timing: Timing, axes: Any) -> None:
     strips = [kept(timing, rank) for rank in range(timing.plan.ranks)]
     highest = max(max(counts) for _, counts in strips)
     for rank, (times, counts) in enumerate(strips):
-        axes.fill_between(times, [rank + 0.45 - 0.9 * c / highest for c in counts], rank + 0.45, step="post", color=MEMORY["stash"], linewidth=0)
+        axes.fill_between(
+            times,
+            [rank + 0.45 - 0.9 * c / highest for c in counts],
+            rank + 0.45,
+            step="post",
+            color=MEMORY["stash"],
+            linewidth=0,
+        )
         axes.text(1.004, rank, f"{max(counts)}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
     axes.set_yticks(range(len(strips)), [f"rank {rank}" for rank in range(len(strips))], fontsize=5.5)
     axes.set_ylim(len(strips) - 0.5, -0.55)
-    axes.set_title(f"versions of the weights kept, at most {' '.join(str(max(counts)) for _, counts in strips)}", fontsize=7, loc="left", pad=2)
+    axes.set_title(
+        f"versions of the weights kept, at most {' '.join(str(max(counts)) for _, counts in strips)}",
+        fontsize=7,
+        loc="left",
+        pad=2,
+    )
     tidy(axes)

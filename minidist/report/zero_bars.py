@@ -10,10 +10,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {
-    "parameters": MEMORY["parameter"], "gradients": MEMORY["gradient"], "optimizer": MEMORY["optimizer"],
-    "activations": MEMORY["activation"], "logits": MEMORY["activation_gradient"], "gathered": MEMORY["unsharded"],
-    "prefetch": MEMORY["communication"], "reducing": MEMORY["workspace"],
-}  # fmt: skip
+    "parameters": MEMORY["parameter"],
+    "gradients": MEMORY["gradient"],
+    "optimizer": MEMORY["optimizer"],
+    "activations": MEMORY["activation"],
+    "logits": MEMORY["activation_gradient"],
+    "gathered": MEMORY["unsharded"],
+    "prefetch": MEMORY["communication"],
+    "reducing": MEMORY["workspace"],
+}
 
 
 def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") -> "Figure":

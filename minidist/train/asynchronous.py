@@ -3,9 +3,9 @@
     pipedream, pipedream-vertical-sync   a step is one mini-batch of one micro-batch, and one update of every stage
     pipedream-2bw                        a step is a batch of m micro-batches, and one update
 
-The loop asks for one step after the other; here the first question runs the stream, and the answers are read from its record: the
-loss of each step, and the weights, gradients and optimizer state after it. `compare` sets beside it a replay on one device
-(replay.py), which computes each micro-batch with the versions that the schedule's law names.
+The loop asks for one step after the other; here the first question runs the stream, and the answers are read from its
+record: the loss of each step, and the weights, gradients and optimizer state after it. `compare` sets beside it a
+replay on one device (replay.py), which computes each micro-batch with the versions that the schedule's law names.
 """
 
 from collections.abc import Sequence
@@ -78,9 +78,16 @@ class AsynchronousPipeline(Strategy):
         modules, tied = cut_stages(job.config, job.model, plan.stages)
         stages = [PipelineStage(modules[number], number) for number in plan.stages_of(axes.pp.rank)]
         self.pipe = PipeDream(
-            axes.pp, plan, stages, job.loss_of, lambda flat: Scheduled(job, flat), tied=tied, reduction=job.config.reduction,
-            coordinates=self._coordinates, keep_history=True,
-        )  # fmt: skip
+            axes.pp,
+            plan,
+            stages,
+            job.loss_of,
+            lambda flat: Scheduled(job, flat),
+            tied=tied,
+            reduction=job.config.reduction,
+            coordinates=self._coordinates,
+            keep_history=True,
+        )
         self.units = [versions for units in self.pipe.units.values() for versions in units]
         self.data_axes: Any = [Sizes(number, units) for number, units in self.pipe.units.items()]
         self.optimizer: Any = Recorded([versions.optimizer for versions in self.units])
@@ -95,7 +102,10 @@ class AsynchronousPipeline(Strategy):
         job, k = self.job, self.job.batches.accumulation
         if step == 0:
             batches = [job.micro_batch(i // k, i % k) for i in range(k * job.config.steps)]
-            inputs = [getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in batches]
+            inputs = [
+                getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs
+                for inputs, _ in batches
+            ]
             self.losses = self.pipe.step(inputs, [targets for _, targets in batches])
         return self.losses[step * k : (step + 1) * k]
 
@@ -127,10 +137,16 @@ class AsynchronousPipeline(Strategy):
 
 
 def _update(versions: Versions, number: int) -> tuple[Array, dict[str, dict[str, Array]]]:
-    return (versions.gradients[number - 1], versions.states[number - 1]) if number else (np.zeros_like(versions.history[0]), {})
+    return (
+        (versions.gradients[number - 1], versions.states[number - 1])
+        if number
+        else (np.zeros_like(versions.history[0]), {})
+    )
 
 
-def add_record(tensors: Tensors, flat: FlatParameters, weights: Array, gradient: Array, state: dict[str, dict[str, Array]]) -> None:
+def add_record(
+    tensors: Tensors, flat: FlatParameters, weights: Array, gradient: Array, state: dict[str, dict[str, Array]]
+) -> None:
     """Add a unit's parameters by name; of a shared parameter's copies the first one counts."""
     for parameter in flat.parameters:
         place = flat.slice_of(parameter)

@@ -1,11 +1,14 @@
-"""How fast are our collectives, beside the MPI library's own and gloo's, in the same processes? And how fast is a simulation?
+"""How fast are our collectives, beside the MPI library's own and gloo's, in the same processes? And how fast is a
+simulation?
 
-Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same float32
-array in turn; a round's time is the slowest rank's, a ratio is ours over theirs in that round, and the median over rounds is
-reported. Results are compared before a ratio is printed. Checks (headers) and the record are off, as in every benchmark.
+Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same
+float32 array in turn; a round's time is the slowest rank's, a ratio is ours over theirs in that round, and the median
+over rounds is reported. Results are compared before a ratio is printed. Checks (headers) and the record are off, as in
+every benchmark.
 
 Bandwidths are those of nccl-tests: *algorithm bandwidth* is the array's bytes over the time, *bus bandwidth* that times
-2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's own speed.
+2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's own
+speed.
 """
 
 import json
@@ -40,13 +43,18 @@ Side = Callable[[np.ndarray], object]
 
 
 def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
-    """{environment, rows}: one row for each algorithm, size and opponent, then the simulated world's. Starts mpiexec itself."""
+    """{environment, rows}: one row for each algorithm, size and opponent, then the simulated world's. Starts mpiexec
+    itself.
+    """
     if ranks < 2:
         raise UsageError(f"bench collectives --ranks {ranks}; a sum over ranks takes at least 2 processes")
     if rounds < 1:
         raise UsageError(f"bench collectives --rounds {rounds}; a median takes at least 1 round")
     if any(size < 4 or size % 4 for size in sizes):
-        raise UsageError(f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at least 4")
+        raise UsageError(
+            f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at"
+            " least 4"
+        )
     answer = run_under_mpiexec(
         ranks, ["-m", "minidist.train.bench_collectives", str(rounds), ",".join(map(str, sizes))]
     )
@@ -121,13 +129,20 @@ def rows(times: dict[str, list[float]], size: int, ranks: int, rounds: int) -> l
         mine = best if name == BEST else name
         bandwidth = size / median[mine] / 1e9
         for other in (other for other in OPPONENTS if other in times and other != name):
-            result.append({
-                "name": f"{name} / {other}, {size // KIB} KiB, {ranks} ranks",
-                "ratio": statistics.median(a / b for a, b in zip(times[mine], times[other], strict=True)),
-                "median_s": median[mine], "rounds": rounds, "algbw": bandwidth,
-                "busbw": bandwidth * bus_factor("all_reduce", ranks), "bytes": size, "side": name, "other": other,
-                "algorithm": mine,
-            })  # fmt: skip
+            result.append(
+                {
+                    "name": f"{name} / {other}, {size // KIB} KiB, {ranks} ranks",
+                    "ratio": statistics.median(a / b for a, b in zip(times[mine], times[other], strict=True)),
+                    "median_s": median[mine],
+                    "rounds": rounds,
+                    "algbw": bandwidth,
+                    "busbw": bandwidth * bus_factor("all_reduce", ranks),
+                    "bytes": size,
+                    "side": name,
+                    "other": other,
+                    "algorithm": mine,
+                }
+            )
     return result
 
 
@@ -145,7 +160,9 @@ def table(result: dict[str, Any]) -> str:
             row = next(iter(group.values()))
             ratios = "".join(f"{group[name]['ratio']:17.2f}" if name in group else f"{'-':>17s}" for name in others)
             name = f"* {row['algorithm']}" if side == BEST else f"  {side}"
-            lines.append(f"{size:10,d}  {name:20s}{1e6 * row['median_s']:10.1f}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}")
+            lines.append(
+                f"{size:10,d}  {name:20s}{1e6 * row['median_s']:10.1f}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}"
+            )
     lines.append("* the best of ours; all are float32 sums in place, checks and record off")
     return "\n".join(lines)
 

@@ -1,10 +1,10 @@
 """What does a hybrid step cost beside its arithmetic and its messages? The processor time that Python itself takes.
 
-The same layout trains two models with the same modules, micro-batches and messages: the GPT of `bench step`, and one so small
-(width 16, 4 tokens) that its arithmetic takes next to nothing. What the small one takes outside of messages is the overhead:
-nodes, hooks, buckets, plans, data. It is an upper bound, for the small arrays' arithmetic is in it. Processor time is measured,
-not wall time, so ranks may share cores; the time inside sends, receives and waits is no overhead. It is set beside the whole
-step, and beside the step without its messages.
+The same layout trains two models with the same modules, micro-batches and messages: the GPT of `bench step`, and one so
+small (width 16, 4 tokens) that its arithmetic takes next to nothing. What the small one takes outside of messages is
+the overhead: nodes, hooks, buckets, plans, data. It is an upper bound, for the small arrays' arithmetic is in it.
+Processor time is measured, not wall time, so ranks may share cores; the time inside sends, receives and waits is no
+overhead. It is set beside the whole step, and beside the step without its messages.
 """
 
 import json
@@ -116,8 +116,19 @@ def main(layout: dict[str, int], rounds: int) -> None:
         step, arithmetic, overhead = np.array(everybody).sum(0)
         name, ranks = "dp {dp} x tp {tp} x pp {pp}: Python's overhead".format(**layout), world.comm.size
         table = [
-            {"name": f"{name} in the step", "ratio": overhead / step, "median_s": step / ranks, "rounds": rounds, "target": TARGET},
-            {"name": f"{name} in the step without messages", "ratio": overhead / arithmetic, "median_s": arithmetic / ranks, "rounds": rounds},
+            {
+                "name": f"{name} in the step",
+                "ratio": overhead / step,
+                "median_s": step / ranks,
+                "rounds": rounds,
+                "target": TARGET,
+            },
+            {
+                "name": f"{name} in the step without messages",
+                "ratio": overhead / arithmetic,
+                "median_s": arithmetic / ranks,
+                "rounds": rounds,
+            },
         ]
         print(json.dumps({"environment": environment(False), "rows": table}))
     world.finish()

@@ -1,6 +1,7 @@
 """What the account of memory costs: the same training step without it, with it, and with a timeline, interleaved.
 
-Nothing is paid when it is off: `track` is then one look at a ContextVar, which is in both sides of every other benchmark.
+Nothing is paid when it is off: `track` is then one look at a ContextVar, which is in both sides of every other
+benchmark.
 """
 
 import statistics
@@ -15,7 +16,9 @@ TARGET = 1.05
 
 
 def bench_memory(names: list[str] | None = None, rounds: int = 12) -> dict[str, Any]:
-    """{environment, rows}: for each case (all when None) the time with the account, and with a timeline, over that without."""
+    """{environment, rows}: for each case (all when None) the time with the account, and with a timeline, over that
+    without.
+    """
     for name in names or ():
         if name not in CASES:
             raise UsageError(f"bench memory: no case {name!r}{nearest(name, CASES)}; one of {', '.join(CASES)}")
@@ -38,10 +41,12 @@ def compare(case: StepCase, rounds: int) -> list[dict[str, Any]]:
         {
             "name": f"{case.name}: account {side} against off",
             "ratio": statistics.median(a / b for a, b in zip(times[side], times["off"], strict=True)),
-            "median_s": statistics.median(times[side]), "rounds": rounds, "target": TARGET,
+            "median_s": statistics.median(times[side]),
+            "rounds": rounds,
+            "target": TARGET,
         }
         for side in ("on", "timeline")
-    ]  # fmt: skip
+    ]
 
 
 def _accounted(case: StepCase, account: MemoryAccount) -> Step:

@@ -1,14 +1,17 @@
-"""On a network that is really slower: three hosts on this machine, a rate limit between them, and the virtual clock's word for it.
+"""On a network that is really slower: three hosts on this machine, a rate limit between them, and the virtual clock's
+word for it.
 
 On one machine messages go through shared memory and nothing of the alpha-beta model can be seen. So this makes hosts:
-network namespaces, each with an interface of its own on one bridge and a token bucket that lets so many bits a second out:
+network namespaces, each with an interface of its own on one bridge and a token bucket that lets so many bits a second
+out:
 
     node0 eth0 ══ 200 Mbit/s ══╗
     node1 eth0 ══ 200 Mbit/s ══╬══ bridge        mpiexec starts one rank in each; MPI is told to use TCP only
     node2 eth0 ══ 200 Mbit/s ══╝
 
-Measured time stands beside the virtual clock's (alpha: half of a measured round trip; beta: the rate, and the headers that
-TCP, IP and Ethernet add to each frame), and the interface's own byte counter beside the trace's bytes. The clock knows no
+Measured time stands beside the virtual clock's (alpha: half of a measured round trip; beta: the rate, and the headers
+that TCP, IP and Ethernet add to each frame), and the interface's own byte counter beside the trace's bytes. The clock
+knows no
 contention: algorithms in which a rank sends to one other at a time are predicted within a few percent; `ordered`, whose
 TCP streams compete for one bucket, takes 5 to 20 % longer than predicted. Needs root, `ip` and
 `tc` (iproute2) and MPICH's mpiexec; everything that it makes is taken away again.
@@ -44,7 +47,8 @@ ALGORITHMS = ("ring", "rabenseifner", "recursive_doubling")
 FRAME, PAYLOAD = 1514, 1448  # bytes of a full Ethernet frame (1500 + 14), and of the data in it (20 IP, 32 TCP)
 NETWORK = "198.18.7"  # of the range that RFC 2544 sets aside for benchmarks
 COUNTER = "/sys/class/net/eth0/statistics/tx_bytes"
-# TCP only, or shared memory would go around the network; and both directions at once, which its default for large messages
+# TCP only, or shared memory would go around the network; and both directions at once, which its default for large
+# messages
 # (a remote write) does not do over one connection.
 UCX = ("-genv", "UCX_TLS", "tcp,self", "-genv", "UCX_RNDV_SCHEME", "am")
 AGENT = """#!/bin/sh
@@ -55,7 +59,11 @@ exec ip netns exec "$host" sh -c "$*"
 
 
 def bench_network(
-    hosts: int = 3, rate: float = 200e6, sizes: Sequence[int] = SIZES, algorithms: Sequence[str] = ALGORITHMS, rounds: int = 3
+    hosts: int = 3,
+    rate: float = 200e6,
+    sizes: Sequence[int] = SIZES,
+    algorithms: Sequence[str] = ALGORITHMS,
+    rounds: int = 3,
 ) -> dict[str, Any]:
     """{environment, rows}: `ratio` is measured over predicted; `wire_bytes` and `trace_bytes` left the first host.
 
@@ -68,25 +76,50 @@ def bench_network(
     if rounds < 1:
         raise UsageError(f"bench network --rounds {rounds}; a median takes at least 1 call")
     if any(size < 4 or size % 4 for size in sizes):
-        raise UsageError(f"bench network --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at least 4")
+        raise UsageError(
+            f"bench network --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at least 4"
+        )
     if not 1e6 <= rate <= 1e10:
         raise UsageError(f"bench network --rate {rate / 1e6:g}; it must be 1 to 10,000 Mbit/s")
     check_rights()
     with network(hosts, rate) as (names, agent):
         command = [
-            find_mpiexec(), "-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", f"{NETWORK}.254",
-            "-hosts", ",".join(names), *UCX, "-n", str(hosts), sys.executable, "-m",
-            "minidist.train.bench_network", ",".join(algorithms), ",".join(map(str, sizes)), str(rounds),
-        ]  # fmt: skip
+            find_mpiexec(),
+            "-launcher",
+            "ssh",
+            "-launcher-exec",
+            str(agent),
+            "-localhost",
+            f"{NETWORK}.254",
+            "-hosts",
+            ",".join(names),
+            *UCX,
+            "-n",
+            str(hosts),
+            sys.executable,
+            "-m",
+            "minidist.train.bench_network",
+            ",".join(algorithms),
+            ",".join(map(str, sizes)),
+            str(rounds),
+        ]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if answer.returncode:
-        raise LauncherError(f"mpiexec over {hosts} network namespaces ended with exit code {answer.returncode}: {answer.stderr[-2000:]}")
+        raise LauncherError(
+            f"mpiexec over {hosts} network namespaces ended with exit code {answer.returncode}: {answer.stderr[-2000:]}"
+        )
     measured = json.loads(answer.stdout)
     links = LinkModel(alpha=measured["alpha"], beta=8 / rate * FRAME / PAYLOAD)
     for row in measured["rows"]:
         row["predicted_s"] = virtual_seconds("all_reduce", row["algorithm"], hosts, row["bytes"], links)
         row["ratio"] = row["median_s"] / row["predicted_s"]
-    environment = {"hosts": hosts, "rate Mbit/s": rate / 1e6, "alpha": links.alpha, "beta": links.beta, "mpi": launcher_version(find_mpiexec())}
+    environment = {
+        "hosts": hosts,
+        "rate Mbit/s": rate / 1e6,
+        "alpha": links.alpha,
+        "beta": links.beta,
+        "mpi": launcher_version(find_mpiexec()),
+    }
     return {"environment": environment, "rows": measured["rows"]}
 
 
@@ -96,18 +129,25 @@ def check_rights() -> None:
         if shutil.which(program) is None:
             raise LauncherError(f"bench network needs {program}, which is missing; install iproute2")
     name = f"md{os.getpid()}x"
-    for command in (["ip", "netns", "add", name], ["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "tbf", *bucket(1e6)]):
+    for command in (
+        ["ip", "netns", "add", name],
+        ["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "tbf", *bucket(1e6)],
+    ):
         answer = subprocess.run(command, capture_output=True, text=True)
         if answer.returncode:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
             raise LauncherError(
-                f"bench network needs the right to make network namespaces and to limit their rate (root, in most containers "
-                f"--privileged), and this process has not: `{' '.join(command[:4])}` said: {answer.stderr.strip()}"
+                "bench network needs the right to make network namespaces and to limit their rate (root, in most"
+                f" containers --privileged), and this process has not: `{' '.join(command[:4])}` said:"
+                f" {answer.stderr.strip()}"
             )
     run("ip", "netns", "del", name)
     version = launcher_version(find_mpiexec())
     if not version.startswith("MPICH Hydra"):
-        raise LauncherError(f"bench network needs MPICH's mpiexec, which can start ranks without ssh, and found {version}; pip install mpich")
+        raise LauncherError(
+            f"bench network needs MPICH's mpiexec, which can start ranks without ssh, and found {version}; pip install"
+            " mpich"
+        )
 
 
 def bucket(rate: float) -> list[str]:
@@ -186,20 +226,30 @@ def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[s
         if not (array == comm.size).all():
             raise LauncherError(f"rank {comm.rank}: {algorithm} over the network gave {array[:3]}, not {comm.size}")
     return {
-        "name": f"{algorithm}, {nbytes // 1024} KiB", "median_s": statistics.median(seconds[1:]), "rounds": rounds,
-        "algorithm": algorithm, "bytes": nbytes, "wire_bytes": wire, "trace_bytes": trace,
-    }  # fmt: skip
+        "name": f"{algorithm}, {nbytes // 1024} KiB",
+        "median_s": statistics.median(seconds[1:]),
+        "rounds": rounds,
+        "algorithm": algorithm,
+        "bytes": nbytes,
+        "wire_bytes": wire,
+        "trace_bytes": trace,
+    }
 
 
 def table(result: dict[str, Any]) -> str:
     """Measured beside predicted, the interface's bytes beside the trace's."""
-    lines = [f"{'all-reduce':34s}{'measured ms':>12s}{'predicted ms':>13s}{'ratio':>7s}{'interface bytes':>17s}{'trace bytes':>13s}"]
+    lines = [
+        f"{'all-reduce':34s}{'measured ms':>12s}{'predicted ms':>13s}{'ratio':>7s}{'interface bytes':>17s}{'trace bytes':>13s}"
+    ]
     lines += [
         f"{row['name']:34s}{1e3 * row['median_s']:12.1f}{1e3 * row['predicted_s']:13.1f}{row['ratio']:7.2f}"
         f"{row['wire_bytes']:17,d}{row['trace_bytes']:13,d}"
         for row in result["rows"]
     ]
-    lines.append("bytes: of one call, out of the first host; the interface counts headers and acknowledgements, the trace what was asked for")
+    lines.append(
+        "bytes: of one call, out of the first host; the interface counts headers and acknowledgements, the trace what"
+        " was asked for"
+    )
     return "\n".join(lines)
 
 

@@ -1,11 +1,12 @@
-"""How fast is a step of data parallelism, and of each ZeRO stage, beside PyTorch's counterpart on gloo, in the same processes?
+"""How fast is a step of data parallelism, and of each ZeRO stage, beside PyTorch's counterpart on gloo, in the same
+processes?
 
     ours      DistributedDataParallel     ZeroOptimizer(stage=1)      ZeroOptimizer(stage=2)     fully_shard
     PyTorch   DistributedDataParallel     ZeroRedundancyOptimizer     -                          fully_shard (FSDP2)
 
-Each rank of an `mpiexec` holds the same GPT once for each side and trains on its own rows. A round times, after a barrier
-each, one side after the other; a step takes as long as its slowest rank. Losses are compared before a ratio is printed.
-Checks (headers) are off, as they are in every benchmark.
+Each rank of an `mpiexec` holds the same GPT once for each side and trains on its own rows. A round times, after a
+barrier each, one side after the other; a step takes as long as its slowest rank. Losses are compared before a ratio is
+printed. Checks (headers) are off, as they are in every benchmark.
 """
 
 import json
@@ -75,7 +76,9 @@ def bench_data_parallel(
     Starts `mpiexec -n ranks` itself.
     """
     if case not in CASES or CASES[case].config is None:
-        raise UsageError(f"bench step --ranks: no GPT case {case!r}; one of {', '.join(n for n, c in CASES.items() if c.config)}")
+        raise UsageError(
+            f"bench step --ranks: no GPT case {case!r}; one of {', '.join(n for n, c in CASES.items() if c.config)}"
+        )
     if any(stage not in (1, 2, 3) for stage in zero):
         raise UsageError(f"bench step --zero {', '.join(map(str, zero))}; the stages are 1, 2 and 3")
     if against not in ("torch", None):
@@ -85,7 +88,9 @@ def bench_data_parallel(
     return json.loads(answer.stdout)  # type: ignore[no-any-return]
 
 
-def own_side(name: str, case: StepCase, comm: Comm, dtype: Any = np.float32) -> tuple[Step, Callable[[], dict[str, Any]]]:
+def own_side(
+    name: str, case: StepCase, comm: Comm, dtype: Any = np.float32
+) -> tuple[Step, Callable[[], dict[str, Any]]]:
     """Our step of the side `name`, and what gathers its gradients and weights by name."""
     model = make_model(case, dtype)
     inputs, targets = make_batch(case, seed=comm.rank)
@@ -111,8 +116,9 @@ def own_side(name: str, case: StepCase, comm: Comm, dtype: Any = np.float32) -> 
             forward = DistributedDataParallel(model, comm, flat=flat)
         stepper, zero_grad = AdamW(flat, **ADAMW), flat.zero_grad
         tensors = lambda: {  # noqa: E731
-            "gradients": {p.name: p.grad for p in flat.parameters}, "weights": {p.name: p.data for p in flat.parameters}
-        }  # fmt: skip
+            "gradients": {p.name: p.grad for p in flat.parameters},
+            "weights": {p.name: p.data for p in flat.parameters},
+        }
 
     def step() -> float:
         zero_grad()
@@ -141,7 +147,8 @@ def torch_side(name: str, case: StepCase, rank: int, ranks: int, dtype: Any = np
     else:
         module = TorchDDP(module)
         if name == "torch zero 1":
-            optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, fused=True, **ADAMW)  # type: ignore[no-untyped-call]
+            # type: ignore[no-untyped-call]
+            optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, fused=True, **ADAMW)
         else:
             optimizer = torch_adamw(module.parameters())
     return torch_training(case, module, optimizer, seed=rank), module
@@ -176,13 +183,19 @@ def measure(world: MPIWorld, sides: dict[str, Step], rounds: int) -> dict[str, l
     return times
 
 
-def compare(world: MPIWorld, case: StepCase, rounds: int, chosen: Sequence[int | None], with_torch: bool) -> list[dict[str, Any]]:
+def compare(
+    world: MPIWorld, case: StepCase, rounds: int, chosen: Sequence[int | None], with_torch: bool
+) -> list[dict[str, Any]]:
     """The rows. Losses of the first steps must be the same on all sides but "alone", which sees other gradients."""
     comm = world.comm
     wanted = [row for stage in chosen for row in ROWS[stage]]
     names = list(dict.fromkeys(name for _, ours, theirs, _ in wanted for name in (ours, theirs)))
     sides = {
-        name: torch_side(name, case, comm.rank, comm.size)[0] if name.startswith("torch") else own_side(name, case, comm)[0]
+        name: (
+            torch_side(name, case, comm.rank, comm.size)[0]
+            if name.startswith("torch")
+            else own_side(name, case, comm)[0]
+        )
         for name in names
         if with_torch or not name.startswith("torch")
     }
@@ -191,7 +204,10 @@ def compare(world: MPIWorld, case: StepCase, rounds: int, chosen: Sequence[int |
         first = losses[wanted[0][1]]
         for name, loss in losses.items():
             if name != "alone" and not abs(first - loss) <= 2e-4 * max(1.0, abs(loss)):
-                raise MinidistError(f"rank {comm.rank}: step {step} of {wanted[0][1]} has loss {first}, of {name} {loss}; no ratio is given")
+                raise MinidistError(
+                    f"rank {comm.rank}: step {step} of {wanted[0][1]} has loss {first}, of {name} {loss}; no ratio is"
+                    " given"
+                )
     times = measure(world, sides, rounds)
 
     def ratio(ours: str, theirs: str) -> float | None:
@@ -201,15 +217,20 @@ def compare(world: MPIWorld, case: StepCase, rounds: int, chosen: Sequence[int |
 
     return [
         {
-            "name": name.format(n=comm.size), "ratio": ratio(ours, theirs), "median_s": float(np.median(times[ours])), "rounds": rounds,
+            "name": name.format(n=comm.size),
+            "ratio": ratio(ours, theirs),
+            "median_s": float(np.median(times[ours])),
+            "rounds": rounds,
             **({} if target is None else {"target": target}),
         }
         for name, ours, theirs, target in wanted
-    ]  # fmt: skip
+    ]
 
 
 def check(world: MPIWorld, case: StepCase, steps: int = 5) -> dict[str, Any]:
-    """fully_shard beside FSDP2 in float64: the largest difference of a gradient and of a weight over `steps` steps of AdamW."""
+    """fully_shard beside FSDP2 in float64: the largest difference of a gradient and of a weight over `steps` steps of
+    AdamW.
+    """
     comm = world.comm
     ours, tensors = own_side("zero 3", case, comm, np.float64)
     theirs, module = torch_side("torch zero 3", case, comm.rank, comm.size, np.float64)
@@ -223,11 +244,18 @@ def check(world: MPIWorld, case: StepCase, steps: int = 5) -> dict[str, Any]:
                 whole = tensor.full_tensor().numpy()
                 largest[kind] = max(largest[kind], float(np.abs(mine[kind][name] - whole).max()))
     entry = max(float(np.abs(gradient).max()) for gradient in mine["gradients"].values())
-    return {"largest_difference": largest, "largest_gradient": entry, "parameters": len(mine["weights"]), "steps": steps}
+    return {
+        "largest_difference": largest,
+        "largest_gradient": entry,
+        "parameters": len(mine["weights"]),
+        "steps": steps,
+    }
 
 
 def main(case_name: str, rounds: str, zero: str, against: str) -> None:
-    """One rank of the benchmark, or, with `rounds` "check", of the comparison in float64; rank 0 prints the result as JSON."""
+    """One rank of the benchmark, or, with `rounds` "check", of the comparison in float64; rank 0 prints the result as
+    JSON.
+    """
     tune_process()
     world = MPIWorld(checks=False, timeout=300, record=False)
     with_torch = against == "torch" and join_torch(world)

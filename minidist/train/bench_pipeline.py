@@ -1,8 +1,10 @@
-"""How fast is a pipeline step, beside `torch.distributed.pipelining` on gloo in the same processes, and beside one rank alone?
+"""How fast is a pipeline step, beside `torch.distributed.pipelining` on gloo in the same processes, and beside one rank
+alone?
 
-Each rank of an `mpiexec` holds one stage of the same GPT twice, ours and PyTorch's. A round times, after a barrier each, one side
-and then the other; a step takes as long as its slowest rank. The third side is the whole model on rank 0, which makes the step of
-the whole batch in one pass, while the others wait. Losses are compared before a ratio is printed. Checks (headers) are off.
+Each rank of an `mpiexec` holds one stage of the same GPT twice, ours and PyTorch's. A round times, after a barrier
+each, one side and then the other; a step takes as long as its slowest rank. The third side is the whole model on rank
+0, which makes the step of the whole batch in one pass, while the others wait. Losses are compared before a ratio is
+printed. Checks (headers) are off.
 """
 
 import json
@@ -33,18 +35,30 @@ ALONE = 0.72  # of the step of one rank
 RATE, DECAY = 1e-3, 0.01
 
 
-def bench_pipeline(stages: int = 2, schedule: str = "1f1b", microbatches: int = 4, rounds: int = 8, case: str = "gpt") -> dict[str, Any]:
-    """{environment, rows}: against PyTorch (ratio None without it), and against the step of one rank alone. Starts mpiexec."""
+def bench_pipeline(
+    stages: int = 2, schedule: str = "1f1b", microbatches: int = 4, rounds: int = 8, case: str = "gpt"
+) -> dict[str, Any]:
+    """{environment, rows}: against PyTorch (ratio None without it), and against the step of one rank alone. Starts
+    mpiexec.
+    """
     if case not in CASES or CASES[case].config is None:
-        raise UsageError(f"bench pipeline: no GPT case {case!r}; one of {', '.join(n for n, c in CASES.items() if c.config)}")
+        raise UsageError(
+            f"bench pipeline: no GPT case {case!r}; one of {', '.join(n for n, c in CASES.items() if c.config)}"
+        )
     if CASES[case].batch % microbatches:
-        raise UsageError(f"bench pipeline: --microbatches {microbatches} does not divide the batch of {CASES[case].batch}")
+        raise UsageError(
+            f"bench pipeline: --microbatches {microbatches} does not divide the batch of {CASES[case].batch}"
+        )
     get_schedule(schedule).plan(stages, microbatches)
-    answer = run_under_mpiexec(stages, ["-m", "minidist.train.bench_pipeline", case, schedule, str(microbatches), str(rounds)])
+    answer = run_under_mpiexec(
+        stages, ["-m", "minidist.train.bench_pipeline", case, schedule, str(microbatches), str(rounds)]
+    )
     return json.loads(answer.stdout)  # type: ignore[no-any-return]
 
 
-def own_pipeline(case: StepCase, comm: Comm, schedule: str, microbatches: int, dtype: Any = np.float32) -> tuple[Pipeline, Step]:
+def own_pipeline(
+    case: StepCase, comm: Comm, schedule: str, microbatches: int, dtype: Any = np.float32
+) -> tuple[Pipeline, Step]:
     """Our pipeline and its step."""
     options: dict[str, Any] = {"backward_order": "forward"} if schedule == "gpipe" else {}  # as PyTorch's
     plan = get_schedule(schedule).plan(comm.size, microbatches, **options)
@@ -67,7 +81,9 @@ def own_pipeline(case: StepCase, comm: Comm, schedule: str, microbatches: int, d
 
 
 def torch_stage(case: StepCase, comm: Comm, dtype: Any = np.float32) -> Any:
-    """This rank's part of PyTorch's twin: the blocks that `split_model` gives it, with embedding or head; a tied head is a copy."""
+    """This rank's part of PyTorch's twin: the blocks that `split_model` gives it, with embedding or head; a tied head
+    is a copy.
+    """
     import torch
     from torch import nn
 
@@ -135,7 +151,9 @@ def torch_pipeline(
             dist.all_reduce(tied.grad, group=ends)
         if update:
             optimizer.step()
-        loss = torch.stack(losses).mean().reshape(1) if losses else torch.zeros(1, dtype=next(module.parameters()).dtype)
+        loss = (
+            torch.stack(losses).mean().reshape(1) if losses else torch.zeros(1, dtype=next(module.parameters()).dtype)
+        )
         dist.broadcast(loss, comm.size - 1)  # known on every rank, as ours is
         return loss.item()
 
@@ -149,35 +167,64 @@ def main(case_name: str, schedule: str, microbatches: int, rounds: int) -> None:
     comm, case = world.comm, CASES[case_name]
     folder = world.base.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
     _, ours = own_pipeline(case, comm, schedule, microbatches)
-    theirs = torch_pipeline(case, comm, schedule, microbatches, str(Path(folder) / "rendezvous")) if schedule in TORCH_SCHEDULES else None
+    theirs = (
+        torch_pipeline(case, comm, schedule, microbatches, str(Path(folder) / "rendezvous"))
+        if schedule in TORCH_SCHEDULES
+        else None
+    )
     whole = own_step(case, make_model(case)) if comm.rank == 0 else lambda: 0.0
     for number in range(3):  # warms up, too
         mine, alone = ours(), whole()
         others = [("PyTorch's", theirs[1]())] if theirs is not None else []
         for name, loss in [*others, *([("one rank's", alone)] if comm.rank == 0 else [])]:
             if not abs(mine - loss) <= 2e-4 * max(1.0, abs(loss)):
-                raise MinidistError(f"rank {comm.rank}: step {number} has loss {mine}, {name} {loss}; no ratio is given")
+                raise MinidistError(
+                    f"rank {comm.rank}: step {number} has loss {mine}, {name} {loss}; no ratio is given"
+                )
     sides = {"pipeline": ours, "alone": whole} | ({} if theirs is None else {"torch": theirs[1]})
     times = measure(world, sides, rounds)
     if comm.rank == 0:
-        print(json.dumps({"environment": environment(theirs is not None), "rows": rows(times, schedule, comm.size, microbatches, rounds)}))
+        print(
+            json.dumps(
+                {
+                    "environment": environment(theirs is not None),
+                    "rows": rows(times, schedule, comm.size, microbatches, rounds),
+                }
+            )
+        )
     world.finish()
     world.close()
 
 
-def rows(times: dict[str, list[float]], schedule: str, stages: int, microbatches: int, rounds: int) -> list[dict[str, Any]]:
+def rows(
+    times: dict[str, list[float]], schedule: str, stages: int, microbatches: int, rounds: int
+) -> list[dict[str, Any]]:
     """The two ratios, medians over rounds, and the ideal: the share that GPipe's and 1F1B's bubble leaves."""
 
     def ratio(other: str) -> float | None:
-        return statistics.median(a / b for a, b in zip(times["pipeline"], times[other], strict=True)) if other in times else None
+        return (
+            statistics.median(a / b for a, b in zip(times["pipeline"], times[other], strict=True))
+            if other in times
+            else None
+        )
 
     name = f"{schedule}, {stages} stages, {microbatches} micro-batches"
     shared = {"median_s": float(np.median(times["pipeline"])), "rounds": rounds}
     return [
-        {"name": f"{name}, against torch pipelining on gloo", "ratio": ratio("torch"), **shared, "target": TARGETS.get(microbatches)},
-        {"name": f"{name}, against one rank alone", "ratio": ratio("alone"), **shared, "target": ALONE,
-         "ideal": (1 + (stages - 1) / microbatches) / stages},
-    ]  # fmt: skip
+        {
+            "name": f"{name}, against torch pipelining on gloo",
+            "ratio": ratio("torch"),
+            **shared,
+            "target": TARGETS.get(microbatches),
+        },
+        {
+            "name": f"{name}, against one rank alone",
+            "ratio": ratio("alone"),
+            **shared,
+            "target": ALONE,
+            "ideal": (1 + (stages - 1) / microbatches) / stages,
+        },
+    ]
 
 
 if __name__ == "__main__":

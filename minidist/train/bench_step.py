@@ -245,7 +245,8 @@ def compare_case(case: StepCase, rounds: int = 8, checked_steps: int = 3, tolera
     for i, values in enumerate(losses):
         if not all(abs(value - values[0]) <= tolerance * max(1, abs(value)) for value in values):
             raise MinidistError(
-                f"bench step {case.name}: the loss of step {i} is {values[0]}, PyTorch's is {values[1]}; no ratio is given"
+                f"bench step {case.name}: the loss of step {i} is {values[0]}, PyTorch's is {values[1]}; no ratio is"
+                " given"
             )
     times, faults = interleave(sides, case.steps, rounds)
     own, other = times["own"], times.get("torch")

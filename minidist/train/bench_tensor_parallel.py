@@ -4,8 +4,8 @@
     mpiexec -n 2 python -m minidist.train.bench_tensor_parallel --check      gradients, float64: the largest difference
 
 Each rank holds the same blocks twice: ours, and PyTorch's cut by ColwiseParallel and RowwiseParallel, its fused Q|K|V with
-rows in the order in which a contiguous cut gives each rank whole heads. A round times one side and then the other; a step
-takes as long as its slowest rank. PyTorch is imported only when a comparison is asked for.
+rows in the order in which a contiguous cut gives each rank whole heads. A round times one side and then the other; a
+step takes as long as its slowest rank. PyTorch is imported only when a comparison is asked for.
 """
 
 import json
@@ -33,8 +33,13 @@ TARGET = 0.65
 ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 
 NAMES = {
-    "ln_1": "ln_1", "ln_2": "ln_2", "attn.c_attn": "qkv", "attn.c_proj": "proj", "mlp.c_fc": "fc", "mlp.c_proj": "out",
-}  # fmt: skip
+    "ln_1": "ln_1",
+    "ln_2": "ln_2",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "proj",
+    "mlp.c_fc": "fc",
+    "mlp.c_proj": "out",
+}
 PLAN = {name.removeprefix("transformer.h.*."): style for name, style in tp.gpt_plan(2).items() if "h.*." in name}
 
 
@@ -76,11 +81,20 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
         def __init__(self) -> None:
             super().__init__()
             self.ln_1, self.ln_2 = (torch.nn.LayerNorm(WIDTH, dtype=kind) for _ in range(2))
-            self.qkv, self.proj = torch.nn.Linear(WIDTH, 3 * WIDTH, dtype=kind), torch.nn.Linear(WIDTH, WIDTH, dtype=kind)
-            self.fc, self.out = torch.nn.Linear(WIDTH, 4 * WIDTH, dtype=kind), torch.nn.Linear(4 * WIDTH, WIDTH, dtype=kind)
+            self.qkv, self.proj = (
+                torch.nn.Linear(WIDTH, 3 * WIDTH, dtype=kind),
+                torch.nn.Linear(WIDTH, WIDTH, dtype=kind),
+            )
+            self.fc, self.out = (
+                torch.nn.Linear(WIDTH, 4 * WIDTH, dtype=kind),
+                torch.nn.Linear(4 * WIDTH, WIDTH, dtype=kind),
+            )
 
         def forward(self, x: Any) -> Any:
-            q, k, v = (part.reshape(BATCH, LENGTH, heads, WIDTH // HEADS).transpose(1, 2) for part in self.qkv(self.ln_1(x)).chunk(3, -1))
+            q, k, v = (
+                part.reshape(BATCH, LENGTH, heads, WIDTH // HEADS).transpose(1, 2)
+                for part in self.qkv(self.ln_1(x)).chunk(3, -1)
+            )
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
             x = x + self.proj(mixed.reshape(BATCH, LENGTH, -1))
             return x + self.out(functional.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
@@ -180,17 +194,22 @@ def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, An
     for step in range(3):  # warms up, too
         losses = [side() for side in sides.values()]
         if not abs(losses[0] - losses[-1]) <= 1e-3 * abs(losses[-1]):
-            raise MinidistError(f"rank {comm.rank}: step {step} has loss {losses[0]}, PyTorch's {losses[-1]}; no ratio is given")
+            raise MinidistError(
+                f"rank {comm.rank}: step {step} has loss {losses[0]}, PyTorch's {losses[-1]}; no ratio is given"
+            )
     times = measure(world, sides, rounds)
     own, other = times["own"], times.get("torch")
     return [
         {
             "name": f"tp, {comm.size} ranks, {LAYERS} blocks, against torch parallelize_module on gloo",
             "ratio": statistics.median(a / b for a, b in zip(own, other, strict=True)) if other else None,
-            "best_ratio": min(own) / min(other) if other else None, "target": TARGET,
-            "median_s": statistics.median(own), "torch_median_s": statistics.median(other) if other else None, "rounds": rounds,
+            "best_ratio": min(own) / min(other) if other else None,
+            "target": TARGET,
+            "median_s": statistics.median(own),
+            "torch_median_s": statistics.median(other) if other else None,
+            "rounds": rounds,
         }
-    ]  # fmt: skip
+    ]
 
 
 def main(rounds: int, against: str, checking: bool) -> None:
@@ -202,7 +221,11 @@ def main(rounds: int, against: str, checking: bool) -> None:
         import torch
 
         torch.set_num_threads(1)
-    answer = check(world.comm) if checking else {"environment": environment(with_torch), "rows": compare(world, rounds, with_torch)}
+    answer = (
+        check(world.comm)
+        if checking
+        else {"environment": environment(with_torch), "rows": compare(world, rounds, with_torch)}
+    )
     if world.rank == 0:
         print(json.dumps(answer))
     if with_torch:

@@ -1,7 +1,7 @@
 """Which algorithm is best where: virtual seconds of every algorithm at every size, and what "auto" takes.
 
-Phantom buffers (a shape and no data), so 64 MiB on each of 64 ranks cost no memory; the virtual clock is exact, so nothing
-is repeated. Where two lines of the picture cross, the best choice changes: that is the crossover.
+Phantom buffers (a shape and no data), so 64 MiB on each of 64 ranks cost no memory; the virtual clock is exact, so
+nothing is repeated. Where two lines of the picture cross, the best choice changes: that is the crossover.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ def bench_virtual_collectives(
 ) -> dict[str, Any]:
     """{environment, rows}: a row for each size and algorithm, "auto" last; `ratio` is to the best fixed choice."""
     if operation not in algorithms():
-        raise UsageError(f"no collective {operation!r}{nearest(operation, algorithms())}; one of {', '.join(sorted(algorithms()))}")
+        raise UsageError(
+            f"no collective {operation!r}{nearest(operation, algorithms())}; one of {', '.join(sorted(algorithms()))}"
+        )
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
     if min(sizes) < 0:
@@ -29,34 +31,50 @@ def bench_virtual_collectives(
     links = links or LinkModel()
     rows = []
     for nbytes in sizes:
-        seconds = {name: virtual_seconds(operation, name, ranks, nbytes, links) for name in sorted(algorithms()[operation])}
+        seconds = {
+            name: virtual_seconds(operation, name, ranks, nbytes, links) for name in sorted(algorithms()[operation])
+        }
         best = min(seconds.values())
         chosen = cheapest(operation, nbytes, ranks, links.alpha, links.beta)
         seconds["auto"] = virtual_seconds(operation, "auto", ranks, nbytes, links)
         for name, time in seconds.items():
             bandwidth = nbytes / time / 1e9 if time else None
-            rows.append({
-                "name": f"{operation}/{name}, {nbytes} B, {ranks} virtual ranks", "ratio": time / best if best else 1.0,
-                "median_s": time, "rounds": 1, "bytes": nbytes, "side": name, "algorithm": chosen if name == "auto" else name,
-                "algbw": bandwidth, "busbw": bandwidth and bandwidth * bus_factor(operation, ranks),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "name": f"{operation}/{name}, {nbytes} B, {ranks} virtual ranks",
+                    "ratio": time / best if best else 1.0,
+                    "median_s": time,
+                    "rounds": 1,
+                    "bytes": nbytes,
+                    "side": name,
+                    "algorithm": chosen if name == "auto" else name,
+                    "algbw": bandwidth,
+                    "busbw": bandwidth and bandwidth * bus_factor(operation, ranks),
+                }
+            )
     clock = {"operation": operation, "ranks": ranks, "alpha": links.alpha, "beta": links.beta, "clock": "virtual"}
     return {"environment": clock, "rows": rows}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Virtual microseconds: a line a size, a column an algorithm; the best one has a star, and "auto" says whom it took."""
+    """Virtual microseconds: a line a size, a column an algorithm; the best one has a star, and "auto" says whom it
+    took.
+    """
     rows, clock = result["rows"], result["environment"]
     names = list(dict.fromkeys(row["side"] for row in rows))
     widths = {name: max(len(name), 8) + 2 for name in names}
     lines = [
-        f"{clock['operation']} on {clock['ranks']} ranks, alpha {clock['alpha']:g} s, beta {clock['beta']:g} s a byte: virtual microseconds",
+        (
+            f"{clock['operation']} on {clock['ranks']} ranks, alpha {clock['alpha']:g} s, beta {clock['beta']:g} s a"
+            " byte: virtual microseconds"
+        ),
         f"{'bytes':>11s}" + "".join(name.rjust(widths[name]) for name in names) + "  auto / best",
     ]
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         line = {row["side"]: row for row in rows if row["bytes"] == nbytes}
         cells = "".join(
-            f"{'*' if row['ratio'] == 1 and name != 'auto' else ''}{1e6 * row['median_s']:.1f}".rjust(widths[name]) for name, row in line.items()
+            f"{'*' if row['ratio'] == 1 and name != 'auto' else ''}{1e6 * row['median_s']:.1f}".rjust(widths[name])
+            for name, row in line.items()
         )
         lines.append(f"{nbytes:11,d}{cells}  {line['auto']['ratio']:.3f} {line['auto']['algorithm']}")
     return "\n".join(lines)

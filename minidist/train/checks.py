@@ -70,9 +70,15 @@ def _compression(config: TrainConfig) -> Iterator[str]:
     if name == "none":
         return
     if config.zero:
-        yield f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by another way; take --zero 0"
+        yield (
+            f"--compression {config.compression} is a hook of data parallelism, and --zero {config.zero} reduces by"
+            " another way; take --zero 0"
+        )
     if config.precision in ("fp16", "bf16"):
-        yield f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32 or fp64"
+        yield (
+            f"--compression {config.compression} does its arithmetic in the gradients' precision; take --precision fp32"
+            " or fp64"
+        )
 
 
 def _served(config: TrainConfig) -> Iterator[str]:
@@ -83,12 +89,22 @@ def _served(config: TrainConfig) -> Iterator[str]:
         return
     try:
         if parse_consistency(config.consistency).aggregate and config.staleness_aware:
-            yield f"--staleness-aware has no meaning with --consistency {config.consistency}, whose updates are a whole clock; take ssp:S or asp"
+            yield (
+                f"--staleness-aware has no meaning with --consistency {config.consistency}, whose updates are a whole"
+                " clock; take ssp:S or asp"
+            )
     except UsageError as error:
         yield f"--consistency: {error}"
-    axes = [f"--{name} {getattr(config, name)}" for name in ("pp", "cp", "tp", "ep", "zero") if getattr(config, name) > (name != "zero")]
+    axes = [
+        f"--{name} {getattr(config, name)}"
+        for name in ("pp", "cp", "tp", "ep", "zero")
+        if getattr(config, name) > (name != "zero")
+    ]
     if axes:
-        yield f"--strategy ps has servers and workers with whole models, so it does not go with {' '.join(axes)}; leave out one or the other"
+        yield (
+            f"--strategy ps has servers and workers with whole models, so it does not go with {' '.join(axes)}; leave"
+            " out one or the other"
+        )
     if config.precision not in ("fp32", "fp64"):
         yield f"--strategy ps pushes and pulls in fp32 or fp64, not {config.precision}; take --precision fp32"
     for name, why in (
@@ -100,37 +116,56 @@ def _served(config: TrainConfig) -> Iterator[str]:
         if getattr(config, name):
             yield f"--{name.replace('_', '-')} does not go with --strategy ps: {why}; leave it out"
     if config.compression != "none":
-        yield f"--compression {config.compression} is a hook of data parallelism, and --strategy ps pushes whole gradients; leave it out"
+        yield (
+            f"--compression {config.compression} is a hook of data parallelism, and --strategy ps pushes whole"
+            " gradients; leave it out"
+        )
     if config.offload != "none":
-        yield f"--offload {config.offload} does not go with --strategy ps, whose optimizer lives on the servers; leave it out"
+        yield (
+            f"--offload {config.offload} does not go with --strategy ps, whose optimizer lives on the servers; leave"
+            " it out"
+        )
 
 
 def _models(config: TrainConfig) -> Iterator[str]:
     if config.kv_heads is not None and config.model != "llama":
         yield f"--kv-heads belongs to --model llama, not to {config.model}; leave it out"
     if config.model == "llama" and config.heads % (config.kv_heads or config.heads):
-        yield f"--heads {config.heads} do not share --kv-heads {config.kv_heads} evenly; take one of {_divisors(config.heads)}"
+        yield (
+            f"--heads {config.heads} do not share --kv-heads {config.kv_heads} evenly; take one of"
+            f" {_divisors(config.heads)}"
+        )
     if config.dropout and config.model != "gpt":
         yield f"--dropout {config.dropout} belongs to --model gpt; {config.model} has none, leave it out"
     if config.attention_dropout and config.model == "mlp":
-        yield f"--attention-dropout {config.attention_dropout} is for attention, which an MLP does not have; leave it out"
+        yield (
+            f"--attention-dropout {config.attention_dropout} is for attention, which an MLP does not have; leave it out"
+        )
 
 
 def _tensor(config: TrainConfig) -> Iterator[str]:
     tp = config.tp
     if tp == 1:
         if config.sequence_parallel:
-            yield "--sequence-parallel splits the sequence over the tensor-parallel ranks; add --tp 2 or more, or take --cp 2"
+            yield (
+                "--sequence-parallel splits the sequence over the tensor-parallel ranks; add --tp 2 or more, or take"
+                " --cp 2"
+            )
         return
     parts = {"--width": config.width}
     if config.model != "mlp":
-        parts = {"--heads": config.heads, **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {})}
+        parts = {
+            "--heads": config.heads,
+            **({"--kv-heads": config.kv_heads} if config.kv_heads and tp % config.kv_heads else {}),
+        }
     for name, number in parts.items():
         if number % tp:
             near = _near(number, tp)
             if name == "--heads":  # they must divide the width, too
                 fitting = [n for n in range(tp, config.width + 1, tp) if config.width % n == 0]
-                near = " or ".join(map(str, [*[n for n in fitting if n < number][-1:], *[n for n in fitting if n > number][:1]]))
+                near = " or ".join(
+                    map(str, [*[n for n in fitting if n < number][-1:], *[n for n in fitting if n > number][:1]])
+                )
             change = f"{name} {near}" if near else f"a --width that is a multiple of {tp}"
             yield f"{name} {number} does not divide over --tp {tp}; take {change}, or --tp {_divisors(number)}"
     if config.model == "llama" and llama_inner(config) % tp:
@@ -145,14 +180,23 @@ def _context(config: TrainConfig) -> Iterator[str]:
         if config.model == "mlp":
             yield f"--cp {cp} splits sequences, which an MLP does not have; take --dp {cp}"
         if cp > config.context:
-            yield f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most {config.context}"
+            yield (
+                f"--cp {cp} leaves ranks without any of the --context {config.context} tokens; take at most"
+                f" {config.context}"
+            )
         kv = max(1, (config.kv_heads or config.heads) // tp)
         if config.attention == "ulysses" and kv % cp:
-            yield f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take --cp {_divisors(kv)}, or --attention ring"
+            yield (
+                f"Ulysses deals the {kv} (key-value) heads of a rank to --cp {cp} ranks, which does not divide; take"
+                f" --cp {_divisors(kv)}, or --attention ring"
+            )
     if config.sequence_parallel and config.model != "mlp" and cp <= config.context:
         rows = {len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)}
         if any(n % tp for n in rows):
-            yield f"--context {config.context} does not divide into {cp * tp} parts for --sequence-parallel; take --context {_near(config.context, 2 * cp * tp)}"
+            yield (
+                f"--context {config.context} does not divide into {cp * tp} parts for --sequence-parallel; take"
+                f" --context {_near(config.context, 2 * cp * tp)}"
+            )
 
 
 def _experts(config: TrainConfig) -> Iterator[str]:
@@ -161,19 +205,28 @@ def _experts(config: TrainConfig) -> Iterator[str]:
     if config.experts and config.top_k > config.experts:
         yield f"--top-k {config.top_k} of --experts {config.experts}: a token cannot visit more experts than there are"
     if config.experts % config.ep or (config.ep > 1 and not config.experts):
-        yield f"--experts {config.experts} do not divide over --ep {config.ep}; take --experts {_near(config.experts, config.ep)}"
+        yield (
+            f"--experts {config.experts} do not divide over --ep {config.ep}; take --experts"
+            f" {_near(config.experts, config.ep)}"
+        )
     if config.ep > 1 and config.zero == 3:
-        yield f"--zero 3 gathers a block over one group of ranks, and with --ep {config.ep} its experts have another; take --zero 2"
+        yield (
+            f"--zero 3 gathers a block over one group of ranks, and with --ep {config.ep} its experts have another;"
+            " take --zero 2"
+        )
 
 
 def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
     again = budget_of(config.recompute) is not None or config.recompute in ("full", "sqrt")
     if config.pp > 1 and again and config.recompute != "full":
-        yield f"--recompute {config.recompute} cuts a model into segments, and a pipeline's plan runs whole stages again; take full or selective"
+        yield (
+            f"--recompute {config.recompute} cuts a model into segments, and a pipeline's plan runs whole stages again;"
+            " take full or selective"
+        )
     if budget_of(config.recompute) is not None and batches.dims.splits_sums:
         yield (
-            f"--recompute {config.recompute} runs a block once to see what it keeps, and with --tp, --cp or --ep a block sends messages; "
-            "take sqrt or full"
+            f"--recompute {config.recompute} runs a block once to see what it keeps, and with --tp, --cp or --ep a"
+            " block sends messages; take sqrt or full"
         )
     reshard, n = config.reshard, batches.dims.dp * batches.dims.cp
     for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate"):
@@ -181,16 +234,25 @@ def _memory(config: TrainConfig, batches: Batches) -> Iterator[str]:
         if config.zero != 3 and value != type(config).model_fields[name].default:
             yield f"{flag(name)} {value} is about sharded parameters; add --zero 3"
     if config.offload == "parameters" and config.zero != 3:
-        yield f"--offload parameters keeps shards of parameters on the host, and --zero {config.zero} has none; add --zero 3"
+        yield (
+            f"--offload parameters keeps shards of parameters on the host, and --zero {config.zero} has none; add"
+            " --zero 3"
+        )
     if n % config.dp_replicate:
-        yield f"--dp-replicate {config.dp_replicate} copies do not share {n} data-parallel ranks evenly; take one of {_divisors(n)}"
+        yield (
+            f"--dp-replicate {config.dp_replicate} copies do not share {n} data-parallel ranks evenly; take one of"
+            f" {_divisors(n)}"
+        )
     shards = n // config.dp_replicate
     if not isinstance(reshard, bool) and (not 1 < reshard < shards or shards % reshard):
-        yield f"--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and {shards}; or take true or false"
+        yield (
+            f"--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
+            f" {shards}; or take true or false"
+        )
     if reshard is not True and again:
         yield (
-            f"--reshard-after-forward {config.reshard_after_forward} keeps what a recorded forward gathered, and with --recompute {config.recompute} the "
-            "forward is not recorded; take one of them"
+            f"--reshard-after-forward {config.reshard_after_forward} keeps what a recorded forward gathered, and with"
+            f" --recompute {config.recompute} the forward is not recorded; take one of them"
         )
 
 
@@ -202,15 +264,17 @@ def _pipeline(config: TrainConfig, batches: Batches) -> Iterator[str]:
         if config.partition != "uniform":
             yield f"--partition {config.partition} cuts a pipeline's stages; add --pp 2 or more"
         if config.replicas is not None:
-            yield f"--replicas {config.replicas} copies a pipeline's stages; add --pp 2 or more and --schedule pipedream"
+            yield (
+                f"--replicas {config.replicas} copies a pipeline's stages; add --pp 2 or more and --schedule pipedream"
+            )
         return
     yield from _asynchronous(config, batches)
     if config.synchronize_each:
         yield "--synchronize-each has no meaning in a pipeline, which reduces a stage's gradients once; leave it out"
     if config.zero == 3 and defers_weights(make_plan(config, batches.accumulation)):
         yield (
-            f"--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule {config.schedule} computes weight "
-            "gradients (W) later than that; take --zero 2, or 1f1b"
+            f"--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule {config.schedule} computes"
+            " weight gradients (W) later than that; take --zero 2, or 1f1b"
         )
 
 
@@ -218,28 +282,53 @@ def _asynchronous(config: TrainConfig, batches: Batches) -> Iterator[str]:
     """A stream that never drains has no moment at which all gradients of a step are there."""
     updates = updates_of(config.schedule)
     if config.replicas is not None and updates != "stash":
-        yield f"--replicas copies stages of --schedule pipedream, and this is {config.schedule}; take --dp for whole pipelines"
+        yield (
+            f"--replicas copies stages of --schedule pipedream, and this is {config.schedule}; take --dp for whole"
+            " pipelines"
+        )
     if updates == "flush":
         return
     if updates in ("stash", "vertical-sync") and batches.accumulation > 1:
-        yield f"--schedule {config.schedule} updates after every micro-batch, and a step has {batches.accumulation}; take --microbatches 1, or pipedream-2bw"
+        yield (
+            f"--schedule {config.schedule} updates after every micro-batch, and a step has {batches.accumulation}; take"
+            " --microbatches 1, or pipedream-2bw"
+        )
     alone = {"--dp": batches.dims.dp, "--tp": config.tp, "--cp": config.cp, "--ep": config.ep}
     for name, degree in alone.items():
         if degree > 1:
             instead = "--replicas 2,1,.." if name == "--dp" else "a synchronous schedule"
             yield f"--schedule {config.schedule} runs on a pipeline alone, without {name} {degree}; take {instead}"
     if config.clip is not None:
-        yield f"--clip {config.clip} needs the gradients of all stages at one time, which --schedule {config.schedule} never has; leave it out"
+        yield (
+            f"--clip {config.clip} needs the gradients of all stages at one time, which --schedule {config.schedule}"
+            " never has; leave it out"
+        )
     for name, asked in (("--save", config.save is not None), ("--check-replicas", config.check_replicas)):
         if asked:
-            yield f"{name} needs a moment at which no micro-batch is under way, and --schedule {config.schedule} never drains; take a synchronous one, such as 1f1b"
-    for name, value, nothing in (("--recompute", config.recompute, "none"), ("--offload", config.offload, "none"), ("--zero", config.zero, 0)):
+            yield (
+                f"{name} needs a moment at which no micro-batch is under way, and --schedule {config.schedule} never"
+                " drains; take a synchronous one, such as 1f1b"
+            )
+    for name, value, nothing in (
+        ("--recompute", config.recompute, "none"),
+        ("--offload", config.offload, "none"),
+        ("--zero", config.zero, 0),
+    ):
         if value != nothing:
-            yield f"{name} {value} does not combine with --schedule {config.schedule}; take a synchronous schedule, such as 1f1b"
+            yield (
+                f"{name} {value} does not combine with --schedule {config.schedule}; take a synchronous schedule, such"
+                " as 1f1b"
+            )
     if config.precision in ("fp16", "bf16"):
-        yield f"--precision {config.precision} scales losses step by step, which --schedule {config.schedule} does not have; take fp32"
+        yield (
+            f"--precision {config.precision} scales losses step by step, which --schedule {config.schedule} does not"
+            " have; take fp32"
+        )
     if config.replicas is not None and config.model == "gpt":
-        yield "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them; take --model llama or mlp"
+        yield (
+            "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them; take --model"
+            " llama or mlp"
+        )
 
 
 def _near(number: int, unit: int) -> str:

@@ -1,4 +1,5 @@
-"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every rank.
+"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every
+rank.
 
 Three tiers, always named:
   exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
@@ -52,10 +53,13 @@ class Comparison:
         if self.equal:
             bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
             return (
-                f"equal: {self.ranks} ranks and one device agree {bound} ({self.tier} tier) in {self.tensors} tensors over "
-                f"{self.steps} steps; largest difference {largest:g}"
+                f"equal: {self.ranks} ranks and one device agree {bound} ({self.tier} tier) in {self.tensors} tensors"
+                f" over {self.steps} steps; largest difference {largest:g}"
             )
-        return f"NOT equal ({self.tier} tier, bound {self.bound:g}): {self.first_difference}; largest difference {largest:g}"
+        return (
+            f"NOT equal ({self.tier} tier, bound {self.bound:g}): {self.first_difference}; largest difference"
+            f" {largest:g}"
+        )
 
 
 def snapshot(state: StepState) -> Snapshot:
@@ -106,14 +110,19 @@ class Judge:
     def same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
         """Are there the same tensors on both sides?"""
         if set(tensors) != set(expected):
-            self.differs(f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})")
+            self.differs(
+                f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})"
+            )
 
     def tensor(self, kind: str, name: str, actual: Array, expected: Array, scale: float, state: StepState) -> None:
         """Is this one within the tier's bound?"""
         verdict = self.verdict
         verdict.tensors += 1
         if actual.shape != expected.shape or actual.dtype != expected.dtype:
-            self.differs(f"{kind}: {name!r} is {actual.dtype}{list(actual.shape)}, expected {expected.dtype}{list(expected.shape)}")
+            self.differs(
+                f"{kind}: {name!r} is {actual.dtype}{list(actual.shape)}, expected"
+                f" {expected.dtype}{list(expected.shape)}"
+            )
             return
         same = np.array_equal(actual, expected, equal_nan=True)
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
@@ -138,31 +147,40 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     """Which promise applies; UsageError when none does."""
     if config.compression != "none":
         raise UsageError(
-            f"--compression {config.compression} changes the gradients, so no single device has the same weights; compare without it "
-            "(`train` counts its bytes)"
+            f"--compression {config.compression} changes the gradients, so no single device has the same weights;"
+            " compare without it (`train` counts its bytes)"
         )
     if config.reduction == "ordered" and not dims.splits_sums:
         return "ordered"
     if config.precision != "fp64":
         if dims.splits_sums:
-            split = next(f"--{name} {degree}" for name, degree in (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep)) if degree > 1)
+            split = next(
+                f"--{name} {degree}"
+                for name, degree in (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
+                if degree > 1
+            )
             raise UsageError(
-                f"{split} cuts the sums inside a micro-batch, so bits differ from one device's: compare it in the float tier with "
-                "--precision fp64"
+                f"{split} cuts the sums inside a micro-batch, so bits differ from one device's: compare it in the float"
+                " tier with --precision fp64"
             )
         raise UsageError(
-            "--reduction ring adds in the ring's order, so bits differ from one device's: compare it in the float tier with "
-            "--precision fp64, or use --reduction ordered"
+            "--reduction ring adds in the ring's order, so bits differ from one device's: compare it in the float tier"
+            " with --precision fp64, or use --reduction ordered"
         )
     if config.steps > FLOAT_STEPS:
-        raise UsageError(f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps {FLOAT_STEPS}")
+        raise UsageError(
+            f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps"
+            f" {FLOAT_STEPS}"
+        )
     magnifies = config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
     if config.model == "gpt" and magnifies:
-        # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's square.
+        # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
+        # square.
         raise UsageError(
-            f"--optimizer {config.optimizer}{' with --weight-decay' if config.weight_decay else ''} divides by the root of tiny squares, so the "
-            "rounding of a gradient that is truly zero (attention's key bias) grows to a visible step: the float tier is stated for sgd, adamw, and "
-            "adam without decay; take one of them, or --reduction ordered where no axis cuts sums"
+            f"--optimizer {config.optimizer}{' with --weight-decay' if config.weight_decay else ''} divides by the root"
+            " of tiny squares, so the rounding of a gradient that is truly zero (attention's key bias) grows to a"
+            " visible step: the float tier is stated for sgd, adamw, and adam without decay; take one of them, or"
+            " --reduction ordered where no axis cuts sums"
         )
     return "float"
 
@@ -181,9 +199,13 @@ def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[S
 def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | None = None) -> Comparison:
     """Train on this rank and judge every step; every rank returns the worst verdict of all ranks.
 
-    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0 and back.
+    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0
+    and back.
     """
-    judge = Judge(expected if expected is not None else expected_snapshots(config, comm.size, comm.rank), tier_of(config, resolve_dims(config, comm.size)))
+    judge = Judge(
+        expected if expected is not None else expected_snapshots(config, comm.size, comm.rank),
+        tier_of(config, resolve_dims(config, comm.size)),
+    )
     train(comm, config, [judge])
     return _worst(comm, judge.verdict)
 

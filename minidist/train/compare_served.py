@@ -1,9 +1,11 @@
 """Does a job with a parameter server equal one device? After the run, from what its ranks kept and its servers' traces.
 
-    bsp               ordered tier: the reference of data parallelism, step by step: every gradient, weight and optimizer state of
-                      every server after every update, every loss, and the weights that every rank has at the end
-    delay, ssp, asp   replay: the same, against a device that makes the recorded updates in the recorded order, each with the
-                      weights that its worker had pulled
+bsp               ordered tier: the reference of data parallelism, step by step: every gradient, weight and optimizer
+state of
+                  every server after every update, every loss, and the weights that every rank has at the end
+delay, ssp, asp   replay: the same, against a device that makes the recorded updates in the recorded order, each with
+the
+                  weights that its worker had pulled
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,12 @@ def compare_served(config: TrainConfig, served: Sequence[Served], traces: Sequen
         final = ps.replay(ps.read_records(traces, servers), servers, initial, worker.gradient, observe)
         losses = [_loss_of(worker, config, batches.dp, step) for step in range(config.steps)]
     verdict = judge.verdict
-    verdict.ranks, verdict.steps, verdict.losses, verdict.reference_losses = len(served), config.steps, result.losses, losses
+    verdict.ranks, verdict.steps, verdict.losses, verdict.reference_losses = (
+        len(served),
+        config.steps,
+        result.losses,
+        losses,
+    )
     for rank, (kept, wanted) in enumerate(zip(served, expected, strict=False)):
         if len(kept.updates) != len(wanted):
             judge.differs(f"server {rank} made {len(kept.updates)} updates, one device {len(wanted)}")
@@ -63,7 +70,12 @@ def compare_served(config: TrainConfig, served: Sequence[Served], traces: Sequen
         assert kept.result is not None
         _judge_all(judge, {"weights": kept.weights}, {"weights": final}, end)
         for step, (mine, theirs) in enumerate(zip(kept.result.losses, losses, strict=True)):
-            _judge_all(judge, {"loss": {"loss": np.array(mine)}}, {"loss": {"loss": np.array(theirs)}}, SimpleNamespace(step=step, rank=rank))
+            _judge_all(
+                judge,
+                {"loss": {"loss": np.array(mine)}},
+                {"loss": {"loss": np.array(theirs)}},
+                SimpleNamespace(step=step, rank=rank),
+            )
     return verdict
 
 
@@ -73,7 +85,9 @@ def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:
         "gradients": {key: step["gradients"][key] for key in keys},
         "weights": {key: step["weights"][key] for key in keys},
         "optimizer": {
-            name: array for name, array in step["optimizer"].items() if name.rpartition(".")[0] in keys or (keys and name == "step_count")
+            name: array
+            for name, array in step["optimizer"].items()
+            if name.rpartition(".")[0] in keys or (keys and name == "step_count")
         },
     }
 

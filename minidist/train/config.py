@@ -1,6 +1,7 @@
 """One description of a training job, the same behind flags, files and Python; every wrong value is one sentence.
 
-The three batch sizes hang together: global batch = micro batch x accumulation x data-parallel ranks. Any two give the third.
+The three batch sizes hang together: global batch = micro batch x accumulation x data-parallel ranks. Any two give the
+third.
 """
 
 from typing import Any, Literal
@@ -18,19 +19,30 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # model and data
-    model: Literal["gpt", "llama", "mlp"] = Field("gpt", description="gpt or llama (byte-level language models) or mlp (classifier)")
+    model: Literal["gpt", "llama", "mlp"] = Field(
+        "gpt", description="gpt or llama (byte-level language models) or mlp (classifier)"
+    )
     layers: int = Field(2, ge=1, description="blocks of a language model; hidden layers of the MLP")
     width: int = Field(64, ge=1, description="width of the model (d)")
     heads: int = Field(4, ge=1, description="attention heads")
-    kv_heads: int | None = Field(None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)")
+    kv_heads: int | None = Field(
+        None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)"
+    )
     context: int = Field(64, ge=1, description="tokens of one sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
-    capacity_factor: float = Field(1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this")
+    capacity_factor: float = Field(
+        1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this"
+    )
     aux_loss_weight: float = Field(0.01, ge=0, allow_inf_nan=False, description="weight of the experts' balancing loss")
-    data: str = Field("", description="pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE")
+    data: str = Field(
+        "",
+        description=(
+            "pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE"
+        ),
+    )
     prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank makes ahead; 0: none")
 
     # optimization
@@ -48,15 +60,24 @@ class TrainConfig(BaseModel):
     global_batch: int | None = Field(None, ge=1, description="samples of one step on all ranks together")
     micro_batch: int | None = Field(None, ge=1, description="samples of one forward pass of one rank")
     accumulation: int | None = Field(None, ge=1, description="forward passes of one rank in one step")
-    microbatches: int | None = Field(None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation")
+    microbatches: int | None = Field(
+        None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation"
+    )
 
     # axes: ranks = pp x dp x cp x tp
     dp: int | None = Field(None, ge=1, description="data-parallel ranks (default: what the other axes leave)")
     pp: int = Field(1, ge=1, description="pipeline ranks")
-    schedule: str = Field("1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION")
-    chunks: int | None = Field(None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice")
+    schedule: str = Field(
+        "1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION"
+    )
+    chunks: int | None = Field(
+        None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice"
+    )
     replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp together, such as 2,1")
-    partition: str = Field("uniform", description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile")
+    partition: str = Field(
+        "uniform",
+        description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile",
+    )
     cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
     tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")
@@ -64,45 +85,91 @@ class TrainConfig(BaseModel):
     ep: int = Field(1, ge=1, description="expert-parallel ranks, a divisor of --dp: each has some of the experts")
 
     # the data axis
-    strategy: Literal["auto", "ps"] = Field("auto", description="auto, or ps: a parameter server in the place of reductions")
+    strategy: Literal["auto", "ps"] = Field(
+        "auto", description="auto, or ps: a parameter server in the place of reductions"
+    )
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
     consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
-    staleness_aware: bool = Field(False, description="ps with ssp or asp: divide an update's learning rate by its staleness")
-    zero: int = Field(0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too")
+    staleness_aware: bool = Field(
+        False, description="ps with ssp or asp: divide an update's learning rate by its staleness"
+    )
+    zero: int = Field(
+        0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too"
+    )
     reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
-    compression: str = Field("none", description="gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK")
-    local_steps: int = Field(0, ge=0, description="local SGD: replicas train alone for so many steps, then weights are averaged; 0: never alone")
+    compression: str = Field(
+        "none",
+        description=(
+            "gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK"
+        ),
+    )
+    local_steps: int = Field(
+        0,
+        ge=0,
+        description="local SGD: replicas train alone for so many steps, then weights are averaged; 0: never alone",
+    )
     bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
-    synchronize_each: bool = Field(False, description="reduce after every micro-batch instead of once a step (no no_sync)")
+    synchronize_each: bool = Field(
+        False, description="reduce after every micro-batch instead of once a step (no no_sync)"
+    )
     reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
-    reshard_after_forward: str = Field("true", description="ZeRO 3: true, false (units stay whole until backward), or a number of neighbours that keep them split")
+    reshard_after_forward: str = Field(
+        "true",
+        description=(
+            "ZeRO 3: true, false (units stay whole until backward), or a number of neighbours that keep them split"
+        ),
+    )
     persistence_threshold: int = Field(0, ge=0, description="ZeRO 3: parameters of fewer elements stay whole")
-    dp_replicate: int = Field(1, ge=1, description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)")
+    dp_replicate: int = Field(
+        1, ge=1, description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)"
+    )
 
     # numbers and memory
-    precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field("fp32", description="of parameters, gradients and activations")
-    loss_scale: float = Field(2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it")
-    loss_scale_interval: int = Field(2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles")
-    loss_scale_hysteresis: int = Field(2, ge=1, description="fp16: overflows until the loss scale first falls after it has grown")
-    loss_scale_floor: float = Field(1.0, gt=0, description="fp16: the loss scale falls no further; three overflows in a row there are an error")
-    recompute: str = Field("none", description="activations computed again in backward: none, full, selective, sqrt or budget:BYTES")
-    offload: Literal["none", "optimizer", "activations", "parameters"] = Field("none", description="what lives in host memory")
+    precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
+        "fp32", description="of parameters, gradients and activations"
+    )
+    loss_scale: float = Field(
+        2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it"
+    )
+    loss_scale_interval: int = Field(
+        2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles"
+    )
+    loss_scale_hysteresis: int = Field(
+        2, ge=1, description="fp16: overflows until the loss scale first falls after it has grown"
+    )
+    loss_scale_floor: float = Field(
+        1.0, gt=0, description="fp16: the loss scale falls no further; three overflows in a row there are an error"
+    )
+    recompute: str = Field(
+        "none", description="activations computed again in backward: none, full, selective, sqrt or budget:BYTES"
+    )
+    offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
+        "none", description="what lives in host memory"
+    )
 
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="go on from the latest checkpoint in --save")
-    noise_scale: bool = Field(False, description="measure the gradient noise scale: the batch size that would be worth its samples")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between two losses on held-out data, the last tenth")
-    check_replicas: bool = Field(False, description="after every step, compare all copies of every parameter bit for bit")
+    noise_scale: bool = Field(
+        False, description="measure the gradient noise scale: the batch size that would be worth its samples"
+    )
+    evaluate_every: int | None = Field(
+        None, ge=1, description="steps between two losses on held-out data, the last tenth"
+    )
+    check_replicas: bool = Field(
+        False, description="after every step, compare all copies of every parameter bit for bit"
+    )
 
     @property
     def reshard(self) -> bool | int:
         """What `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
         text = self.reshard_after_forward.lower()
         if text not in ("true", "false") and not text.isdecimal():
-            raise UsageError(f"--reshard-after-forward {self.reshard_after_forward!r}; it must be true, false or a number of ranks")
+            raise UsageError(
+                f"--reshard-after-forward {self.reshard_after_forward!r}; it must be true, false or a number of ranks"
+            )
         return int(text) if text.isdecimal() else text == "true"
 
     @model_validator(mode="before")
@@ -114,7 +181,9 @@ class TrainConfig(BaseModel):
 
     @classmethod
     def make(cls, **values: Any) -> "TrainConfig":
-        """Like the constructor, with UsageErrors: an unknown key names the nearest one, a wrong value says what is allowed."""
+        """Like the constructor, with UsageErrors: an unknown key names the nearest one, a wrong value says what is
+        allowed.
+        """
         try:
             return cls(**values)
         except ValidationError as error:
@@ -122,7 +191,9 @@ class TrainConfig(BaseModel):
             key = ".".join(map(str, first["loc"]))
             if first["type"] == "extra_forbidden":
                 raise UsageError(f"unknown setting {key!r}{nearest(key, cls.model_fields)}") from None
-            raise UsageError(f"{flag(key)} {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+            raise UsageError(
+                f"{flag(key)} {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+            ) from None
 
 
 def flag(field: str) -> str:
@@ -156,10 +227,16 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     """
     if config.strategy == "ps" and ranks is not None:
         if config.servers >= ranks:
-            raise UsageError(f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1} ranks, or take fewer servers")
+            raise UsageError(
+                f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1}"
+                " ranks, or take fewer servers"
+            )
         ranks -= config.servers
         if config.dp not in (None, ranks):
-            raise UsageError(f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; take --dp {ranks}, or start {config.dp + config.servers} ranks")
+            raise UsageError(
+                f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; take"
+                f" --dp {ranks}, or start {config.dp + config.servers} ranks"
+            )
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
     return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
@@ -170,7 +247,10 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     dims = resolve_dims(config, ranks)
     dp = dims.dp
     if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
-        raise UsageError(f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of them")
+        raise UsageError(
+            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of"
+            " them"
+        )
     total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
         accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
@@ -185,10 +265,16 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     elif accumulation is None:
         accumulation = total // (micro * dp)
     if micro * accumulation * dp != total:
-        below = total // (accumulation * dp) * accumulation * dp if config.micro_batch is None else total // (micro * dp) * micro * dp
+        below = (
+            total // (accumulation * dp) * accumulation * dp
+            if config.micro_batch is None
+            else total // (micro * dp) * micro * dp
+        )
         step = accumulation * dp if config.micro_batch is None else micro * dp
         choices = f"{below} or {below + step}" if below else f"{step}"
-        if config.micro_batch is not None and (config.accumulation or config.microbatches) is not None:  # all three were given
+        if (
+            config.micro_batch is not None and (config.accumulation or config.microbatches) is not None
+        ):  # all three were given
             choices = f"{micro * accumulation * dp}"
             if total % (micro * accumulation) == 0:
                 choices += f", or {total // (micro * accumulation)} data-parallel ranks in the place of {dp}"

@@ -4,8 +4,8 @@
     layers = 4                  dp = 2
     width = 128                 tp = 2
                                 sequence-parallel = true
-Tables only arrange a file: their names are free, and a key means the same in any of them. `--set axes.tp=4` overrides the
-file by the file's own name of a setting, and a flag on the command line overrides both.
+Tables only arrange a file: their names are free, and a key means the same in any of them. `--set axes.tp=4` overrides
+the file by the file's own name of a setting, and a flag on the command line overrides both.
 """
 
 import json
@@ -21,7 +21,8 @@ from minidist.train.config import TrainConfig
 def read_config(path: str | Path) -> dict[str, Any]:
     """Field -> value, as `TrainConfig.make` takes them.
 
-    Raises UsageError for a file that cannot be read, a key that is no setting (with the nearest one) or that stands twice.
+    Raises UsageError for a file that cannot be read, a key that is no setting (with the nearest one) or that stands
+    twice.
     """
     path = Path(path)
     return _fields(_leaves(_parse(path)), str(path))
@@ -52,7 +53,9 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
         if field not in TrainConfig.model_fields:
             raise UsageError(f"{where}: unknown setting {key!r}{nearest(field, TrainConfig.model_fields)}")
         if field in result:
-            raise UsageError(f"{where}: {field!r} stands there twice, the second time as {key!r}; leave one of them out")
+            raise UsageError(
+                f"{where}: {field!r} stands there twice, the second time as {key!r}; leave one of them out"
+            )
         result[field] = value
     return result
 

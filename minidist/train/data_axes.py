@@ -48,7 +48,12 @@ class Replicated(DataAxis):
         super().__init__(job, parameters)
         self.copies = self.state_copies = (comm.rank, comm.size)
         self.parallel = DistributedDataParallel(
-            module, comm, reduction="sum", flat=self.flats[0], algorithm=reduction, bucket_cap_mb=job.config.bucket_cap_mb
+            module,
+            comm,
+            reduction="sum",
+            flat=self.flats[0],
+            algorithm=reduction,
+            bucket_cap_mb=job.config.bucket_cap_mb,
         )
         self.reducers = [self.parallel.reducer]
         self.compressor: Compressor | None = None
@@ -71,12 +76,17 @@ class Replicated(DataAxis):
             return super().sizes()
         group = range(self.parallel.comm.size)
         return replace(
-            super().sizes(), compressed=sum(self.compressor.sent_bytes(b, rank) for b in self.parallel.reducer.buckets for rank in group)
+            super().sizes(),
+            compressed=sum(
+                self.compressor.sent_bytes(b, rank) for b in self.parallel.reducer.buckets for rank in group
+            ),
         )
 
 
 class LocalSteps(DataAxis):
-    """Local SGD: everything on every rank, with a gradient of its own rows; weights are averaged every H steps and at the end."""
+    """Local SGD: everything on every rank, with a gradient of its own rows; weights are averaged every H steps and at
+    the end.
+    """
 
     def __init__(self, job: Job, parameters: Iterable[Parameter], comm: Comm, reduction: str) -> None:
         super().__init__(job, parameters)
@@ -100,9 +110,15 @@ class ShardedOptimizer(DataAxis):
         kind, settings = optimizer_class(job)
         self.copies = comm.rank, comm.size
         self.zero = ZeroOptimizer(
-            parameters, kind, comm=comm, stage=config.zero, reduction="sum", algorithm=reduction,
-            reduce_bucket_size=config.reduce_bucket_size, **settings,
-        )  # fmt: skip
+            parameters,
+            kind,
+            comm=comm,
+            stage=config.zero,
+            reduction="sum",
+            algorithm=reduction,
+            reduce_bucket_size=config.reduce_bucket_size,
+            **settings,
+        )
         self.flats, self.shards, self.optimizer = [self.zero.flat], [self.zero.shard], self.zero.optimizer
         self.reducers = [self.zero.reducer]
 
@@ -138,15 +154,25 @@ class FullySharded(ShardedOptimizer):
         config = job.config
         mesh: Any = comm
         if config.dp_replicate > 1:  # hybrid: shards over neighbours, copies of them over the groups
-            mesh = init_device_mesh(comm, (config.dp_replicate, comm.size // config.dp_replicate), ("replicate", "shard"))
+            mesh = init_device_mesh(
+                comm, (config.dp_replicate, comm.size // config.dp_replicate), ("replicate", "shard")
+            )
             self.copies = self.state_copies = (mesh["replicate"].rank, mesh["replicate"].size)
         policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
         for part in shard_modules(module, tied):
-            if part is module or any(parameter.flat is None for parameter in part.parameters()):  # the whole is what its units share
+            if part is module or any(
+                parameter.flat is None for parameter in part.parameters()
+            ):  # the whole is what its units share
                 fully_shard(
-                    part, mesh=mesh, prefetch=config.prefetch, reduction="sum", algorithm=reduction, reshard_after_forward=config.reshard,
-                    persistence_threshold=config.persistence_threshold, offload_policy=policy,
-                )  # fmt: skip
+                    part,
+                    mesh=mesh,
+                    prefetch=config.prefetch,
+                    reduction="sum",
+                    algorithm=reduction,
+                    reshard_after_forward=config.reshard,
+                    persistence_threshold=config.persistence_threshold,
+                    offload_policy=policy,
+                )
         self.shards = shards_of(module)
         self.flats = [shard.flat for shard in self.shards]
         self.resident = sum(unit.flat.padded_numel for unit in units_of(module) if unit.persistent)
@@ -167,7 +193,9 @@ class FullySharded(ShardedOptimizer):
         self.optimizer.step()
 
     def weights(self) -> list[Held]:
-        return [(p, shard.data[place], start, stop) for shard in self.shards for p, place, start, stop in shard.ranges()]
+        return [
+            (p, shard.data[place], start, stop) for shard in self.shards for p, place, start, stop in shard.ranges()
+        ]
 
     def updated(self) -> None:
         for shard in self.shards:
@@ -182,9 +210,16 @@ class FullySharded(ShardedOptimizer):
 
 
 def spread(
-    job: Job, module: Module, parameters: Iterable[Parameter], comm: Comm, reduction: str | None = None, tied: Collection[str] = ()
+    job: Job,
+    module: Module,
+    parameters: Iterable[Parameter],
+    comm: Comm,
+    reduction: str | None = None,
+    tied: Collection[str] = (),
 ) -> DataAxis:
-    """The data axis that `--zero` asks for, of some parameters of a module. reduction: another algorithm than the job's."""
+    """The data axis that `--zero` asks for, of some parameters of a module. reduction: another algorithm than the
+    job's.
+    """
     reduction = reduction or job.config.reduction
     match job.config.zero:
         case 0 if job.config.local_steps:
@@ -202,7 +237,8 @@ def data_axes(
 ) -> list[DataAxis]:
     """All data axes of a stage: one, with dealt-out experts two. Sends the weights of rank 0 to everybody (startup).
 
-    tied: names of parameters that other stages have too; where gradients are sharded they are cut apart from the others.
+    tied: names of parameters that other stages have too; where gradients are sharded they are cut apart from the
+    others.
     """
     groups: dict[str, list[Parameter]] = {"shared": [], "tied": [], "dealt": []}
     for parameter in module.parameters():

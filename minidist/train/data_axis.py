@@ -1,8 +1,9 @@
 """A data axis: one stage's parameters on the ranks that compute with other rows, and what everybody asks of it.
 
-A model that no pipeline cuts is one stage. Each stage of a pipeline has a data axis of its own, and so have the experts when
-they are dealt out, because other ranks hold the same ones. The questions to each of them are the same: what are the squares of
-your gradients, step, what do you hold. The answers of one rank alone stand here; ranks that share are in data_axes.py.
+A model that no pipeline cuts is one stage. Each stage of a pipeline has a data axis of its own, and so have the experts
+when they are dealt out, because other ranks hold the same ones. The questions to each of them are the same: what are
+the squares of your gradients, step, what do you hold. The answers of one rank alone stand here; ranks that share are in
+data_axes.py.
 """
 
 from collections.abc import Collection, Iterable
@@ -95,7 +96,11 @@ class DataAxis:
         return {
             "gradients": {p.name: np.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
             "weights": {p.name: np.array(p.data) for p in self.parameters},
-            "optimizer": {f"{name}.{key}": np.array(a) for name, arrays in self.optimizer.state.items() for key, a in arrays.items()},
+            "optimizer": {
+                f"{name}.{key}": np.array(a)
+                for name, arrays in self.optimizer.state.items()
+                for key, a in arrays.items()
+            },
         }
 
     def weights(self) -> list[Held]:
@@ -119,7 +124,14 @@ class DataAxis:
         """What its volumes follow from."""
         buckets = [bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets]
         trainable = {p.name: p.size for p in self.parameters if p.requires_grad}
-        return AxisSizes(self.stage, self.experts, [flat.padded_numel for flat in self.flats], buckets, trainable, len(self.weights()))
+        return AxisSizes(
+            self.stage,
+            self.experts,
+            [flat.padded_numel for flat in self.flats],
+            buckets,
+            trainable,
+            len(self.weights()),
+        )
 
 
 def gradient_of(parameter: Parameter) -> Array:

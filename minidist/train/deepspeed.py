@@ -1,11 +1,13 @@
-"""A DeepSpeed configuration file as settings of a job: what is honoured becomes a flag, everything else is listed by name.
+"""A DeepSpeed configuration file as settings of a job: what is honoured becomes a flag, everything else is listed by
+name.
 
-A file that was written for another program must not be half understood in silence. So each key of the file is in one of two
+A file that was written for another program must not be half understood in silence. So each key of the file is in one of
+two
 lists, and which list it is in depends on its value too: `warmup_type: linear` is what minidist does, `log` is not.
 
-The batch triple follows DeepSpeed's rules (runtime/config.py, _set_batch_related_parameters): global batch = micro batch x
-accumulation x data-parallel ranks; two of them give the third; train_batch_size alone, or the micro batch alone, means an
-accumulation of 1; the accumulation alone means nothing.
+The batch triple follows DeepSpeed's rules (runtime/config.py, _set_batch_related_parameters): global batch = micro
+batch x accumulation x data-parallel ranks; two of them give the third; train_batch_size alone, or the micro batch
+alone, means an accumulation of 1; the accumulation alone means nothing.
 
 Source: DeepSpeed's documentation, "Configuration JSON".
 """
@@ -35,7 +37,9 @@ class Translation:
     def take(self, key: str, value: Any, **settings: Any) -> None:
         """Key and value are honoured, by these settings (none: minidist does that anyway)."""
         self.settings.update(settings)
-        flags = " ".join(flag(name) if setting is True else f"{flag(name)} {setting}" for name, setting in settings.items())
+        flags = " ".join(
+            flag(name) if setting is True else f"{flag(name)} {setting}" for name, setting in settings.items()
+        )
         self.honoured.append((key, value, flags or "as it is"))
 
     def leave(self, key: str, why: str = "minidist has no such thing") -> None:
@@ -48,11 +52,15 @@ class Translation:
 
 
 def read_deepspeed(path: str | Path) -> Translation:
-    """Translate a file. Errors: UsageError for a file that is no JSON object, a wrong value, and a batch that is left open."""
+    """Translate a file. Errors: UsageError for a file that is no JSON object, a wrong value, and a batch that is left
+    open.
+    """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--deepspeed {path} cannot be read: {error.strerror}; name a DeepSpeed configuration file") from None
+        raise UsageError(
+            f"--deepspeed {path} cannot be read: {error.strerror}; name a DeepSpeed configuration file"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--deepspeed {path} is no JSON: {error}") from None
     if not isinstance(content, dict):
@@ -65,9 +73,15 @@ def translate(content: Mapping[str, Any]) -> Translation:
     result = Translation()
     _batch(content, result)
     sections: dict[str, Callable[[Any, Translation], None]] = {
-        "optimizer": _optimizer, "scheduler": _scheduler, "fp16": _half("fp16"), "bf16": _half("bf16"), "bfloat16": _half("bf16"),
-        "zero_optimization": _zero, "gradient_clipping": _clipping, "activation_checkpointing": _activations,
-    }  # fmt: skip
+        "optimizer": _optimizer,
+        "scheduler": _scheduler,
+        "fp16": _half("fp16"),
+        "bf16": _half("bf16"),
+        "bfloat16": _half("bf16"),
+        "zero_optimization": _zero,
+        "gradient_clipping": _clipping,
+        "activation_checkpointing": _activations,
+    }
     for key, value in content.items():
         if key in BATCH:
             continue
@@ -93,9 +107,14 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
     if not given:
         if any(key in content for key in BATCH):
             return  # all of them auto: the flags say it
-        raise UsageError("the file has no train_batch_size and no train_micro_batch_size_per_gpu; DeepSpeed needs one of them")
+        raise UsageError(
+            "the file has no train_batch_size and no train_micro_batch_size_per_gpu; DeepSpeed needs one of them"
+        )
     if set(given) == {"gradient_accumulation_steps"}:
-        raise UsageError("gradient_accumulation_steps alone leaves the batch open; DeepSpeed needs train_batch_size or train_micro_batch_size_per_gpu beside it")
+        raise UsageError(
+            "gradient_accumulation_steps alone leaves the batch open; DeepSpeed needs train_batch_size or"
+            " train_micro_batch_size_per_gpu beside it"
+        )
     names = dict(zip(BATCH, ("global_batch", "micro_batch", "accumulation"), strict=True))
     for key, value in given.items():
         result.take(key, value, **{names[key]: value})
@@ -140,14 +159,24 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     result.take("optimizer.type", kind, optimizer=name)
     fields = {"lr": "lr", "weight_decay": "weight_decay", **({"momentum": "momentum"} if name == "sgd" else {})}
     _numbers("optimizer", params, result, fields)
-    usual = {"betas": [0.9, 0.999], "eps": 1e-8, "bias_correction": True, "amsgrad": False, "nesterov": False, "dampening": 0}
+    usual = {
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "bias_correction": True,
+        "amsgrad": False,
+        "nesterov": False,
+        "dampening": 0,
+    }
     for key, value in params.items():
         if key in fields or value == "auto":
             continue
         if (key in ("adam_w_mode", "torch_adam") and kind.lower() == "adam") or (key in usual and value == usual[key]):
             result.take(f"optimizer.params.{key}", value)
         else:
-            result.leave(f"optimizer.params.{key}", f"minidist trains with {usual[key]}" if key in usual else "minidist has no such thing")
+            result.leave(
+                f"optimizer.params.{key}",
+                f"minidist trains with {usual[key]}" if key in usual else "minidist has no such thing",
+            )
     for key in set(section) - {"type", "params"}:
         _leave_all(f"optimizer.{key}", section[key], result)
 
@@ -158,7 +187,11 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
         _leave_all("scheduler", section, result, "minidist has a linear warm-up, then a constant or a cosine")
         return
     result.take("scheduler.type", kind, decay="cosine" if kind == "WarmupCosineLR" else "constant")
-    fields = {"warmup_num_steps": "warmup", "warmup_max_lr": "lr", **({"total_num_steps": "steps"} if kind == "WarmupCosineLR" else {})}
+    fields = {
+        "warmup_num_steps": "warmup",
+        "warmup_max_lr": "lr",
+        **({"total_num_steps": "steps"} if kind == "WarmupCosineLR" else {}),
+    }
     _numbers("scheduler", params, result, fields)
     if kind == "WarmupLR":
         params.setdefault("warmup_type", "log")  # DeepSpeed's default
@@ -169,11 +202,19 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
         if (key, value) in (("warmup_type", "linear"), ("warmup_min_lr", 0), ("last_batch_iteration", -1)):
             result.take(name, value)
         else:
-            why = "DeepSpeed's default is a logarithmic warm-up; minidist's is linear" if key == "warmup_type" else "minidist has no such thing"
+            why = (
+                "DeepSpeed's default is a logarithmic warm-up; minidist's is linear"
+                if key == "warmup_type"
+                else "minidist has no such thing"
+            )
             result.leave(name, why)
 
 
-LOSS_SCALE = {"loss_scale_window": "loss_scale_interval", "hysteresis": "loss_scale_hysteresis", "min_loss_scale": "loss_scale_floor"}
+LOSS_SCALE = {
+    "loss_scale_window": "loss_scale_interval",
+    "hysteresis": "loss_scale_hysteresis",
+    "min_loss_scale": "loss_scale_floor",
+}
 
 
 def _half(precision: str) -> Callable[[Any, Translation], None]:
@@ -191,7 +232,9 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
                 if isinstance(rest.get("initial_scale_power"), int):
                     power = rest.pop("initial_scale_power")
                     if not 0 <= power <= 1000:
-                        raise UsageError(f"DeepSpeed's fp16.initial_scale_power is {power!r}; it must be from 0 to 1000")
+                        raise UsageError(
+                            f"DeepSpeed's fp16.initial_scale_power is {power!r}; it must be from 0 to 1000"
+                        )
                     result.take("fp16.initial_scale_power", power, loss_scale=2.0**power)
                 for key, setting in LOSS_SCALE.items():
                     if key in rest:
@@ -271,5 +314,8 @@ def honour(config: TrainConfig, translation: Translation, given: set[str]) -> Tr
     """
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:
-            raise UsageError(f"{flag(name)} {getattr(config, name)} on the command line and {value} in the DeepSpeed file; leave one of them out")
+            raise UsageError(
+                f"{flag(name)} {getattr(config, name)} on the command line and {value} in the DeepSpeed file; leave one"
+                " of them out"
+            )
     return TrainConfig.make(**{**config.model_dump(), **translation.settings})

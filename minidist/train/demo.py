@@ -1,8 +1,8 @@
 """The whole promise in two minutes: a byte-level GPT learns English on four ranks, in three worlds, to the same bits.
 
-    1 simulated     four ranks in this process                      beside it, in a second process: 3 one device
-    2 mpiexec       the same job on four processes
-    compared: losses to the last digit; weights and optimizer state by fingerprint; every rank's messages one by one
+1 simulated     four ranks in this process                      beside it, in a second process: 3 one device
+2 mpiexec       the same job on four processes
+compared: losses to the last digit; weights and optimizer state by fingerprint; every rank's messages one by one
 """
 
 import json
@@ -29,9 +29,22 @@ LAST = 20  # one step's loss is noisy; the mean of the last ones is not
 def demo_config(steps: int, ranks: int) -> TrainConfig:
     """A two-layer GPT on the text of Python's own help, 16 samples of 64 bytes a step."""
     return TrainConfig.make(
-        model="gpt", layers=2, width=64, heads=4, context=64, data="pydoc", steps=steps, lr=4e-3, warmup=min(20, steps - 1),
-        decay="cosine", clip=1.0, dp=ranks, global_batch=4 * ranks, micro_batch=4, reduction="ordered",
-    )  # fmt: skip
+        model="gpt",
+        layers=2,
+        width=64,
+        heads=4,
+        context=64,
+        data="pydoc",
+        steps=steps,
+        lr=4e-3,
+        warmup=min(20, steps - 1),
+        decay="cosine",
+        clip=1.0,
+        dp=ranks,
+        global_batch=4 * ranks,
+        micro_batch=4,
+        reduction="ordered",
+    )
 
 
 def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
@@ -51,11 +64,16 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
     config = demo_config(steps, ranks)
     text = pydoc_text().tokens
     entropy = bigram_entropy(text)
-    say(f"a byte-level GPT on {len(text):,} bytes of English (the text of Python's help), {steps} steps on {ranks} ranks")
+    say(
+        f"a byte-level GPT on {len(text):,} bytes of English (the text of Python's help), {steps} steps on {ranks}"
+        " ranks"
+    )
     say(f"1/3 {ranks} simulated ranks in this process, and beside it 2/3 one device in a second one")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         alone = other.submit(one_device, config, ranks)
-        simulated = run_training(config, ranks, timeout, folder / "simulated.jsonl", command=f"minidist demo --steps {steps}")
+        simulated = run_training(
+            config, ranks, timeout, folder / "simulated.jsonl", command=f"minidist demo --steps {steps}"
+        )
         assert simulated is not None
         say(simulated.table())
         losses, fingerprint = alone.result()
@@ -85,10 +103,14 @@ def _under_mpiexec(
     except LauncherError as error:
         say(f"the world of mpiexec is left out: {error}")
         return {}
-    flags = [f"{flag(name)}={value}" for name, value in config.model_dump(exclude_defaults=True).items() if value is not True]
+    flags = [
+        f"{flag(name)}={value}" for name, value in config.model_dump(exclude_defaults=True).items() if value is not True
+    ]
     path = folder / "mpi.jsonl"
     say(f"3/3 the same job on {ranks} processes: mpiexec -n {ranks} minidist train ...")
-    answer = run_under_mpiexec(ranks, ["-m", "minidist", "train", *flags, "--json", "--trace", str(path), "--timeout", str(timeout)])
+    answer = run_under_mpiexec(
+        ranks, ["-m", "minidist", "train", *flags, "--json", "--trace", str(path), "--timeout", str(timeout)]
+    )
     mpi = json.loads(answer.stdout)
     real, _ = read_traces(path)
     virtual, _ = read_traces(simulated.trace)
@@ -107,19 +129,25 @@ def verdict(report: dict[str, Any], steps: int) -> list[str]:
         return "yes" if report[name] else "NO "
 
     lines = [
-        f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last {min(LAST, len(report['losses']))} steps); "
-        f"the bigram entropy of the text is {report['bigram_entropy']:.4f}"
+        f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last"
+        f" {min(LAST, len(report['losses']))} steps); the bigram entropy of the text is {report['bigram_entropy']:.4f}"
     ]
     if "below_bigram_entropy" in report:
         lines.append(f"  {mark('below_bigram_entropy')}  the model knows more than pairs of letters")
     lines += [
-        f"  {mark('equals_one_device')}  equals one device: all {steps} losses, weights and optimizer state, bit for bit",
+        (
+            f"  {mark('equals_one_device')}  equals one device: all {steps} losses, weights and optimizer state, bit"
+            " for bit"
+        ),
         f"  {mark('volumes_equal_closed_form')}  bytes sent equal the closed form, for every purpose",
     ]
     if "messages" in report:
         lines += [
             f"  {mark('mpi_losses_identical')}  simulated and mpiexec agree in every digit of every loss",
             f"  {mark('mpi_bits_identical')}  and in every bit of weights and optimizer state",
-            f"  {mark('mpi_sequences_identical')}  and each rank sent the same {report['messages']:,} messages in the same order",
+            (
+                f"  {mark('mpi_sequences_identical')}  and each rank sent the same {report['messages']:,} messages in"
+                " the same order"
+            ),
         ]
     return lines

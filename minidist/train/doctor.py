@@ -40,14 +40,21 @@ def _blas() -> Finding:
     import numpy as np
     from threadpoolctl import threadpool_info
 
-    pools = [f"{p['internal_api']} {p.get('version')} {p.get('architecture', '')}, {p['num_threads']} threads" for p in threadpool_info()]
+    pools = [
+        f"{p['internal_api']} {p.get('version')} {p.get('architecture', '')}, {p['num_threads']} threads"
+        for p in threadpool_info()
+    ]
     kernel = os.environ.get("OPENBLAS_CORETYPE", "not set")
     return Finding("blas", True, f"numpy {np.__version__}; {'; '.join(pools)}; OPENBLAS_CORETYPE {kernel}")
 
 
 def _memory() -> Finding:
     kept = bool(tune_process(None)["keep_memory"])
-    return Finding("allocator", kept, "freed memory is kept (glibc)" if kept else "freed memory goes back to the system: steps are slower")
+    return Finding(
+        "allocator",
+        kept,
+        "freed memory is kept (glibc)" if kept else "freed memory goes back to the system: steps are slower",
+    )
 
 
 def _mpi() -> list[Finding]:
@@ -66,7 +73,9 @@ def _mpi() -> list[Finding]:
         return [Finding("mpi", False, f"mpi4py does not find its MPI library: {error}"), launcher]
     same = ("MPICH" in library) == ("MPICH" in launcher.text) or not launcher.ok
     if not same:
-        launcher = Finding("mpiexec", False, f"{launcher.text}: not the launcher of {library}; every process would be rank 0 of 1")
+        launcher = Finding(
+            "mpiexec", False, f"{launcher.text}: not the launcher of {library}; every process would be rank 0 of 1"
+        )
     return [Finding("mpi", True, library.splitlines()[0][:80]), launcher]
 
 

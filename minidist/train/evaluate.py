@@ -1,8 +1,9 @@
 """The loss on data that is never trained on: the last tenth, every so many steps, the same digits on every rank.
 
-Each rank computes its micro-batches of one held-out global batch, forward only and without dropout, in the layout that trains: tiles are
-summed, sequences exchanged, units gathered, and a pipeline runs its plan's forward passes alone. The losses of all are added in their
-global order, as those of training are. All that it sends stands under a purpose of its own, so training's volumes stay what they are.
+Each rank computes its micro-batches of one held-out global batch, forward only and without dropout, in the layout that
+trains: tiles are summed, sequences exchanged, units gathered, and a pipeline runs its plan's forward passes alone. The
+losses of all are added in their global order, as those of training are. All that it sends stands under a purpose of its
+own, so training's volumes stay what they are.
 """
 
 from collections import Counter
@@ -22,8 +23,8 @@ from minidist.train.volumes import ITEMSIZE, AxisSizes, crossing_elements, gathe
 def evaluate(job: Job, strategy: Strategy) -> float:
     """The mean loss of the first held-out global batch, in which experts' balancing loss counts as in training.
 
-    Every rank calls it; sends what a forward pass sends, and every micro-batch's loss to everybody (8 B each): all of it purpose
-    evaluation, `evaluation_bytes` in closed form.
+    Every rank calls it; sends what a forward pass sends, and every micro-batch's loss to everybody (8 B each): all of
+    it purpose evaluation, `evaluation_bytes` in closed form.
     """
     with purpose("evaluation", whole=True), job.evaluating() as held_out:
         everybody = all_gather(strategy.axes.data, np.array(strategy.held_out_losses(held_out), dtype=np.float64))
@@ -31,7 +32,9 @@ def evaluate(job: Job, strategy: Strategy) -> float:
 
 
 def evaluate_alone(jobs: Sequence[Job], done: int) -> float | None:
-    """The same on one device after `done` steps, None when it is not the turn. Several jobs (local SGD) share the micro-batches."""
+    """The same on one device after `done` steps, None when it is not the turn. Several jobs (local SGD) share the
+    micro-batches.
+    """
     every, share = jobs[0].config.evaluate_every, jobs[0].batches.microbatches // len(jobs)
     if not every or done % every:
         return None
@@ -50,10 +53,14 @@ def in_order(losses: Iterable[float]) -> float:
     return total
 
 
-def evaluation_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int) -> Counter[str]:
-    """What evaluations add to the closed form, of all ranks, in a job that began at `first_step`. sizes: see `closed_form_bytes`.
+def evaluation_bytes(
+    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int
+) -> Counter[str]:
+    """What evaluations add to the closed form, of all ranks, in a job that began at `first_step`. sizes: see
+    `closed_form_bytes`.
 
-    Small parameters that stay whole (ZeRO 3) are gathered once after each update, by who needs them first: then by the evaluation.
+    Small parameters that stay whole (ZeRO 3) are gathered once after each update, by who needs them first: then by the
+    evaluation.
     """
     every = config.evaluate_every
     if not every:
@@ -74,8 +81,8 @@ def problems(config: TrainConfig) -> Iterator[str]:
         return
     if config.pp > 1 and updates_of(config.schedule) != "flush":
         yield (
-            f"--evaluate-every needs a moment at which no micro-batch is under way, and --schedule {config.schedule} never drains; "
-            "take a synchronous one, such as 1f1b"
+            f"--evaluate-every needs a moment at which no micro-batch is under way, and --schedule {config.schedule}"
+            " never drains; take a synchronous one, such as 1f1b"
         )
     if config.strategy == "ps":
         yield "--evaluate-every belongs to ranks that step together; leave it out, or leave out --strategy ps"

@@ -1,8 +1,9 @@
 """Text from a trained language model: one token after the other, on one device, from the checkpoint of any layout.
 
-A checkpoint is a set of named global tensors, so who trained the model (4 ranks of ZeRO 3, a pipeline) does not matter here.
-Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text; temperature 0 takes the
-most probable token. The whole context is computed anew for each token: no cache of keys and values, for the sake of one page.
+A checkpoint is a set of named global tensors, so who trained the model (4 ranks of ZeRO 3, a pipeline) does not matter
+here. Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text;
+temperature 0 takes the most probable token. The whole context is computed anew for each token: no cache of keys and
+values, for the sake of one page.
 """
 
 from collections.abc import Iterator
@@ -30,15 +31,19 @@ class Vocabulary:
 
 
 def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
-    """The language model of the latest checkpoint, whole, on this device, without dropout; and the config it was trained with.
+    """The language model of the latest checkpoint, whole, on this device, without dropout; and the config it was
+    trained with.
 
-    Weights that were stored in two bytes are computed with in float32. Errors: UsageError for a classifier, and those of
-    `Checkpoint`.
+    Weights that were stored in two bytes are computed with in float32. Errors: UsageError for a classifier, and those
+    of `Checkpoint`.
     """
     checkpoint = Checkpoint(directory)
     config = TrainConfig.make(**checkpoint.state["config"])
     if config.model == "mlp":
-        raise UsageError(f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates nothing; train a gpt or llama")
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates nothing; train"
+            " a gpt or llama"
+        )
     if config.precision in ("fp16", "bf16"):
         config = config.model_copy(update={"precision": "fp32"})
     name = next(name for name in EMBEDDINGS if name in checkpoint.tensors)
@@ -51,14 +56,24 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
 
 
 def generate(
-    model: Any, prompt: np.ndarray, count: int, context: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+    model: Any,
+    prompt: np.ndarray,
+    count: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
 ) -> Iterator[int]:
     """`count` tokens that go on from `prompt` (1-D, at least one), each as soon as it is known.
 
-    temperature: logits are divided by it; 0: the most probable token (the first of equal ones). top_k: only the k most probable
-    tokens are drawn from.
+    temperature: logits are divided by it; 0: the most probable token (the first of equal ones). top_k: only the k most
+    probable tokens are drawn from.
     """
-    for flag, value, least in (("--temperature", temperature, 0), ("--top-k", 1 if top_k is None else top_k, 1), ("--tokens", count, 0)):
+    for flag, value, least in (
+        ("--temperature", temperature, 0),
+        ("--top-k", 1 if top_k is None else top_k, 1),
+        ("--tokens", count, 0),
+    ):
         if value < least:
             raise UsageError(f"{flag} {value:g}: it must be at least {least}")
     if prompt.size == 0:
@@ -91,7 +106,9 @@ def as_tokens(prompt: str, vocabulary: int) -> np.ndarray:
     try:
         numbers = np.array([int(word) for word in prompt.split()], np.int64)
     except ValueError:
-        raise UsageError(f"--prompt {prompt!r}: this model's tokens are numbers below {vocabulary}; write them with spaces between") from None
+        raise UsageError(
+            f"--prompt {prompt!r}: this model's tokens are numbers below {vocabulary}; write them with spaces between"
+        ) from None
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < vocabulary:
         raise UsageError(f"--prompt {prompt!r}: tokens of this model are numbers from 0 to {vocabulary - 1}")
     return numbers
@@ -102,7 +119,9 @@ def as_text(tokens: list[int], vocabulary: int) -> str:
     return bytes(tokens).decode("utf-8", errors="replace") if vocabulary == BYTES else " ".join(map(str, tokens))
 
 
-def run_generation(directory: str | Path, prompt: str, count: int, temperature: float, top_k: int | None, seed: int) -> dict[str, Any]:
+def run_generation(
+    directory: str | Path, prompt: str, count: int, temperature: float, top_k: int | None, seed: int
+) -> dict[str, Any]:
     """What `minidist generate` prints: {prompt, text, tokens}."""
     model, config = load_model(directory)
     vocabulary = model.config.vocab_size

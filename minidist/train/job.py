@@ -1,7 +1,7 @@
 """From a config to the things that are trained: model, data, optimizer. The same on every rank and for the reference.
 
-Nothing here depends on the number of ranks: weights depend on the seed and on names, a step's global batch on the seed and
-the step. That is why one device and many can be compared at all.
+Nothing here depends on the number of ranks: weights depend on the seed and on names, a step's global batch on the seed
+and the step. That is why one device and many can be compared at all.
 """
 
 import os
@@ -104,7 +104,9 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         held_out = GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
-    return Job(config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config), held_out=held_out)
+    return Job(
+        config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config), held_out=held_out
+    )
 
 
 def check(config: TrainConfig, processes_here: int = 1) -> None:
@@ -117,8 +119,9 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     if memory is not None and needed > memory:
         raise UsageError(
-            f"{_parameters(config):,} parameters on {processes_here:,} ranks in this process need about {needed / 1e9:,.0f} GB "
-            f"and this machine has {memory / 1e9:,.0f} GB; use fewer --layers, a smaller --width or fewer ranks"
+            f"{_parameters(config):,} parameters on {processes_here:,} ranks in this process need about"
+            f" {needed / 1e9:,.0f} GB and this machine has {memory / 1e9:,.0f} GB; use fewer --layers, a smaller"
+            " --width or fewer ranks"
         )
     if config.model != "mlp" and not dataset.is_tokens:
         raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
@@ -134,17 +137,20 @@ def check(config: TrainConfig, processes_here: int = 1) -> None:
         )
     if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
         raise UsageError(
-            f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and rmsprop"
+            f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and"
+            " rmsprop"
         )
     if config.recompute == "selective" and config.model == "mlp":
         raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
     if config.model == "mlp" and budget_of(config.recompute) is not None:
         raise UsageError(
-            f"--recompute {config.recompute} measures one block and takes the others for its like, which layers of an MLP are not; use --recompute sqrt or full"
+            f"--recompute {config.recompute} measures one block and takes the others for its like, which layers of an"
+            " MLP are not; use --recompute sqrt or full"
         )
     if config.offload == "activations" and config.recompute in ("none", "selective"):
         raise UsageError(
-            f"--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full, sqrt or budget:BYTES, not {config.recompute}"
+            "--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full,"
+            f" sqrt or budget:BYTES, not {config.recompute}"
         )
     dataset.samples(config.context)
     _schedule(config)
@@ -161,16 +167,30 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
     dtype = named_dtype(DTYPES[config.precision])
     if config.model == "gpt":
         gpt = GPTConfig(
-            dataset.vocab_size, config.context, config.width, config.layers, config.heads, config.dropout, n_experts=config.experts,
-            expert_top_k=config.top_k, capacity_factor=config.capacity_factor, aux_loss_weight=config.aux_loss_weight,
+            dataset.vocab_size,
+            config.context,
+            config.width,
+            config.layers,
+            config.heads,
+            config.dropout,
+            n_experts=config.experts,
+            expert_top_k=config.top_k,
+            capacity_factor=config.capacity_factor,
+            aux_loss_weight=config.aux_loss_weight,
             attention_dropout=config.attention_dropout,
-        )  # fmt: skip
+        )
         return GPT(gpt, dtype=dtype, seed=config.seed)
     if config.model == "llama":
         llama = LlamaConfig(
-            dataset.vocab_size, config.width, llama_inner(config), config.layers, config.heads, config.kv_heads, config.context,
+            dataset.vocab_size,
+            config.width,
+            llama_inner(config),
+            config.layers,
+            config.heads,
+            config.kv_heads,
+            config.context,
             attention_dropout=config.attention_dropout,
-        )  # fmt: skip
+        )
         return Llama(llama, dtype=dtype, seed=config.seed)
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
 
@@ -202,7 +222,10 @@ def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
     if config.precision != "fp16":
         return None
     return DynamicLossScaler(
-        config.loss_scale, growth_interval=config.loss_scale_interval, hysteresis=config.loss_scale_hysteresis, floor=config.loss_scale_floor
+        config.loss_scale,
+        growth_interval=config.loss_scale_interval,
+        hysteresis=config.loss_scale_hysteresis,
+        floor=config.loss_scale_floor,
     )
 
 

@@ -8,12 +8,13 @@ With A = b T w, the activation of a micro-batch of b sequences, all t tensor-par
     head         -                                     1 all-reduce                     sequence parallel: (t-1) A
     loss         3 all-reduces of b T numbers          -                                -
 
-Sequence parallel gathers and reduce-scatters instead, the same bytes, and adds up the gradients of norms, of biases behind the
-sum and of the position table. Ring attention sends K and V round, (P-1) hops of 2 b T k, in forward and, with their gradients,
-(2P-1) hops in backward; Ulysses (P-1)/P of q, k, v and the output each way. Experts: (e-1) E C w each way, there and back.
+Sequence parallel gathers and reduce-scatters instead, the same bytes, and adds up the gradients of norms, of biases
+behind the sum and of the position table. Ring attention sends K and V round, (P-1) hops of 2 b T k, in forward and,
+with their gradients, (2P-1) hops in backward; Ulysses (P-1)/P of q, k, v and the output each way. Experts: (e-1) E C w
+each way, there and back.
 
-What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first step,
-the empty pass by which a pipeline learns the shapes at its borders.
+What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first
+step, the empty pass by which a pipeline learns the shapes at its borders.
 """
 
 from collections import Counter
@@ -109,7 +110,11 @@ class Layers:
         if self.config.model == "mlp":
             return self._mlp_forward(blocks)
         reduced = 0 if not self.others else 2 * self.others * self.activation
-        sums = self._sums_of_a_block() * len(blocks) + (0.5 if self.split else 1) * first + (0.5 if self.split else 0) * last
+        sums = (
+            self._sums_of_a_block() * len(blocks)
+            + (0.5 if self.split else 1) * first
+            + (0.5 if self.split else 0) * last
+        )
         number = 2 if self.config.precision in ("fp16", "bf16") else 1  # float32 among elements of two bytes
         losses = 3 * 2 * self.others * self.rows * self.config.context * last * number
         result = self.attention(len(blocks))
@@ -123,7 +128,11 @@ class Layers:
             inputs = sum(1 for i in blocks if 0 < i < self.config.layers)  # the first layer's input needs no gradient
             return Counter({BACKWARD: 2 * self.others * self.rows * self.config.width * inputs})
         reduced = 2 * self.others * self.activation
-        sums = self._sums_of_a_block() * len(blocks) + (0.5 if self.split else 0) * first + (0.5 if self.split else 1) * last
+        sums = (
+            self._sums_of_a_block() * len(blocks)
+            + (0.5 if self.split else 0) * first
+            + (0.5 if self.split else 1) * last
+        )
         result = self.attention(len(blocks), backward=True)
         result[BACKWARD] += int(reduced * sums) + self._tiles_of_experts() * len(blocks)
         result[DISPATCH] += self._dispatch() * len(blocks)
@@ -132,7 +141,11 @@ class Layers:
         if self.split:
             result[REGATHER] += self.others * self.activation * (self._sums_of_a_block() * len(blocks) + last)
             gpt = self.config.model == "gpt"
-            vectors = (4 + self._sums_of_a_block() if gpt else 2) * len(blocks) + (2 if gpt else 1) * last + self.config.context * (gpt and first)
+            vectors = (
+                (4 + self._sums_of_a_block() if gpt else 2) * len(blocks)
+                + (2 if gpt else 1) * last
+                + self.config.context * (gpt and first)
+            )
             result[BACKWARD] += 2 * self.others * self.config.width * vectors * self.dims.cp
         return result
 
@@ -170,7 +183,9 @@ class Layers:
         if not config.experts:
             return 0
         parts = [len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)]
-        capacities = [expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts]
+        capacities = [
+            expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts
+        ]
         return config.experts * sum(capacities) * config.width
 
     def _mlp_forward(self, blocks: range) -> Elements:

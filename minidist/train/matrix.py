@@ -1,10 +1,12 @@
 """The matrix: every layout of some ranks that is valid, each against one device. What combines is not argued but tried.
 
-    (pp, dp, cp, tp) with the product of the ranks  x  ZeRO stage  x  schedule  x  recomputation  x  precision  x  sequence parallel
+    (pp, dp, cp, tp) with the product of the ranks  x  ZeRO stage  x  schedule  x  recomputation  x  precision  x
+    sequence parallel
 
-Nobody keeps a list of what is valid: a combination is handed to the checks that every job goes through, and what they refuse is
-counted under their sentence. So the matrix grows by itself when a refusal disappears. Each layout trains the same small GPT in the
-simulated world, and every loss, gradient, weight and optimizer state of every step is compared, in the tier that its sums promise.
+Nobody keeps a list of what is valid: a combination is handed to the checks that every job goes through, and what they
+refuse is counted under their sentence. So the matrix grows by itself when a refusal disappears. Each layout trains the
+same small GPT in the simulated world, and every loss, gradient, weight and optimizer state of every step is compared,
+in the tier that its sums promise.
 """
 
 import itertools
@@ -27,10 +29,24 @@ from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
 from minidist.train.job import check
 
 JOB: dict[str, Any] = {
-    "model": "gpt", "layers": 4, "width": 16, "heads": 8, "context": 16, "data": "markov", "steps": 2, "lr": 1e-3, "clip": 1.0,
-    "global_batch": 8, "reduction": "ordered",
-}  # fmt: skip
-BUCKETS: dict[int, dict[str, Any]] = {0: {"bucket_cap_mb": 0.01}, 1: {"reduce_bucket_size": 3000}, 2: {"reduce_bucket_size": 3000}, 3: {}}  # several
+    "model": "gpt",
+    "layers": 4,
+    "width": 16,
+    "heads": 8,
+    "context": 16,
+    "data": "markov",
+    "steps": 2,
+    "lr": 1e-3,
+    "clip": 1.0,
+    "global_batch": 8,
+    "reduction": "ordered",
+}
+BUCKETS: dict[int, dict[str, Any]] = {
+    0: {"bucket_cap_mb": 0.01},
+    1: {"reduce_bucket_size": 3000},
+    2: {"reduce_bucket_size": 3000},
+    3: {},
+}  # several
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
@@ -72,20 +88,32 @@ def degrees(ranks: int) -> Iterator[tuple[int, int, int, int]]:
 
 def combinations(ranks: int) -> Iterator[Layout]:
     """All that can be asked for; a schedule only where there is a pipeline, a split norm only where there are tiles."""
-    for (pp, dp, cp, tp), zero, recompute, precision in itertools.product(degrees(ranks), range(4), RECOMPUTE, PRECISIONS):
+    for (pp, dp, cp, tp), zero, recompute, precision in itertools.product(
+        degrees(ranks), range(4), RECOMPUTE, PRECISIONS
+    ):
         for schedule in SCHEDULES if pp > 1 else ("1f1b",):
             for sequence_parallel in (False, True) if tp > 1 else (False,):
                 yield {
-                    "pp": pp, "dp": dp, "cp": cp, "tp": tp, "zero": zero, "schedule": schedule, "recompute": recompute,
-                    "precision": precision, "sequence_parallel": sequence_parallel,
-                }  # fmt: skip
+                    "pp": pp,
+                    "dp": dp,
+                    "cp": cp,
+                    "tp": tp,
+                    "zero": zero,
+                    "schedule": schedule,
+                    "recompute": recompute,
+                    "precision": precision,
+                    "sequence_parallel": sequence_parallel,
+                }
 
 
 def config_of(layout: Layout, **job: Any) -> TrainConfig:
     """The job of a layout; job: settings in the place of JOB's. Long pipelines get a block for each of their ranks, and
     micro-batches that fill them (others accumulate over two)."""
     batch = {**JOB, **job}["global_batch"]
-    fitted = {"layers": max(JOB["layers"], layout["pp"]), "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"]))}
+    fitted = {
+        "layers": max(JOB["layers"], layout["pp"]),
+        "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"])),
+    }
     return TrainConfig.make(**{**JOB, **BUCKETS[layout["zero"]], **fitted, **job, **layout})
 
 
@@ -115,7 +143,9 @@ def enumerate_layouts(ranks: int, **job: Any) -> tuple[list[Layout], Counter[str
 
 
 def stratified(layouts: Sequence[Layout], count: int, seed: int = 0) -> list[Layout]:
-    """`count` of them, each next one the one that adds most values (and pairs of values) not seen yet; the same for the same seed."""
+    """`count` of them, each next one the one that adds most values (and pairs of values) not seen yet; the same for the
+    same seed.
+    """
     order = np.random.default_rng(seed).permutation(len(layouts))
     left = [layouts[i] for i in order]
     seen: set[Any] = set()
@@ -134,8 +164,6 @@ def _features(layout: Layout) -> set[Any]:
     return {*values, *itertools.combinations(values, 2)}
 
 
-
-
 def judge(layout: Layout, ranks: int, job: dict[str, Any]) -> Row:
     """Train on `ranks` simulated ranks and on one device, and compare everything. A run that raises is a difference."""
     began = time.perf_counter()
@@ -144,9 +172,19 @@ def judge(layout: Layout, ranks: int, job: dict[str, Any]) -> Row:
     try:
         verdict = SimWorld(ranks, record=False).run(compare_rank, config, expected_snapshots(config, ranks))[0]
     except MinidistError as error:
-        return Row(layout, tier, False, float("nan"), f"{type(error).__name__}: {error}", 0, time.perf_counter() - began)
+        return Row(
+            layout, tier, False, float("nan"), f"{type(error).__name__}: {error}", 0, time.perf_counter() - began
+        )
     largest = max(verdict.max_difference.values())
-    return Row(layout, verdict.tier, verdict.equal, largest, verdict.first_difference, verdict.tensors, time.perf_counter() - began)
+    return Row(
+        layout,
+        verdict.tier,
+        verdict.equal,
+        largest,
+        verdict.first_difference,
+        verdict.tensors,
+        time.perf_counter() - began,
+    )
 
 
 def _judge(task: tuple[Layout, int, dict[str, Any]]) -> Row:
@@ -176,7 +214,8 @@ def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
     worst = {tier: max((row.difference for row in rows if row.tier == tier), default=0.0) for tier in tiers}
     bad = sum(not row.equal for row in rows)
     lines = [
-        f"{len(rows)} layouts in {seconds:.0f} s: " + ", ".join(f"{n} in the {tier} tier (largest difference {worst[tier]:.1e})" for tier, n in tiers.items()),
+        f"{len(rows)} layouts in {seconds:.0f} s: "
+        + ", ".join(f"{n} in the {tier} tier (largest difference {worst[tier]:.1e})" for tier, n in tiers.items()),
         "all equal one device" if not bad else f"{bad} DIFFER from one device",
         f"{sum(refused.values())} combinations are refused:",
     ]
@@ -186,4 +225,10 @@ def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
 def as_dict(rows: Iterable[Row], refused: Counter[str], ranks: int, seconds: float) -> dict[str, Any]:
     """What `--json` prints."""
     listed = [{**asdict(row), "name": name_of(row.layout)} for row in rows]
-    return {"ranks": ranks, "layouts": listed, "equal": all(row["equal"] for row in listed), "refused": dict(refused), "seconds": seconds}
+    return {
+        "ranks": ranks,
+        "layouts": listed,
+        "equal": all(row["equal"] for row in listed),
+        "refused": dict(refused),
+        "seconds": seconds,
+    }

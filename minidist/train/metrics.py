@@ -1,8 +1,8 @@
 """What a training job says while it runs, as JSON lines, and the callbacks that it is made with.
 
-A callback is a function of `StepState`; every rank calls it after every step, so it may communicate, as long as all ranks do
-the same. There is no TensorBoard and no Weights & Biases in here: `MetricsFile` is a callback of twenty lines, and yours is
-another one (`run_training(config, ..., callbacks=[yours])`).
+A callback is a function of `StepState`; every rank calls it after every step, so it may communicate, as long as all
+ranks do the same. There is no TensorBoard and no Weights & Biases in here: `MetricsFile` is a callback of twenty lines,
+and yours is another one (`run_training(config, ..., callbacks=[yours])`).
 
     {"step": 3, "loss": 2.31, "lr": 0.003, "samples": 64, "seconds": 0.41, "bytes_sent": 596320}
 """

@@ -1,7 +1,7 @@
 """`--noise-scale`: how large a batch would be worth its samples, measured beside training (parallel/noise_scale.py).
 
-A rank's own gradient is looked at before it is summed, everybody's after it; one number of 8 B is all-reduced a step. The
-weights do not notice.
+A rank's own gradient is looked at before it is summed, everybody's after it; one number of 8 B is all-reduced a step.
+The weights do not notice.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,15 @@ class NoiseMeter:
         self.scale.add(step_estimate(self.comm, self.local.take(), self.flat.grad, self.batch))
 
     def result(self) -> dict[str, float | None]:
-        """Averages over the last steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in the noise)."""
+        """Averages over the last steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in the
+        noise).
+        """
         simple = self.scale.simple
-        return {"samples": simple if isfinite(simple) else None, "gradient_square": self.scale.gradient, "noise": self.scale.noise}
+        return {
+            "samples": simple if isfinite(simple) else None,
+            "gradient_square": self.scale.gradient,
+            "noise": self.scale.noise,
+        }
 
 
 def check_noise(config: TrainConfig, batches: Batches) -> Iterator[str]:
@@ -38,9 +44,12 @@ def check_noise(config: TrainConfig, batches: Batches) -> Iterator[str]:
         return
     dims = batches.dims
     if config.strategy == "ps" or config.zero or dims.dp == 1 or dims.dp != dims.ranks or config.experts:
-        yield "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero and no --strategy ps"
+        yield (
+            "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero"
+            " and no --strategy ps"
+        )
     if config.synchronize_each or config.compression != "none" or config.precision in ("fp16", "bf16"):
         yield (
-            "--noise-scale compares a rank's whole gradient with everybody's, as they are; leave out --synchronize-each, --compression "
-            "and --precision fp16 or bf16"
+            "--noise-scale compares a rank's whole gradient with everybody's, as they are; leave out"
+            " --synchronize-each, --compression and --precision fp16 or bf16"
         )

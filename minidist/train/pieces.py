@@ -1,4 +1,5 @@
-"""Which parts of the global tensors a rank's arrays are, so that a checkpoint knows no layout: tiles, shards, shards of tiles.
+"""Which parts of the global tensors a rank's arrays are, so that a checkpoint knows no layout: tiles, shards, shards of
+tiles.
 
     a tile (columns 2 and 3)   | . . x X . . |      elements 1 to 4 of the tile, row by row (X), are three boxes of the whole:
     of a (4, 6) tensor         | . . X X . . |      row 0, column 3 - rows 1 to 1, columns 2 and 3 - row 2, column 2
@@ -43,7 +44,9 @@ def boxes_of_stretch(shape: tuple[int, ...], start: int, stop: int) -> Iterator[
 def pieces_of(
     name: str, parameter: Parameter, axes: Axes, array: Array, start: int, stop: int, copies: tuple[int, int] = (0, 1)
 ) -> list[Piece]:
-    """What a rank holds of the global tensor `name`: `array` is elements [start, stop) of its tile of `parameter`'s shape."""
+    """What a rank holds of the global tensor `name`: `array` is elements [start, stop) of its tile of `parameter`'s
+    shape.
+    """
     if parameter.layout is None or not parameter.layout.axes:
         return [Piece(name, parameter.shape, array, start, stop, copies=copies)]
     result = []
@@ -55,7 +58,9 @@ def pieces_of(
             both = [(max(a, part.start), min(b, part.stop)) for (a, b), part in zip(stretch, local, strict=True)]
             if all(low < high for low, high in both):
                 inside = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, stretch, strict=True))
-                shift = [start_ - part.start for (start_, _), part in zip(whole, local, strict=True)]  # from tile to tensor
+                shift = [
+                    start_ - part.start for (start_, _), part in zip(whole, local, strict=True)
+                ]  # from tile to tensor
                 box = tuple((low + by, high + by) for (low, high), by in zip(both, shift, strict=True))
                 result.append(Piece(name, parameter.layout.global_shape, values[inside], box=box, copies=copies))
     return result

@@ -1,6 +1,5 @@
 """A pipeline as a strategy of the training loop: this rank's stages, each with a data axis of its own."""
 
-
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,20 @@ class PipelineParallel(Strategy):
         super().__init__(job, axes, everything)
         self.now = 0
         self.pipe = Pipeline(
-            axes.pp, plan, stages, self._loss, tied=tied, reducers=reducers if axes.data.size > 1 or job.config.zero else None,
-            reduce_each=job.config.zero == 2, coordinates=lambda i: job.coordinates(self.now, self._number(i)),
-        )  # fmt: skip
+            axes.pp,
+            plan,
+            stages,
+            self._loss,
+            tied=tied,
+            reducers=reducers if axes.data.size > 1 or job.config.zero else None,
+            reduce_each=job.config.zero == 2,
+            coordinates=lambda i: job.coordinates(self.now, self._number(i)),
+        )
         self.forwards: Pipeline | None = None  # of an evaluation
         if job.config.zero >= 2:
-            shards = {n: [shard for axis in everything if axis.stage == n for shard in axis.shards] for n in self.pipe.stages}
+            shards = {
+                n: [shard for axis in everything if axis.stage == n for shard in axis.shards] for n in self.pipe.stages
+            }
             self.pipe.shared = SharedShards(self.pipe.shared, shards)  # type: ignore[assignment]
 
     def _number(self, i: int) -> int:
@@ -67,7 +74,10 @@ class PipelineParallel(Strategy):
     def _batches(self, job: Job, step: int) -> tuple[list[Any], list[Any]]:
         """Inputs and targets of this pipeline's micro-batches."""
         batches = [job.micro_batch(step, self._number(i)) for i in range(job.batches.accumulation)]
-        inputs = [getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs for inputs, _ in batches]
+        inputs = [
+            getattr(x := as_input(inputs, job.dtype), "data", x) if inputs.dtype.kind == "f" else inputs
+            for inputs, _ in batches
+        ]
         return inputs, [targets for _, targets in batches]
 
     def _loss(self, outputs: Any, targets: Any) -> Any:
@@ -82,7 +92,10 @@ class PipelineParallel(Strategy):
             mine.setdefault(axis.stage, []).append(self.squares_of(axis, skip))
         places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
         with purpose("clip_norm"):
-            own = [np.concatenate([np.zeros(0), *mine.get(stage, [])]) if at == rank else np.zeros(0) for stage, at in places]
+            own = [
+                np.concatenate([np.zeros(0), *mine.get(stage, [])]) if at == rank else np.zeros(0)
+                for stage, at in places
+            ]
             counts = np.array([float(part.size) for part in own])
             all_reduce(self.axes.pp, counts, algorithm="ordered")
             ends = np.cumsum(counts).astype(int)
@@ -102,7 +115,9 @@ class PipelineParallel(Strategy):
 
 
 def everybodys(comm: Comm, mine: Tensors) -> Tensors:
-    """The tensors of all ranks; of one name the first rank's. Each rank sends its own to every other (purpose checkpoint)."""
+    """The tensors of all ranks; of one name the first rank's. Each rank sends its own to every other (purpose
+    checkpoint).
+    """
     everybody: Tensors = {kind: {} for kind in mine}
     with purpose("checkpoint"):
         for rank in range(comm.size):
@@ -125,7 +140,9 @@ class PipelineOrder:
         self.groups = job.config.dp_replicate if job.config.zero == 3 else 1
         self.each = job.config.zero >= 2  # are replicas summed in every micro-batch?
         self.replicas, self.additions, self.last = job.batches.dp, plan.additions(), plan.stages - 1
-        self.stage_of = {p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()}
+        self.stage_of = {
+            p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()
+        }
 
     def sites(self, name: str) -> list[tuple[int, slice]]:
         """(stage, which of a micro-batch's contributions): backward meets the head's use of tied weights first."""

@@ -26,12 +26,19 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     else:
         plan = load_plan(config.schedule, config.pp, microbatches, config.chunks)
     if plan.updates == "none" or (plan.updates != "flush" and updates == "flush"):
-        trains = "trains nothing" if plan.updates == "none" else "updates its weights on the way, which train does for schedules by name only"
+        trains = (
+            "trains nothing"
+            if plan.updates == "none"
+            else "updates its weights on the way, which train does for schedules by name only"
+        )
         raise UsageError(f"--schedule {config.schedule} {trains}; train with a synchronous one, such as 1f1b or zb-h1")
     validate(plan)
     idle = [rank for rank in range(plan.ranks) if not plan.orders[rank]]
     if idle:
-        raise UsageError(f"--schedule {config.schedule} leaves rank {idle[0]} without a stage; give it one, or leave its line out and take --pp {plan.ranks - len(idle)}")
+        raise UsageError(
+            f"--schedule {config.schedule} leaves rank {idle[0]} without a stage; give it one, or leave its line out"
+            f" and take --pp {plan.ranks - len(idle)}"
+        )
     again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
     return recompute(plan) if again else plan
 
@@ -58,8 +65,9 @@ def crossings_into(plan: Plan, stage: int) -> int:
 
 
 def crossings_of(plan: Plan) -> tuple[int, int, int]:
-    """Activations of a step that go from rank to rank; borders between ranks on all distinct ways of micro-batches through the
-    ranks; and these ways."""
+    """Activations of a step that go from rank to rank; borders between ranks on all distinct ways of micro-batches
+    through the ranks; and these ways.
+    """
     home = _homes(plan)
     ways = [tuple(home[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
 
@@ -80,7 +88,9 @@ def replicas_of(config: TrainConfig) -> list[int] | None:
 
 
 def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:
-    """`cut_model` at the places of --partition: uniform, parameters, the sizes themselves, or a profile of `minidist profile`."""
+    """`cut_model` at the places of --partition: uniform, parameters, the sizes themselves, or a profile of `minidist
+    profile`.
+    """
     return cut_model(model, stages, stage_sizes(config.partition, model, stages))
 
 
@@ -95,7 +105,8 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
         layers = read_profile(partition)
         if len(layers) != count_blocks(model):
             raise UsageError(
-                f"--partition {partition} has {len(layers)} layers and the model {count_blocks(model)} blocks; measure this model: minidist profile"
+                f"--partition {partition} has {len(layers)} layers and the model {count_blocks(model)} blocks; measure"
+                " this model: minidist profile"
             )
         found = by_slowest([layer.fwd_ms + layer.bwd_ms for layer in layers], stages)
     else:
@@ -103,7 +114,8 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
             return [int(text) for text in partition.split(",")]
         except ValueError:
             raise UsageError(
-                f"--partition {partition!r}; it must be uniform, parameters, the blocks of each stage such as 3,1, or a FILE.json of minidist profile"
+                f"--partition {partition!r}; it must be uniform, parameters, the blocks of each stage such as 3,1, or a"
+                " FILE.json of minidist profile"
             ) from None
     return [stage.last - stage.first + 1 for stage in found]
 

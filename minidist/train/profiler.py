@@ -1,8 +1,9 @@
 """How long each layer of the real model takes, measured: what a partition by time is made of.
 
-The model is cut into stages of one block each, exactly as a pipeline would be (the embedding goes with the first block, the head
-and the loss with the last), and each is run forward and backward on one micro-batch. The result is a profile as `minidist partition`
-reads it. Times are medians over rounds that go through all blocks in turn, so that a busy moment meets all of them alike.
+The model is cut into stages of one block each, exactly as a pipeline would be (the embedding goes with the first block,
+the head and the loss with the last), and each is run forward and backward on one micro-batch. The result is a profile
+as `minidist partition` reads it. Times are medians over rounds that go through all blocks in turn, so that a busy
+moment meets all of them alike.
 """
 
 import statistics
@@ -24,7 +25,9 @@ from minidist.train.plans import count_blocks
 
 
 def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
-    """One Layer a block: milliseconds of forward and backward of a micro-batch, bytes of its output and of its parameters."""
+    """One Layer a block: milliseconds of forward and backward of a micro-batch, bytes of its output and of its
+    parameters.
+    """
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be at least 1")
     alone = config.model_copy(update={"pp": 1, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "chunks": None})
@@ -42,12 +45,22 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     result = []
     for number, stage in enumerate(stages):
         forward, backward = (statistics.median(row[number][k] for row in times[1:]) * 1e3 for k in (0, 1))
-        name = " + ".join([*(["embedding"] if number == 0 and config.model != "mlp" else []), f"block {number}", *(["head"] if number == blocks - 1 else [])])
-        result.append(Layer(name, forward, backward, float(sizes[number]), float(sum(p.data.nbytes for p in stage.parameters))))
+        name = " + ".join(
+            [
+                *(["embedding"] if number == 0 and config.model != "mlp" else []),
+                f"block {number}",
+                *(["head"] if number == blocks - 1 else []),
+            ]
+        )
+        result.append(
+            Layer(name, forward, backward, float(sizes[number]), float(sum(p.data.nbytes for p in stage.parameters)))
+        )
     return result
 
 
-def _one_round(job: Job, stages: list[PipelineStage], inputs: Any, targets: Any) -> tuple[list[tuple[float, float]], list[int]]:
+def _one_round(
+    job: Job, stages: list[PipelineStage], inputs: Any, targets: Any
+) -> tuple[list[tuple[float, float]], list[int]]:
     x, alive, row, sizes = [inputs], [], [], []
     with batch_coordinates(0, 0, job.config.seed):
         for number, stage in enumerate(stages):

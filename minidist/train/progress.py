@@ -1,6 +1,7 @@
 """How far the job is: a bar on a terminal, throttled lines that end in a newline everywhere else.
 
-A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive live. One rank prints.
+A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive live. One rank
+prints.
 """
 
 import sys
@@ -29,9 +30,13 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self.bar = Bar(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-                TextColumn("loss {task.fields[loss]:.4f}"), TimeRemainingColumn(), console=Console(stderr=True),
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("loss {task.fields[loss]:.4f}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
             self.task = self.bar.add_task(self.title, total=self.steps, loss=float("nan"))
             self.bar.start()
         return self

@@ -7,11 +7,13 @@
     5  stages        the model cut into a pipeline
     6  data          each stage's parameters spread over the ranks that see other rows: DDP, ZeRO, FSDP
 
-Every rank builds the whole model from the seed and keeps its part, so all parts together are the model of one device; that
-is why a plan of tiles can speak of the whole model's names although it is cut into stages later. The order is not free: tiles
-must be cut before parameters become flat arrays (6), and a replay (4) must replay the messages of 1 to 3. Gradients are
-finished inside out: tiles and norms while backward runs (2, 3), then copies of a tied weight on two stages (5), then the data
-axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in every micro-batch, and the copies' shards last.
+Every rank builds the whole model from the seed and keeps its part, so all parts together are the model of one device;
+that is why a plan of tiles can speak of the whole model's names although it is cut into stages later. The order is not
+free: tiles must be cut before parameters become flat arrays (6), and a replay (4) must replay the messages of 1 to 3.
+Gradients are
+finished inside out: tiles and norms while backward runs (2, 3), then copies of a tied weight on two stages (5), then
+the data axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in every micro-batch, and the
+copies' shards last.
 """
 
 from functools import partial
@@ -36,7 +38,8 @@ from minidist.train.strategies import Strategy
 def parallelize(job: Job, comm: Comm) -> Strategy:
     """This rank's part of the job's model, with every axis applied. All ranks of `comm` call it.
 
-    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` says at its start.
+    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` says at its
+    start.
     """
     axes = job.batches.dims.axes(comm)
     deal_out_experts(job, axes)
@@ -86,7 +89,9 @@ def split_sequences(job: Job, axes: Axes) -> None:
     if config.model == "gpt" and cp.size > 1:
         inner = job.model.transformer
         inner.embed = partial(_at, inner.embed, job.positions)
-    if config.model == "llama":  # also without cp: a stage that holds 1/tp of the sequence needs the angles of all of it
+    if (
+        config.model == "llama"
+    ):  # also without cp: a stage that holds 1/tp of the sequence needs the angles of all of it
         inner = job.model.model
         inner.angles = partial(_at, inner.angles, xp.arange(config.context) if job.positions is None else job.positions)
 
@@ -99,8 +104,8 @@ def _at(function: Any, positions: Any, what: Any, given: Any = None) -> Any:
 def recompute_blocks(job: Job) -> None:
     """4: blocks keep their input only (full), segments of blocks do (sqrt, budget:BYTES), or attention (selective).
 
-    A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the blocks'
-    inputs are to wait on the host.
+    A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the
+    blocks' inputs are to wait on the host.
     """
     config = job.config
     pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None

@@ -1,8 +1,9 @@
-"""Training on one device, written to be obviously right: what every strategy must equal, bit for bit where it claims to.
+"""Training on one device, written to be obviously right: what every strategy must equal, bit for bit where it claims
+to.
 
-It runs the same micro-batches one after the other, catches every gradient contribution (one for each use of a parameter in
-each micro-batch, computed whole) before anything is added, and then adds them in the order that the layout declares. It
-shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
+It runs the same micro-batches one after the other, catches every gradient contribution (one for each use of a parameter
+in each micro-batch, computed whole) before anything is added, and then adds them in the order that the layout declares.
+It shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,8 +39,8 @@ def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
 def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing.
 
-    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host. An asynchronous
-    pipeline is replayed with its delays (replay.py).
+    The recipe is not applied: no tiles, no parts of sequences, no shards, nothing recomputed or on the host. An
+    asynchronous pipeline is replayed with its delays (replay.py).
     """
     if config.pp > 1 and updates_of(config.schedule) != "flush":
         from minidist.train.replay import replay
@@ -111,25 +112,30 @@ def _add(device: OneDevice, contributions: list[Contributions], order: GradientO
 
 
 def _add_stages(contributions: Sequence[list[Array]], order: PipelineOrder, name: str) -> Array | None:
-    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas; with ZeRO 2 and 3 the
-    replicas first, in every micro-batch."""
+    """Micro-batches as the plan has them, then the ranks of a stage, then the stages, then the replicas; with ZeRO 2
+    and 3 the replicas first, in every micro-batch.
+    """
     local = len(contributions) // order.replicas
 
     def of_stage(stage: int, sites: slice, replica: int) -> Array | None:
         return _fold(
-            _fold(site for i in numbers for site in contributions[replica * local + i][sites]) for numbers in order.additions[stage]
+            _fold(site for i in numbers for site in contributions[replica * local + i][sites])
+            for numbers in order.additions[stage]
         )
 
     def of_stage_in_each(stage: int, sites: slice) -> Array | None:
         def of_micro_batch(i: int) -> Array | None:
-            return _fold_replicas(lambda replica: _fold(contributions[replica * local + i][sites]), order.replicas, order.groups)
+            return _fold_replicas(
+                lambda replica: _fold(contributions[replica * local + i][sites]), order.replicas, order.groups
+            )
 
         return _fold(_fold(of_micro_batch(i) for i in numbers) for numbers in order.additions[stage])
 
     if order.each:
         return _fold(of_stage_in_each(stage, sites) for stage, sites in order.sites(name))
     return _fold(
-        _fold(of_stage(stage, sites, replica) for stage, sites in order.sites(name)) for replica in range(order.replicas)
+        _fold(of_stage(stage, sites, replica) for stage, sites in order.sites(name))
+        for replica in range(order.replicas)
     )
 
 
@@ -142,7 +148,8 @@ def add_in_order(contributions: Sequence[list[Array]], order: GradientOrder) -> 
         return _fold_replicas(of_one, order.replicas, order.groups)
 
     if order.synchronize_each:
-        return _fold(over_replicas(lambda replica, i=i: _fold(contributions[replica * local + i])) for i in sequence)  # type: ignore[misc]
+        # type: ignore[misc]
+        return _fold(over_replicas(lambda replica, i=i: _fold(contributions[replica * local + i])) for i in sequence)
     return over_replicas(lambda replica: _fold(site for i in sequence for site in contributions[replica * local + i]))
 
 

@@ -1,7 +1,10 @@
-"""An asynchronous pipeline on one device: each micro-batch with the versions that the law names. What the pipeline must equal.
+"""An asynchronous pipeline on one device: each micro-batch with the versions that the law names. What the pipeline must
+equal.
 
-    mini-batch t    stage 0 with version max(0, t-2), stage 1 with max(0, t-1), stage 2 with t        pipedream, three stages
-                    forward and backward through all of them, then each stage's update                all versions are kept
+    mini-batch t    stage 0 with version max(0, t-2), stage 1 with max(0, t-1), stage 2 with t        pipedream, three
+    stages
+                    forward and backward through all of them, then each stage's update                all versions are
+                    kept
 
 It shares with the pipeline the engine and the optimizer; no plan, no message, no stash.
 """
@@ -27,7 +30,9 @@ from minidist.train.trainer import Observer, StepState
 class Unit:
     """Parameters with one delay: all versions of them, the mini-batches' gradients until an update, and the optimizer."""
 
-    def __init__(self, job: Job, parameters: Any, stage: int, stages: int, replicas: Sequence[int], shared: bool) -> None:
+    def __init__(
+        self, job: Job, parameters: Any, stage: int, stages: int, replicas: Sequence[int], shared: bool
+    ) -> None:
         self.flat = FlatParameters(parameters)
         self.optimizer, self.versions = Scheduled(job, self.flat), [self.flat.data.copy()]
         self.round = replicas[stage]  # mini-batches of an update
@@ -50,7 +55,10 @@ class Unit:
             if parameter.requires_grad:
                 parameter.grad = gradient[self.flat.slice_of(parameter)].reshape(parameter.shape).copy()
         self.optimizer.step()
-        self.gradient, self.state = gradient, {name: {k: a.copy() for k, a in row.items()} for name, row in self.optimizer.state.items()}
+        self.gradient, self.state = (
+            gradient,
+            {name: {k: a.copy() for k, a in row.items()} for name, row in self.optimizer.state.items()},
+        )
         self.versions.append(self.flat.data.copy())
         self.flat.zero_grad()
 

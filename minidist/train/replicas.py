@@ -1,8 +1,9 @@
 """Do all copies of every parameter still have the same bits? A check for each step, whatever the layout.
 
-Data-parallel ranks hold the same weights, tensor-parallel ranks the same norms, the first and the last stage the same tied
-embedding. Nothing sends these weights again after the start: they stay equal because each rank adds the same numbers in the
-same order, and a mistake in that (a gradient that one axis forgot to sum) shows in the loss only much later.
+Data-parallel ranks hold the same weights, tensor-parallel ranks the same norms, the first and the last stage the same
+tied embedding. Nothing sends these weights again after the start: they stay equal because each rank adds the same
+numbers in the same order, and a mistake in that (a gradient that one axis forgot to sum) shows in the loss only much
+later.
 
 Every rank tells all others, of each stretch of values that it holds, which part of which global tensor that is and a
 fingerprint of its bits: 16 B a stretch, to everybody. Equal parts must have equal fingerprints.
@@ -44,8 +45,9 @@ def check_replicas(strategy: Strategy, step: int) -> None:
     if wrong:
         what, other, rank = wrong[0]
         raise MismatchError(
-            f"after step {step} parameter {names.get(what, 'of another stage')!r} is not the same on rank {rank} as on rank {other} "
-            f"({len(wrong)} such parts in all); its gradient was not summed over all ranks that use it, or its update depends on the rank"
+            f"after step {step} parameter {names.get(what, 'of another stage')!r} is not the same on rank {rank} as on"
+            f" rank {other} ({len(wrong)} such parts in all); its gradient was not summed over all ranks that use it,"
+            " or its update depends on the rank"
         )
 
 

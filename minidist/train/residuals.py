@@ -1,8 +1,8 @@
 """What error feedback holds back, in a checkpoint: gradients that were computed, and have not been sent yet.
 
-A residual belongs to one rank of a data axis. It is stored by the number of that rank, and on another number of ranks the sum
-of all is kept (`checkpoint/local.py`, rule "sum"). What else a compressor has is equal on all ranks of its axis, and is stored
-once. Sends nothing.
+A residual belongs to one rank of a data axis. It is stored by the number of that rank, and on another number of ranks
+the sum of all is kept (`checkpoint/local.py`, rule "sum"). What else a compressor has is equal on all ranks of its
+axis, and is stored once. Sends nothing.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ def residual_pieces(strategy: Strategy) -> list[Piece]:
     pieces = []
     for name, axis, compressor, comm in _compressed(strategy):
         if compressor.feedback:
-            pieces += local_pieces(comm.rank, [Local(f"residual/{name}", compressor.residual(axis.parallel.reducer.buckets))])
+            pieces += local_pieces(
+                comm.rank, [Local(f"residual/{name}", compressor.residual(axis.parallel.reducer.buckets))]
+            )
         for key, array in compressor.shared_state().items():
             pieces.append(Piece(f"compression/{name}/{key}", array.shape, array, copies=(comm.rank, comm.size)))
     return pieces
@@ -32,8 +34,9 @@ def load_residuals(checkpoint: Checkpoint, strategy: Strategy) -> None:
     wanted = {f"local/residual/{name}" for name, _, compressor, _ in _compressed(strategy) if compressor.feedback}
     if stored and not (wanted and wanted <= stored):
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} holds gradients that were not sent yet ({sorted(stored)[0]}), and this job has no "
-            "place for them; resume with a --compression with error feedback, and with the --tp, --pp and --ep of the checkpoint"
+            f"the checkpoint {str(checkpoint.path)!r} holds gradients that were not sent yet ({sorted(stored)[0]}), and"
+            " this job has no place for them; resume with a --compression with error feedback, and with the --tp, --pp"
+            " and --ep of the checkpoint"
         )
     for name, axis, compressor, comm in _compressed(strategy):
         residual = read_local(checkpoint, f"residual/{name}", comm.rank, comm.size) if compressor.feedback else None

@@ -3,18 +3,21 @@
     ranks 0 .. servers-1     hold the weights, each some of the parameters, with the optimizer
     the others               workers: replica w of the data axis computes the micro-batches that replica w of --dp would
 
-A checkpoint is that of any other strategy (weights and optimizer state by name), so a job may go on with or without servers.
+A checkpoint is that of any other strategy (weights and optimizer state by name), so a job may go on with or without
+servers.
 
-There is no common step: a worker's clock c takes the global batch of step c, and an update gets the learning rate of its
-clock. With bsp the updates are those of data parallelism in rank order, and so of one device, bit for bit. With the others
-they are what their order made them, and `compare` replays that order on one device (parallel/parameter_server/replay.py).
+There is no common step: a worker's clock c takes the global batch of step c, and an update gets the learning rate of
+its clock. With bsp the updates are those of data parallelism in rank order, and so of one device, bit for bit. With the
+others they are what their order made them, and `compare` replays that order on one device
+(parallel/parameter_server/replay.py).
 
 Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to everybody
-    parameter_push   W T (D + 16 S)                a gradient, and a head of 16 B for each server; of an embedding that is no
-                                                   output layer too (Llama's) only the rows of the tokens that occur travel, with
-                                                   8 B a row for its number, and 8 B more in the head
+    parameter_push   W T (D + 16 S)                a gradient, and a head of 16 B for each server; of an embedding that
+    is no
+                                                   output layer too (Llama's) only the rows of the tokens that occur
+                                                   travel, with 8 B a row for its number, and 8 B more in the head
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to everybody
 """
 
@@ -92,7 +95,9 @@ class Worker:
                 losses.append(loss.item())
                 if not math.isfinite(losses[-1]):
                     raise NonFiniteError(f"worker {worker}, step {step}: the loss is {losses[-1]}; lower --lr")
-        result: dict[str, Any] = {p.name: xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad) for p in self.flat.parameters}
+        result: dict[str, Any] = {
+            p.name: xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad) for p in self.flat.parameters
+        }
         for name in sparse_keys(job.config):
             rows = touched_rows(job, step, worker)
             result[name] = ps.Rows(rows, result[name][rows])
@@ -106,19 +111,27 @@ class Worker:
         """The span of the step before: its gradient, its push, and the pull after it."""
         if self.comm is not None:
             if clock:
-                self.comm.trace.spans.append(SpanEvent(self.comm.rank, "main", f"step {self.done + clock - 1}", self.began, self.comm.time(), "step"))
+                self.comm.trace.spans.append(
+                    SpanEvent(
+                        self.comm.rank, "main", f"step {self.done + clock - 1}", self.began, self.comm.time(), "step"
+                    )
+                )
             self.began = self.comm.time()
 
 
 def sparse_keys(config: TrainConfig) -> frozenset[str]:
-    """Matrices of whose gradient only some rows are not zero: an embedding that is not the output layer too, as GPT's is."""
+    """Matrices of whose gradient only some rows are not zero: an embedding that is not the output layer too, as GPT's
+    is.
+    """
     return frozenset({"model.embed_tokens.weight"} if config.model == "llama" else ())
 
 
 def touched_rows(job: Job, step: int, worker: int) -> Array:
     """The tokens that occur in the worker's rows of a step, in order, each once."""
     k = job.batches.accumulation
-    return np.unique(np.concatenate([job.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)])).astype(np.int64)
+    return np.unique(np.concatenate([job.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)])).astype(
+        np.int64
+    )
 
 
 def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerConfig:
@@ -134,22 +147,31 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
 
     config = job.config
     return ps.ServerConfig(
-        config.servers, config.consistency, make, sparse_keys(config), config.staleness_aware,
+        config.servers,
+        config.consistency,
+        make,
+        sparse_keys(config),
+        config.staleness_aware,
         rate=lambda clock: job.schedule(done + clock),
-    )  # fmt: skip
+    )
 
 
-def train_served(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
+def train_served(
+    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False
+) -> TrainResult:
     """`train` of a job with `--strategy ps`; every rank calls it and returns the same losses.
 
-    A step has no one moment here, so observers are told of all steps at the end, when their losses are known everywhere.
+    A step has no one moment here, so observers are told of all steps at the end, when their losses are known
+    everywhere.
     """
     result = serve(comm, config, observers, timeline).result
     assert result is not None
     return result
 
 
-def serve(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False, keep: bool = False) -> Served:
+def serve(
+    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False, keep: bool = False
+) -> Served:
     """This rank's part of the job, a server's or a worker's. keep: every update and loss, for a comparison."""
     batches = resolve_batches(config, comm.size)
     served = Served()
@@ -179,14 +201,21 @@ def serve(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             observer(StepState(comm.rank, step, loss, job, everybody))
     served.losses, served.weights = worker.losses, run.weights
     served.result = TrainResult(
-        comm.rank, losses, account.peak, dict(account.at_peak),
-        [AxisSizes(0, False, [sum(sizes.values())], [], sizes)], digest(run.weights), worker.done,
-    )  # fmt: skip
+        comm.rank,
+        losses,
+        account.peak,
+        dict(account.at_peak),
+        [AxisSizes(0, False, [sum(sizes.values())], [], sizes)],
+        digest(run.weights),
+        worker.done,
+    )
     return served
 
 
 def global_losses(comm: Comm, config: TrainConfig, batches: Batches, worker: Worker) -> list[float]:
-    """The loss of each step: its micro-batches' in their global order. Every rank sends its own to all (8 B each, metrics)."""
+    """The loss of each step: its micro-batches' in their global order. Every rank sends its own to all (8 B each,
+    metrics).
+    """
     steps, number = range(worker.done, config.steps), comm.rank - config.servers
     own = [loss for step in steps for loss in worker.losses.get((number, step), [])]
     counts = [0] * config.servers + [len(steps) * batches.accumulation] * batches.dp
@@ -218,7 +247,9 @@ def snapshot(updates: Updates) -> Snapshot:
     optimizer: dict[str, Array] = {}
     if updates.optimizer is not None:
         state = updates.optimizer.state
-        optimizer = {f"{name}.{key}": np.array(array) for name, arrays in state.items() for key, array in arrays.items()}
+        optimizer = {
+            f"{name}.{key}": np.array(array) for name, arrays in state.items() for key, array in arrays.items()
+        }
         optimizer["step_count"] = np.array(updates.optimizer.step_count)
     return {
         "gradients": {piece.name: np.array(piece.grad).reshape(shapes[piece.name]) for piece in updates.slices},
@@ -227,7 +258,8 @@ def snapshot(updates: Updates) -> Snapshot:
     }
 
 
-# in a checkpoint --------------------------------------------------------------------------------------------------------
+# in a checkpoint
+# --------------------------------------------------------------------------------------------------------
 
 
 def save_served(comm: Comm, directory: str, job: Job, held: Sequence[Updates], losses: list[float]) -> None:
@@ -237,7 +269,9 @@ def save_served(comm: Comm, directory: str, job: Job, held: Sequence[Updates], l
         state = {} if updates.optimizer is None else updates.optimizer.state
         for name, array in updates.shard.weights.items():
             pieces.append(Piece(f"weights/{name}", array.shape, array))
-            pieces += [Piece(f"optimizer/{name}/{key}", array.shape, values) for key, values in state.get(name, {}).items()]
+            pieces += [
+                Piece(f"optimizer/{name}/{key}", array.shape, values) for key, values in state.get(name, {}).items()
+            ]
         optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
     save(comm, directory, job.config.steps, pieces, job_state(job, job.config.steps, losses, optimizer_steps, {}))
 
@@ -274,7 +308,9 @@ def served_bytes(config: TrainConfig, batches: Batches, sizes: AxisSizes, done: 
     push = workers * steps * (weights + 16 * servers)
     for name in sparse_keys(config):
         job = build(config, batches)
-        rows = sum(touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers))
+        rows = sum(
+            touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers)
+        )
         push += workers * steps * (8 - sizes.parameters[name] * itemsize) + rows * (8 + config.width * itemsize)
     return {
         "metrics": others * workers * steps * batches.accumulation * NUMBER,

@@ -43,13 +43,26 @@ class Summary:
     seconds: float
     digest: str
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
-    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
+    loss_scale: dict[str, float] | None = (
+        None  # float16: the scale after the last step, and how many steps were skipped
+    )
     noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        names = ("losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace", "digest", *(("host",) if self.host else ()), *(("loss_scale",) if self.loss_scale else ()), *(("noise_scale",) if self.noise_scale else ()), *(("held_out",) if self.held_out else ()))
+        names = (
+            "losses",
+            "ranks",
+            "bytes_by_purpose",
+            "peak_bytes",
+            "trace",
+            "digest",
+            *(("host",) if self.host else ()),
+            *(("loss_scale",) if self.loss_scale else ()),
+            *(("noise_scale",) if self.noise_scale else ()),
+            *(("held_out",) if self.held_out else ()),
+        )
         return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
@@ -71,15 +84,30 @@ class Summary:
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
         if self.loss_scale:
-            lines.append("loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(**self.loss_scale))
+            lines.append(
+                "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(
+                    **self.loss_scale
+                )
+            )
         if self.noise_scale:
             samples = self.noise_scale["samples"]
             worth = "not known: the gradient is lost in its noise" if samples is None else f"{samples:,.1f} samples"
-            lines.append("gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(worth, **self.noise_scale))
+            lines.append(
+                "gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(
+                    worth, **self.noise_scale
+                )
+            )
         if self.held_out:
-            lines.append("loss on held-out data: " + ", ".join(f"{loss:.4f} after {step} steps" for step, loss in self.held_out.items()))
+            lines.append(
+                "loss on held-out data: "
+                + ", ".join(f"{loss:.4f} after {step} steps" for step, loss in self.held_out.items())
+            )
         if self.host:
-            lines.append("on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(**self.host))
+            lines.append(
+                "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
+                    **self.host
+                )
+            )
         return "\n".join(lines)
 
 
@@ -91,7 +119,9 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     """From mpiexec, from --ranks, or the product of the degrees (and the servers)."""
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
-        raise UsageError(f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides")
+        raise UsageError(
+            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
+        )
     servers = config.servers if config.strategy == "ps" else 0
     result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
     if not 1 <= result <= MOST_RANKS:
@@ -104,9 +134,15 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
 
 
 def run_training(
-    config: TrainConfig, ranks: int | None, timeout: float, trace: Path, eager_bytes: int = 0, command: str = "",
-    metrics: Path | None = None, callbacks: Sequence[Observer] = (),
-) -> Summary | None:  # fmt: skip
+    config: TrainConfig,
+    ranks: int | None,
+    timeout: float,
+    trace: Path,
+    eager_bytes: int = 0,
+    command: str = "",
+    metrics: Path | None = None,
+    callbacks: Sequence[Observer] = (),
+) -> Summary | None:
     """Train; the summary, or None on a rank that is not to print. callbacks: called by every rank after every step."""
     size = number_of_ranks(config, ranks)
     writable(trace)
@@ -142,18 +178,40 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
-        for name, volume in evaluation_bytes(config, batches, [result.sizes for result in results], first.first_step).items():
+        for name, volume in evaluation_bytes(
+            config, batches, [result.sizes for result in results], first.first_step
+        ).items():
             closed[name] = closed.get(name, 0) + volume
     table = {
-        name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)} for name in dict.fromkeys((*closed, *measured))
+        name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
+        for name in dict.fromkeys((*closed, *measured))
     }
     dims = batches.dims
     mesh = {} if config.strategy == "ps" else mesh_of(dims)
-    write_traces(path, outcome.traces, world=outcome.world, command=command, closed_form=closed, losses=first.losses, mesh=mesh, **_gradients(results))
+    write_traces(
+        path,
+        outcome.traces,
+        world=outcome.world,
+        command=command,
+        closed_form=closed,
+        losses=first.losses,
+        mesh=mesh,
+        **_gradients(results),
+    )
     return Summary(
-        outcome.world, first.losses, outcome.size, table, [result.peak_bytes for result in results], str(path), seconds,
-        first.digest, first.host, first.loss_scale, first.noise_scale, first.held_out or None,
-    )  # fmt: skip
+        outcome.world,
+        first.losses,
+        outcome.size,
+        table,
+        [result.peak_bytes for result in results],
+        str(path),
+        seconds,
+        first.digest,
+        first.host,
+        first.loss_scale,
+        first.noise_scale,
+        first.held_out or None,
+    )
 
 
 def _gradients(results: list[TrainResult]) -> dict[str, Any]:
@@ -166,7 +224,12 @@ def _gradients(results: list[TrainResult]) -> dict[str, Any]:
 
 
 def run_comparison(
-    config: TrainConfig, ranks: int | None, timeout: float, eager_bytes: int = 0, trace: Path | None = None, command: str = ""
+    config: TrainConfig,
+    ranks: int | None,
+    timeout: float,
+    eager_bytes: int = 0,
+    trace: Path | None = None,
+    command: str = "",
 ) -> Comparison | None:
     """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
     size = number_of_ranks(config, ranks)
@@ -178,14 +241,24 @@ def run_comparison(
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(
-        compare_rank, config, expected, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
+        compare_rank,
+        config,
+        expected,
+        ranks=None if under_mpiexec() else size,
+        timeout=timeout,
+        eager_bytes=eager_bytes,
     )
     if not outcome.is_root:
         return None
     verdict: Comparison = outcome.results[0]
     if trace is not None:
         mesh = mesh_of(resolve_dims(config, size))
-        header = {"losses": verdict.losses, "reference_losses": verdict.reference_losses, "command": command, "mesh": mesh}
+        header = {
+            "losses": verdict.losses,
+            "reference_losses": verdict.reference_losses,
+            "command": command,
+            "mesh": mesh,
+        }
         write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
     return verdict
 
@@ -194,7 +267,9 @@ def _served_comparison(
     config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
 ) -> Comparison | None:
     """With a parameter server: judged after the run, from what all ranks kept."""
-    outcome = execute(serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
+    outcome = execute(
+        serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
+    )
     if not outcome.is_root:
         return None
     if trace is not None:

@@ -1,19 +1,20 @@
 """How many bytes a rank holds, on paper: before a job is started, and for models that fit on no laptop.
 
-Mixed-precision Adam holds 16 bytes a parameter: 2 for the value, 2 for the gradient, 12 for the optimizer (a float32 copy
-and two moments). ZeRO divides by the number of ranks, one kind after the other:
+Mixed-precision Adam holds 16 bytes a parameter: 2 for the value, 2 for the gradient, 12 for the optimizer (a float32
+copy and two moments). ZeRO divides by the number of ranks, one kind after the other:
 
     stage 0    2 P + 2 P + 12 P          stage 2    2 P + (2 P + 12 P) / N
     stage 1    2 P + 2 P + 12 P / N      stage 3    (2 P + 2 P + 12 P) / N
 
 People count differently, so every table names its accounting:
     zero                the paper's, above (Rajbhandari et al., SC 2020, section 3.1 and figure 1)
-    fp32-accumulation   gradients are added in float32 beside the 2-byte ones: 6 bytes (Ultra-Scale Playbook: 20 P in all)
-    deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P / N, with
+    fp32-accumulation   gradients are added in float32 beside the 2-byte ones: 6 bytes (Ultra-Scale Playbook: 20 P in
+    all) deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P /
+    N, with
                         L the parameters of the largest layer; they count float32 gradients as optimizer state
 
-For a model it adds what a step needs beside: activations (Korthikanti et al., 2022, table 2: 2-byte values, 1-byte masks),
-logits, and for stage 3 the units that are whole at once, as `fully_shard` holds them.
+For a model it adds what a step needs beside: activations (Korthikanti et al., 2022, table 2: 2-byte values, 1-byte
+masks), logits, and for stage 3 the units that are whole at once, as `fully_shard` holds them.
 """
 
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from minidist.nn.segments import sqrt_segments
 
 ACCOUNTINGS = ("zero", "fp32-accumulation", "deepspeed")
 NOT_COUNTED = (
-    "not counted: what an allocator adds and this cannot know: fragmentation, caches of freed blocks, the device's context, "
-    "workspaces of the BLAS, buffers of the communication library; leave room for them"
+    "not counted: what an allocator adds and this cannot know: fragmentation, caches of freed blocks, the device's"
+    " context, workspaces of the BLAS, buffers of the communication library; leave room for them"
 )
 Stage = dict[str, int]
 
@@ -41,7 +42,10 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
     if parameters < 1 or ranks < 1:
         raise UsageError(f"{parameters} parameters on {ranks} ranks; both must be at least 1")
     if accounting not in ACCOUNTINGS:
-        raise UsageError(f"there is no accounting {accounting!r}{nearest(accounting, ACCOUNTINGS)}; there are {', '.join(ACCOUNTINGS)}")
+        raise UsageError(
+            f"there is no accounting {accounting!r}{nearest(accounting, ACCOUNTINGS)}; there are"
+            f" {', '.join(ACCOUNTINGS)}"
+        )
     shard = -(-parameters // ranks)
     if accounting == "deepspeed":
         return {
@@ -63,18 +67,27 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
     }
 
 
-def deepspeed_offload(parameters: int, ranks: int, largest_layer: int = 0, ranks_per_node: int = 8) -> dict[str, dict[str, int]]:
-    """{"stage2 offload_optimizer": {"device": bytes of a rank, "host": bytes of a node}, ...}: DeepSpeed's estimators for states on
-    the host. Its host memory has a factor of 1.5 for buffers; "zero_init" is a model that is built in shards.
+def deepspeed_offload(
+    parameters: int, ranks: int, largest_layer: int = 0, ranks_per_node: int = 8
+) -> dict[str, dict[str, int]]:
+    """{"stage2 offload_optimizer": {"device": bytes of a rank, "host": bytes of a node}, ...}: DeepSpeed's estimators
+    for states on the host. Its host memory has a factor of 1.5 for buffers; "zero_init" is a model that is built in
+    shards.
     """
     near = min(ranks, ranks_per_node)
     nodes = -(-ranks // near)
     p, layer = parameters, largest_layer
     return {
         "stage2 offload_optimizer": {"device": 2 * p, "host": int(p * max(4 * near, 16) * 1.5)},
-        "stage3 offload_optimizer": {"device": 4 * layer + 2 * p // ranks, "host": int(p * max(4 * near, 18 / nodes) * 1.5)},
+        "stage3 offload_optimizer": {
+            "device": 4 * layer + 2 * p // ranks,
+            "host": int(p * max(4 * near, 18 / nodes) * 1.5),
+        },
         "stage3 offload_optimizer zero_init": {"device": 4 * layer + 2 * p // ranks, "host": int(p * 16 / nodes * 1.5)},
-        "stage3 offload_optimizer offload_param": {"device": 4 * layer, "host": int(p * max(4 * near, 18 / nodes) * 1.5)},
+        "stage3 offload_optimizer offload_param": {
+            "device": 4 * layer,
+            "host": int(p * max(4 * near, 18 / nodes) * 1.5),
+        },
         "stage3 offload_optimizer offload_param zero_init": {"device": 4 * layer, "host": int(p * 18 / nodes * 1.5)},
     }
 
@@ -82,11 +95,18 @@ def deepspeed_offload(parameters: int, ranks: int, largest_layer: int = 0, ranks
 def offload_table(rows: dict[str, dict[str, int]]) -> str:
     """`deepspeed_offload` as lines for people."""
     lines = [f"{'with states on the host, GB':52}{'a rank':>10}{'a node':>10}"]
-    return "\n".join([*lines, *(f"  {name:50}{row['device'] / 1e9:10.2f}{row['host'] / 1e9:10.2f}" for name, row in rows.items())])
+    return "\n".join(
+        [*lines, *(f"  {name:50}{row['device'] / 1e9:10.2f}{row['host'] / 1e9:10.2f}" for name, row in rows.items())]
+    )
 
 
 def _stage(parameters: int, gradients: int, optimizer: int) -> Stage:
-    return {"parameters": parameters, "gradients": gradients, "optimizer": optimizer, "total": parameters + gradients + optimizer}
+    return {
+        "parameters": parameters,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "total": parameters + gradients + optimizer,
+    }
 
 
 @dataclass(frozen=True)
@@ -120,7 +140,9 @@ class Architecture:
         return self.layers * self.block + self.rest
 
     def activations_of_a_block(self, batch: int, length: int) -> dict[str, int]:
-        """Bytes in 2-byte values, masks of 1 byte: the paper's unfused block and minidist's fused one (both with dropout)."""
+        """Bytes in 2-byte values, masks of 1 byte: the paper's unfused block and minidist's fused one (both with
+        dropout).
+        """
         sizes = (length, batch, self.width, self.heads)
         return {"unfused": unfused(*sizes), "fused": fused(*sizes, itemsize=2, dropout=True)}
 
@@ -153,15 +175,22 @@ MODELS = {
 
 
 def model_peak(
-    name: str, ranks: int, batch: int = 1, length: int | None = None, accounting: str = "zero", recompute: str = "none", prefetch: int = 1
+    name: str,
+    ranks: int,
+    batch: int = 1,
+    length: int | None = None,
+    accounting: str = "zero",
+    recompute: str = "none",
+    prefetch: int = 1,
 ) -> dict[str, Any]:
-    """The full peak of a step of `batch` sequences a rank: {"model", "parameters", "stage0": {..., "total"}, ..., "not_counted"}.
+    """The full peak of a step of `batch` sequences a rank: {"model", "parameters", "stage0": {..., "total"}, ...,
+    "not_counted"}.
 
-    Beside the model states each stage has: activations (of all blocks; with full recomputation their inputs and one block
-    whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output projection and of
-    the last norm), gathered (stage 3: what is left of the model, and one block), prefetch (stage 3), reducing (stage 3:
-    gradients of the rest, of a block, and of one on its way, in 2 bytes). It is the sum, so an upper bound: the parts need
-    not meet at one moment. With the accounting deepspeed also `offload`, see `deepspeed_offload`.
+    Beside the model states each stage has: activations (of all blocks; with full recomputation their inputs and one
+    block whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output
+    projection and of the last norm), gathered (stage 3: what is left of the model, and one block), prefetch (stage 3),
+    reducing (stage 3: gradients of the rest, of a block, and of one on its way, in 2 bytes). It is the sum, so an upper
+    bound: the parts need not meet at one moment. With the accounting deepspeed also `offload`, see `deepspeed_offload`.
     """
     if name not in MODELS:
         raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
@@ -171,8 +200,8 @@ def model_peak(
     length = model.positions if length is None else length
     if batch < 1 or prefetch < 0 or not 1 <= length <= model.positions:
         raise UsageError(
-            f"--batch {batch} --seq {length} --prefetch {prefetch} for {name}; the batch is at least 1, the sequence 1 to "
-            f"{model.positions}, the prefetch at least 0"
+            f"--batch {batch} --seq {length} --prefetch {prefetch} for {name}; the batch is at least 1, the sequence 1"
+            f" to {model.positions}, the prefetch at least 0"
         )
     if recompute == "sqrt":
         segments = sqrt_segments(model.layers)
@@ -202,8 +231,8 @@ def block_sentence(answer: dict[str, Any]) -> str:
     """The two closed forms of a block's activations, beside each other."""
     block = answer["activations_of_a_block"]
     return (
-        f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's, in "
-        f"2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 8 s b + about 2 a s^2 b"
+        f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's,"
+        f" in 2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 8 s b + about 2 a s^2 b"
     )
 
 
@@ -214,7 +243,9 @@ def whole_number(text: str) -> int:
     except InvalidOperation:
         value = Decimal("nan")
     if not value.is_finite() or not 1 <= value < Decimal("1e30") or value != int(value):
-        raise UsageError(f"--params {text} is not a number of parameters; give a whole number such as 7.5e9 or 124439808")
+        raise UsageError(
+            f"--params {text} is not a number of parameters; give a whole number such as 7.5e9 or 124439808"
+        )
     return int(value)
 
 
@@ -224,5 +255,8 @@ def table(stages: dict[str, Any]) -> str:
     names = list(dict.fromkeys(key for parts in rows.values() for key in parts if key != "total")) + ["total"]
     lines = [f"{'GB (1e9 B) a rank':18}" + "".join(f"{stage:>12}" for stage in rows)]
     for name in names:
-        lines.append(f"  {name:16}" + "".join(f"{parts[name] / 1e9:12.2f}" if name in parts else f"{'-':>12}" for parts in rows.values()))
+        lines.append(
+            f"  {name:16}"
+            + "".join(f"{parts[name] / 1e9:12.2f}" if name in parts else f"{'-':>12}" for parts in rows.values())
+        )
     return "\n".join(lines)

@@ -1,7 +1,9 @@
-"""What waiting costs and what not waiting costs: the same task on the same workers, one of them slow, under several consistencies.
+"""What waiting costs and what not waiting costs: the same task on the same workers, one of them slow, under several
+consistencies.
 
-A model of the next token (a row of logits for each token) learns a Markov chain whose entropy is known, on virtual ranks, for
-a given stretch of virtual time. Counted are gradients a second, how old the weights under each gradient were, and the loss
+A model of the next token (a row of logits for each token) learns a Markov chain whose entropy is known, on virtual
+ranks, for a given stretch of virtual time. Counted are gradients a second, how old the weights under each gradient
+were, and the loss
 as time passes: bsp makes few steps with fresh weights, asp many with old ones.
 
 The model is a table, so its loss on the chain itself, not on a sample, is a sum over pairs of tokens.
@@ -26,7 +28,9 @@ GRADIENT_SECONDS = 1e-3  # of a worker that is not slow
 
 @dataclass
 class StalenessRun:
-    """What one consistency did. staleness: of each gradient, the updates that its weights lacked. curve: (seconds, loss)."""
+    """What one consistency did. staleness: of each gradient, the updates that its weights lacked. curve: (seconds,
+    loss).
+    """
 
     consistency: str
     gradients_per_second: float
@@ -37,17 +41,23 @@ class StalenessRun:
 
 
 def staleness_runs(
-    consistencies: Sequence[str] = ("bsp", "ssp:2", "asp"), workers: int = 3, slow: float = 3.0, seconds: float = 0.3,
-    lr: float = 2.0, who: str = "last",
-) -> list[StalenessRun]:  # fmt: skip
+    consistencies: Sequence[str] = ("bsp", "ssp:2", "asp"),
+    workers: int = 3,
+    slow: float = 3.0,
+    seconds: float = 0.3,
+    lr: float = 2.0,
+    who: str = "last",
+) -> list[StalenessRun]:
     """One run a consistency, on one server and `workers` workers, for so many seconds of virtual time.
 
     slow: how many times as long a slow gradient takes. who: "last", the last worker is slow for ever; "anyone", every
-    worker is slow in one of `workers` gradients, by chance. lr: of a gradient; it counts the same everywhere, because bsp
-    adds the workers' gradients up. Raises UsageError for numbers that make no run.
+    worker is slow in one of `workers` gradients, by chance. lr: of a gradient; it counts the same everywhere, because
+    bsp adds the workers' gradients up. Raises UsageError for numbers that make no run.
     """
     if not (workers >= 1 and 0 < slow < inf and 0 < seconds < inf):
-        raise UsageError(f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite")
+        raise UsageError(
+            f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite"
+        )
     if who not in ("last", "anyone"):
         raise UsageError(f"slow is {who!r}; it must be 'last' (worker) or 'anyone'")
 
@@ -102,7 +112,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def table(runs: Sequence[StalenessRun]) -> str:
     """The runs as lines of text."""
-    lines = [f"{'consistency':12}{'gradients/s':>12}{'mean staleness':>16}{'largest':>9}{'last loss':>11}   of each worker"]
+    lines = [
+        f"{'consistency':12}{'gradients/s':>12}{'mean staleness':>16}{'largest':>9}{'last loss':>11}   of each worker"
+    ]
     for run in runs:
         mean = float(np.mean(run.staleness)) if run.staleness else 0.0
         lines.append(

@@ -62,7 +62,9 @@ class Strategy:
     # a step -----------------------------------------------------------------------------------------------------------
 
     def forward_backward(self, step: int) -> list[float]:
-        """Forward and backward of this rank's micro-batches, gradients summed over them and over the ranks; their losses."""
+        """Forward and backward of this rank's micro-batches, gradients summed over them and over the ranks; their
+        losses.
+        """
         job, comm, k = self.job, self.axes.comm, self.job.batches.accumulation
         counted, losses = meter.get(), []
         for i in range(k):
@@ -172,7 +174,9 @@ class Strategy:
     def load_scalars(self, scalars: dict[str, float]) -> None:
         """Go on from there."""
         if self.job.scaler is not None:
-            self.job.scaler.load_state_dict({name.removeprefix("loss_scale."): value for name, value in scalars.items()})
+            self.job.scaler.load_state_dict(
+                {name.removeprefix("loss_scale."): value for name, value in scalars.items()}
+            )
 
     def local_arrays(self) -> list[Array]:
         """The flat values that this rank holds."""
@@ -194,7 +198,9 @@ class OneDevice(Strategy):
     def square_sums(self) -> Array:
         """In the order of the units that the layout shards (see optim/clip.py)."""
         units = self.clip_units()
-        return np.concatenate([block_square_sums(np.concatenate([gradient_of(p).reshape(-1) for p in unit])) for unit in units])
+        return np.concatenate(
+            [block_square_sums(np.concatenate([gradient_of(p).reshape(-1) for p in unit])) for unit in units]
+        )
 
     def clip_units(self) -> list[list[Parameter]]:
         """Parameters whose gradients lie one after the other where the layout takes the norm."""

@@ -1,10 +1,10 @@
 """The training loop, as a function of a communicator: alone, simulated and under mpiexec it is this very code.
 
-    for each step
-        1 for each of this rank's micro-batches: forward, backward (gradients travel while backward runs)
-        2 the loss of the step, summed over all micro-batches in their global order
-        3 (float16: unscale, overflow agreed,) clip, learning rate, optimizer step
-        4 observers look at loss, gradients, weights and optimizer state
+for each step
+    1 for each of this rank's micro-batches: forward, backward (gradients travel while backward runs)
+    2 the loss of the step, summed over all micro-batches in their global order
+    3 (float16: unscale, overflow agreed,) clip, learning rate, optimizer step
+    4 observers look at loss, gradients, weights and optimizer state
 """
 
 import hashlib
@@ -35,7 +35,10 @@ from minidist.train.resume import resume_job, save_job
 from minidist.train.strategies import Strategy
 from minidist.train.volumes import AxisSizes
 
-TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace tells every event; all steps after the second are alike
+TIMELINE_STEPS, TIMELINE_RANKS = (
+    3,
+    8,
+)  # of whose memory the trace tells every event; all steps after the second are alike
 
 
 class NonFiniteError(MinidistError):
@@ -70,7 +73,9 @@ class TrainResult:
     sizes: list[AxisSizes]
     digest: str
     first_step: int = 0  # after a resume, the number of steps that were done before
-    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and how many steps were skipped
+    loss_scale: dict[str, float] | None = (
+        None  # float16: the scale after the last step, and how many steps were skipped
+    )
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
     host: dict[str, int] | None = None  # offloading: most bytes on the host, and the bytes that crossed each way
     noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
@@ -81,8 +86,8 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
     What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
-    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline: write
-    the account of memory over time into the trace, of the first steps and ranks.
+    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
+    write the account of memory over time into the trace, of the first steps and ranks.
     """
     if config.strategy == "ps":
         from minidist.train.servers import train_served  # it is made of what stands here
@@ -123,11 +128,23 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 save_job(comm, config.save, job, strategy, step + 1, losses)
         scaler, exponents = job.scaler, count_exponents(strategy.gradients(), scale)
         return TrainResult(
-            comm.rank, losses, account.peak, dict(account.at_peak), [axis.sizes() for axis in strategy.data_axes], digest(strategy), done,
-            None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before}, exponents,
-            None if job.pool is None else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device},
-            None if noise is None else noise.result(), held_out,
-        )  # fmt: skip
+            comm.rank,
+            losses,
+            account.peak,
+            dict(account.at_peak),
+            [axis.sizes() for axis in strategy.data_axes],
+            digest(strategy),
+            done,
+            None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
+            exponents,
+            (
+                None
+                if job.pool is None
+                else {"peak": job.pool.account.peak, "to_host": job.pool.to_host, "to_device": job.pool.to_device}
+            ),
+            None if noise is None else noise.result(),
+            held_out,
+        )
 
 
 def batches_ahead(job: Job, replica: int, done: int) -> Any:
@@ -161,7 +178,10 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     In float16: unscale, overflow agreed on over all axes, clip, step. With an overflow anywhere nobody steps.
     """
     if not math.isfinite(loss):
-        raise NonFiniteError(f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient (--clip 1)")
+        raise NonFiniteError(
+            f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient"
+            " (--clip 1)"
+        )
     if job.scaler is not None:
         scale, overflow = job.scaler.scale, strategy.overflow()
         job.scaler.update(overflow)

@@ -8,8 +8,9 @@ With Psi elements (padded) on a data axis of n ranks and k micro-batches, each r
     ZeRO 2                k Psi               Psi
     ZeRO 3                k Psi             2 k Psi          a gather for forward, one for backward
 
-ZeRO 3 with --reshard-after-forward false gathers k Psi; with g neighbours that keep a unit split, k Psi among all and k Psi
-among these. Parameters below the persistence threshold are gathered once a step. Hybrid sharding with c copies has n/c in the
+ZeRO 3 with --reshard-after-forward false gathers k Psi; with g neighbours that keep a unit split, k Psi among all and k
+Psi among these. Parameters below the persistence threshold are gathered once a step. Hybrid sharding with c copies has
+n/c in the
 place of n, and sums shards over the copies: 2 (c-1)/c of 1/n-th of Psi for each rank.
 
 All ranks of a group together send, of an array of S elements: all-reduce 2 (n-1) S, reduce-scatter, all-gather and
@@ -39,7 +40,9 @@ ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 @dataclass(frozen=True)
 class AxisSizes:
     """One data axis of a rank: elements of its units (with padding) and of its gradient messages, and of each trainable
-    parameter (of this rank's tile of it). compressed: bytes that one reduction of compressed gradients sends, all ranks."""
+    parameter (of this rank's tile of it). compressed: bytes that one reduction of compressed gradients sends, all
+    ranks.
+    """
 
     stage: int
     experts: bool
@@ -51,17 +54,25 @@ class AxisSizes:
     resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
 
-def closed_form_bytes(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0) -> dict[str, int]:
+def closed_form_bytes(
+    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0
+) -> dict[str, int]:
     """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order.
 
-    skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1, 2).
+    skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1,
+    2).
     """
     dims = batches.dims
-    pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage; the others are alike
+    pipeline = [
+        sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)
+    ]  # one rank of each stage; the others are alike
     total: Counter[str] = Counter()
     for volumes in (
-        _data_axes(config, batches, pipeline, skipped), _norms(config, batches, pipeline, skipped), _losses(config, batches), _overflow(config, batches),
-    ):  # fmt: skip
+        _data_axes(config, batches, pipeline, skipped),
+        _norms(config, batches, pipeline, skipped),
+        _losses(config, batches),
+        _overflow(config, batches),
+    ):
         total.update(volumes)
     total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
     if config.check_replicas:
@@ -78,7 +89,9 @@ def _group(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
     return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
 
 
-def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
+def _data_axes(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
+) -> Counter[str]:
     """The weights at the start, gradients, and what ZeRO gathers."""
     itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
     total: Counter[str] = Counter()
@@ -93,7 +106,9 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
         everybody_else = (n - copies) * groups  # (n / copies - 1) ranks in each of `copies` groups
         others = (copies - 1) * groups
         units = sum(axis.units)
-        total["startup"] += everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
+        total["startup"] += (
+            everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
+        )
         whole = (everybody_else * (1 if config.zero else 2) + 2 * others) * sum(axis.buckets) * itemsize
         total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
         if config.local_steps:
@@ -105,13 +120,17 @@ def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequenc
             again = everybody_else * among if isinstance(among, bool) else n // among * (among - 1) * groups
             each_step = k * (everybody_else + again) * (units - axis.resident)
             each_step += k * everybody_else * (units - axis.resident) if stages_replayed else 0
-            total["parameter_gather"] += (steps * each_step + (steps - skipped) * everybody_else * axis.resident) * itemsize
+            total["parameter_gather"] += (
+                steps * each_step + (steps - skipped) * everybody_else * axis.resident
+            ) * itemsize
             if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
                 total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * (units - axis.resident) * itemsize
     return total
 
 
-def _norms(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int) -> Counter[str]:
+def _norms(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
+) -> Counter[str]:
     """Block sums: gathered where gradients are sharded, added up over tiles, joined over stages."""
     if config.clip is None:
         return Counter()
@@ -152,7 +171,11 @@ def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
     for rank in range(dims.pp):
         for axis in sizes[rank * (dims.ranks // dims.pp)]:
             n, groups = _group(batches, axis)
-            k = batches.accumulation if plan is None else len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+            k = (
+                batches.accumulation
+                if plan is None
+                else len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+            )
             passes += k * (n - config.dp_replicate) * groups * (sum(axis.units) - axis.resident)
             once += (n - config.dp_replicate) * groups * axis.resident
     return passes, once
@@ -165,14 +188,20 @@ def crossing_elements(config: TrainConfig, batches: Batches) -> int:
     plan, border = make_plan(config, batches.accumulation), _border(config, batches)
     sent = crossings_of(plan)[0] * border
     if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
-        sent -= crossings_into(plan, plan.stages - 1) * (border - border // batches.dims.tp)  # the last layer takes rows: only a tile each
+        sent -= crossings_into(plan, plan.stages - 1) * (
+            border - border // batches.dims.tp
+        )  # the last layer takes rows: only a tile each
     return sent
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
     """Float16: one byte by recursive doubling over all ranks of all axes."""
     n = batches.dims.ranks
-    flags = sum(recursive_doubling_all_reduce(1, n, rank)[1] for rank in range(n)) if n > 1 and config.precision == "fp16" else 0
+    flags = (
+        sum(recursive_doubling_all_reduce(1, n, rank)[1] for rank in range(n))
+        if n > 1 and config.precision == "fp16"
+        else 0
+    )
     return Counter(overflow=config.steps * flags)
 
 
@@ -184,12 +213,21 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
     paths = crossings_of(plan)[1]
-    places = [(axis.stage, rank, name, size) for rank, axes in enumerate(pipeline) for axis in axes for name, size in axis.parameters.items()]
+    places = [
+        (axis.stage, rank, name, size)
+        for rank, axes in enumerate(pipeline)
+        for axis in axes
+        for name, size in axis.parameters.items()
+    ]
     total: Counter[str] = Counter()
-    total["startup"] = pipelines * ((p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8)
+    total["startup"] = pipelines * (
+        (p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8
+    )
     if config.replicas is not None:  # who else has my stage: everybody tells everybody
         total["startup"] += p * (p - 1) * 2 * NUMBER
-    shards = dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1  # each rank sends its shard of what is shared
+    shards = (
+        dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1
+    )  # each rank sends its shard of what is shared
     for name in {place[2] for place in places}:
         sites = [place for place in places if place[2] == name]
         ranks = len({rank for _, rank, _, _ in sites})
@@ -198,9 +236,13 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
         if plan.updates != "flush" and not tied:  # replicas of a stage: an all-reduce a round of mini-batches
             total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * size * itemsize
         elif tied or config.zero < 2:
-            total["tied" if tied else "gradient_reduce"] += config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
+            total["tied" if tied else "gradient_reduce"] += (
+                config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
+            )
     if config.zero >= 2:
-        total["gradient_reduce"] += config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
+        total["gradient_reduce"] += (
+            config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
+        )
     sent = crossing_elements(config, batches)
     for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
         total[name] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
@@ -219,10 +261,18 @@ def _border(config: TrainConfig, batches: Batches) -> int:
     return border
 
 
-def _copied_units(plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]) -> int:
-    """Elements of sharded gradients that one rank's stages send to the other ranks of the same stages, all replicas together."""
+def _copied_units(
+    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]
+) -> int:
+    """Elements of sharded gradients that one rank's stages send to the other ranks of the same stages, all replicas
+    together.
+    """
     holders, total = plan.holders(), 0
-    stages_of = {name: {axis.stage for axes in pipeline for axis in axes if name in axis.parameters} for axis in axes for name in axis.parameters}
+    stages_of = {
+        name: {axis.stage for axes in pipeline for axis in axes if name in axis.parameters}
+        for axis in axes
+        for name in axis.parameters
+    }
     for axis in axes:
         if any(len(stages_of[name]) > 1 for name in axis.parameters):
             continue  # the tied weight, which has its own unit

@@ -16,7 +16,7 @@ from minidist.autograd import (
     VersionError,
     contribution_recorder,
     no_grad,
-)  # fmt: skip
+)
 from minidist.base.memory import account_memory
 from minidist.nn import MLP, FlatParameters, Linear
 

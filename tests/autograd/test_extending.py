@@ -169,7 +169,9 @@ def test_recomputation_nests_and_passes_other_arguments():
 @pytest.mark.parametrize("used", [(0, 1), (1,), (0,)])
 @pytest.mark.parametrize("mode", ["now", "deferred"])
 def test_a_recomputed_segment_may_return_several_tensors(used, mode):
-    """Each output's gradient reaches the replay, whichever of them the loss uses; what they share is summed to the same bits."""
+    """Each output's gradient reaches the replay, whichever of them the loss uses; what they share is summed to the same
+    bits.
+    """
 
     def segment(t, w):
         h = ag.tanh(t @ w)
@@ -192,8 +194,14 @@ def test_a_recomputed_segment_may_return_several_tensors(used, mode):
 
 
 def test_a_replay_adds_nothing_to_a_gradient_that_others_hold():
-    """An output that is used inside the segment, too: its sum must not be made in the array that the other summand received."""
-    w, other, x = Parameter(draws(3, 3), name="w"), Tensor(draws(2, 3), requires_grad=True), Tensor(draws(2, 3), requires_grad=True)
+    """An output that is used inside the segment, too: its sum must not be made in the array that the other summand
+    received.
+    """
+    w, other, x = (
+        Parameter(draws(3, 3), name="w"),
+        Tensor(draws(2, 3), requires_grad=True),
+        Tensor(draws(2, 3), requires_grad=True),
+    )
 
     def segment(t):
         h = t @ w

@@ -19,7 +19,6 @@ TARGETS = np.array([[0, 5, 2, 3], [1, 0, 5, -100]])
 ANGLES = ag.rotary_angles(np.arange(4), 6)
 
 
-
 class Dropping:
     """Of attention weights: every third one."""
 
@@ -71,7 +70,7 @@ OPERATIONS = {
     "reshape": (lambda x: x.reshape(7, 3), [(3, 7)]),
     "getitem": (lambda x: x[np.array([0, 0, 2])], [(3, 7)]),
     "concatenate": (lambda a, b: ag.concatenate([a, b]), [(3, 7), (2, 7)]),
-}  # fmt: skip
+}
 
 
 def run(operation, arrays, kind=Tensor):
@@ -132,7 +131,10 @@ def test_a_loss_divided_by_many_tokens_keeps_its_gradient():
 
 
 def test_float32_and_two_bytes_meet_as_the_table_says():
-    half, whole = Tensor(np.ones((2, 2), np.float16), requires_grad=True), Tensor(np.ones((2, 2), np.float32), requires_grad=True)
+    half, whole = (
+        Tensor(np.ones((2, 2), np.float16), requires_grad=True),
+        Tensor(np.ones((2, 2), np.float32), requires_grad=True),
+    )
     assert (half + whole).dtype == FLOAT32  # widest
     product = half @ whole
     assert product.dtype == FLOAT16  # products
@@ -199,7 +201,9 @@ def test_what_a_step_keeps_is_half_as_large_and_its_workspace_is_gone(dtype):
 
     (whole, _, _), (half, after, peak) = held(np.float32), held(dtype)
     rows = 4 * 32
-    statistics = 4 * (2 * 2 + 1) * rows + 4 * 2 * 2 * rows + 2 * 4 * rows + 4  # layer norms; heads; of the loss, and the loss
+    statistics = (
+        4 * (2 * 2 + 1) * rows + 4 * 2 * 2 * rows + 2 * 4 * rows + 4
+    )  # layer norms; heads; of the loss, and the loss
     tokens = 8 * rows + 8 * 32  # of the embeddings
     of_loss = 2 * 4 * rows  # float32 keeps the gradient of the logits ready; two bytes keep the logits and these
     assert 2 * (half["activation"] - statistics - tokens) == whole["activation"] - (statistics - of_loss) - tokens

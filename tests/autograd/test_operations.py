@@ -23,11 +23,21 @@ def away_from_zero(shape, seed, positive=False):
 
 
 UNARY = {
-    "neg": ag.neg, "exp": ag.exp, "tanh": ag.tanh, "sigmoid": ag.sigmoid, "relu": ag.relu, "gelu": ag.gelu,
-    "gelu_composite": ag.gelu_composite, "absolute": ag.absolute, "square": lambda x: x**2, "cube": lambda x: x**3,
-    "add scalar": lambda x: 2.0 + x, "sub from scalar": lambda x: 1 - x, "scalar over": lambda x: 3.0 / x,
+    "neg": ag.neg,
+    "exp": ag.exp,
+    "tanh": ag.tanh,
+    "sigmoid": ag.sigmoid,
+    "relu": ag.relu,
+    "gelu": ag.gelu,
+    "gelu_composite": ag.gelu_composite,
+    "absolute": ag.absolute,
+    "square": lambda x: x**2,
+    "cube": lambda x: x**3,
+    "add scalar": lambda x: 2.0 + x,
+    "sub from scalar": lambda x: 1 - x,
+    "scalar over": lambda x: 3.0 / x,
     "times numpy scalar": lambda x: np.float32(0.5) * x,
-}  # fmt: skip
+}
 UNARY_POSITIVE = {"log": ag.log, "sqrt": ag.sqrt, "pow 1.5": lambda x: x**1.5, "pow -1": lambda x: x**-1}
 BINARY = {"add": ag.add, "sub": ag.sub, "mul": ag.mul, "div": ag.div, "maximum": ag.maximum, "minimum": ag.minimum}
 
@@ -65,8 +75,10 @@ def test_where_broadcasts(shapes, parameters):
 
 
 @settings(max_examples=30, deadline=None)
-@given(shapes=hnp.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, min_side=0, max_side=3),
-       parameters=st.booleans())  # fmt: skip
+@given(
+    shapes=hnp.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, min_side=0, max_side=3),
+    parameters=st.booleans(),
+)
 def test_matmul(shapes, parameters):
     a, b = shapes.input_shapes
     gradcheck(ag.matmul, away_from_zero(a, 1), away_from_zero(b, 2), parameters=parameters)
@@ -160,9 +172,13 @@ def test_indexing_by_arrays_adds_repeats(shape, data, parameters):
 
 
 @modest
-@given(indices=hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4),
-                          elements=st.integers(0, 2)),
-       width=st.integers(0, 3), parameters=st.booleans())  # fmt: skip
+@given(
+    indices=hnp.arrays(
+        np.int64, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4), elements=st.integers(0, 2)
+    ),
+    width=st.integers(0, 3),
+    parameters=st.booleans(),
+)
 def test_embedding(indices, width, parameters):
     gradcheck(lambda w: ag.embedding(indices, w), away_from_zero((3, width), 13), parameters=parameters)
 

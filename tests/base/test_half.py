@@ -37,9 +37,16 @@ def test_widening_is_exact_for_every_value(dtype):
 def test_rounding_is_to_nearest_even_for_every_value_its_neighbours_and_the_middle(dtype):
     values = np.sort(every_finite(dtype).astype(np.float32))
     middles = (values[1:].astype(np.float64) + values[:-1]) / 2
-    candidates = np.concatenate([values, np.nextafter(values, np.inf, dtype=np.float32), middles.astype(np.float32), -values])
+    candidates = np.concatenate(
+        [values, np.nextafter(values, np.inf, dtype=np.float32), middles.astype(np.float32), -values]
+    )
     any_bits = np.random.default_rng(0).integers(0, 2**32, 2**18, dtype=np.uint32).view(np.float32)
-    for x in (candidates, np.nextafter(candidates, -np.inf, dtype=np.float32), any_bits, np.float32([np.nan, np.inf, -np.inf, 65520.0])):
+    for x in (
+        candidates,
+        np.nextafter(candidates, -np.inf, dtype=np.float32),
+        any_bits,
+        np.float32([np.nan, np.inf, -np.inf, 65520.0]),
+    ):
         with np.errstate(all="ignore"):
             expected = x.astype(dtype)
         assert np.array_equal(rounded(x, dtype).astype(np.float32), expected.astype(np.float32), equal_nan=True)

@@ -15,7 +15,7 @@ from minidist.base.random import (
     snapshot_calls,
     uniform,
     uniform_rows,
-)  # fmt: skip
+)
 
 KEY = Key(1, "test", 2, "layer", 3)
 
@@ -34,8 +34,14 @@ def test_rows_are_slices_of_the_global_array():
 
 
 def test_every_part_of_the_key_matters():
-    keys = [KEY, Key(2, "test", 2, "layer", 3), Key(1, "other", 2, "layer", 3), Key(1, "test", 3, "layer", 3),
-            Key(1, "test", 2, "layers", 3), Key(1, "test", 2, "layer", 4)]  # fmt: skip
+    keys = [
+        KEY,
+        Key(2, "test", 2, "layer", 3),
+        Key(1, "other", 2, "layer", 3),
+        Key(1, "test", 3, "layer", 3),
+        Key(1, "test", 2, "layers", 3),
+        Key(1, "test", 2, "layer", 4),
+    ]
     assert len({uniform(key, 0, 1)[0] for key in keys}) == len(keys)
     np.testing.assert_array_equal(normal(KEY, (3, 2)), normal(Key(1, "test", 2, "layer", 3), (3, 2)))
 

@@ -16,7 +16,10 @@ SHAPES = {"a": (7, 3), "b": (5,), "c": (2, 2, 2)}
 
 
 def values(version):
-    return {name: np.random.default_rng([version, i]).standard_normal(shape).astype(np.float32) for i, (name, shape) in enumerate(SHAPES.items())}
+    return {
+        name: np.random.default_rng([version, i]).standard_normal(shape).astype(np.float32)
+        for i, (name, shape) in enumerate(SHAPES.items())
+    }
 
 
 def sharded(comm, version):
@@ -45,7 +48,9 @@ def test_any_range_can_be_read_whoever_wrote_it(ranks, start, length, tmp_path_f
     directory = tmp_path_factory.mktemp("checkpoint")
     SimWorld(ranks).run(write, directory, 1)
     stop = min(21, start + length)
-    assert np.array_equal(Checkpoint(directory).read("a", start, max(start, stop)), values(1)["a"].reshape(-1)[start : max(start, stop)])
+    assert np.array_equal(
+        Checkpoint(directory).read("a", start, max(start, stop)), values(1)["a"].reshape(-1)[start : max(start, stop)]
+    )
     assert_holds(directory, 1)
 
 
@@ -158,7 +163,10 @@ def damage(tmp_path, how):
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("how", "words"), [("missing", "is missing"), ("truncated", "B instead of"), ("flipped", "checksum"), ("header", "damaged")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("missing", "is missing"), ("truncated", "B instead of"), ("flipped", "checksum"), ("header", "damaged")],
+)
 def test_damage_is_one_sentence_that_names_file_and_tensor(how, words, tmp_path):
     SimWorld(2).run(write, tmp_path, 1)
     damage(tmp_path, how)
@@ -188,7 +196,9 @@ def test_what_is_not_there_is_said(tmp_path):
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (2, 5)]])
 def test_gaps_and_overlaps_are_refused(ranges, tmp_path):
     with pytest.raises(UsageError, match="each must be in one"):
-        SimWorld(1).run(lambda comm: save(comm, tmp_path, 1, [Piece("b", (5,), np.zeros(b - a), a, b) for a, b in ranges], {}))
+        SimWorld(1).run(
+            lambda comm: save(comm, tmp_path, 1, [Piece("b", (5,), np.zeros(b - a), a, b) for a, b in ranges], {})
+        )
 
 
 def test_only_empty_messages_are_sent(tmp_path):
@@ -214,7 +224,9 @@ def test_mpi_writes_what_one_process_reads(comm):
 def test_a_damaged_latest_is_one_sentence_that_names_the_newest(tmp_path, content):
     SimWorld(2).run(write, tmp_path, 1)
     (tmp_path / "latest").write_bytes(content)
-    with pytest.raises(UsageError, match=r"the file 'latest' in .* names no checkpoint .*; write step-00000001 into it"):
+    with pytest.raises(
+        UsageError, match=r"the file 'latest' in .* names no checkpoint .*; write step-00000001 into it"
+    ):
         Checkpoint(tmp_path)
     assert Checkpoint(tmp_path, "step-00000001").step == 1
 

@@ -14,7 +14,9 @@ from tests.checkpoint.test_directory import assert_holds, write
 
 
 class Deadly(Storage):
-    """Kills this process (SIGKILL) at moment `at`: around every call that changes the disk, and in the middle of a write."""
+    """Kills this process (SIGKILL) at moment `at`: around every call that changes the disk, and in the middle of a
+    write.
+    """
 
     def __init__(self, at):
         self.at, self.count = at, 0
@@ -74,7 +76,8 @@ def test_a_killed_process_leaves_the_checkpoint_before_it(tmp_path):
         now = (tmp_path / "latest").read_text()
         survived.append(now != "step-00000001")
         assert_holds(tmp_path, 2 if survived[-1] else 1)
-    # make; six files written (before, half way, before their sync); two lists removed; two renames (before, before their
+    # make; six files written (before, half way, before their sync); two lists removed; two renames (before, before
+    # their
     # sync, after): the last two moments come after `latest` was replaced.
     assert at == 1 + 6 * 3 + 2 + 2 * 3 == len(survived)
     assert survived == [False] * (at - 2) + [True] * 2
@@ -108,7 +111,13 @@ def residual(rank):
 
 def saved(directory, ranks):
     def main(comm):
-        save(comm, directory, 1, local_pieces(comm.rank, [Local("residual/w", residual(comm.rank)), Local("stash", 0, "drained")]), {})
+        save(
+            comm,
+            directory,
+            1,
+            local_pieces(comm.rank, [Local("residual/w", residual(comm.rank)), Local("stash", 0, "drained")]),
+            {},
+        )
 
     SimWorld(ranks).run(main)
     return Checkpoint(directory)
@@ -133,6 +142,8 @@ def test_what_is_in_flight_must_be_drained_first(tmp_path):
 
 
 def test_shapes_that_differ_from_rank_to_rank_are_refused_elsewhere(tmp_path):
-    SimWorld(2).run(lambda comm: save(comm, tmp_path, 1, local_pieces(comm.rank, [Local("r", np.zeros(comm.rank + 1))]), {}))
+    SimWorld(2).run(
+        lambda comm: save(comm, tmp_path, 1, local_pieces(comm.rank, [Local("r", np.zeros(comm.rank + 1))]), {})
+    )
     with pytest.raises(UsageError, match="several shapes"):
         read_local(Checkpoint(tmp_path), "r", 0, 3)

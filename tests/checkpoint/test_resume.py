@@ -17,9 +17,18 @@ from minidist.train.resume import job_state, same_job
 from minidist.train.trainer import train
 
 GPT = {
-    "model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "clip": 0.5, "dropout": 0.1,
-    "global_batch": 8, "warmup": 3, "reduction": "ordered",
-}  # fmt: skip
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "clip": 0.5,
+    "dropout": 0.1,
+    "global_batch": 8,
+    "warmup": 3,
+    "reduction": "ordered",
+}
 
 
 def run(ranks, **values):
@@ -103,7 +112,22 @@ def test_another_job_is_refused(change, sentence, tmp_path):
 
 
 def test_the_command_line(tmp_path, capsys):
-    job = ["train", "--dp", "2", "--zero", "3", "--width", "16", "--heads", "2", "--context", "8", "--save", str(tmp_path / "c"), "--json"]
+    job = [
+        "train",
+        "--dp",
+        "2",
+        "--zero",
+        "3",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--context",
+        "8",
+        "--save",
+        str(tmp_path / "c"),
+        "--json",
+    ]
     job += ["--trace", str(tmp_path / "trace.jsonl")]
     with pytest.raises(SystemExit):
         main([*job, "--steps", "3", "--every", "2"])
@@ -140,5 +164,7 @@ def test_a_setting_that_the_checkpoint_is_too_old_for_has_its_default():
     checkpoint = SimpleNamespace(path="old", step=2, state=state)
     same_job(checkpoint, job)
     other = config.model_copy(update={"evaluate_every": 2})
-    with pytest.raises(UsageError, match="was made with --evaluate-every None, this job has 2; leave out --evaluate-every"):
+    with pytest.raises(
+        UsageError, match="was made with --evaluate-every None, this job has 2; leave out --evaluate-every"
+    ):
         same_job(checkpoint, build(other, resolve_batches(other, 1)))

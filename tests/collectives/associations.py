@@ -1,4 +1,5 @@
-"""In which order each algorithm adds: nested pairs of ranks, ((0, 1), 2) for (a0 + a1) + a2, written down independently.
+"""In which order each algorithm adds: nested pairs of ranks, ((0, 1), 2) for (a0 + a1) + a2, written down
+independently.
 
 Floating-point addition commutes but does not associate, so the shape of the tree decides about the bits.
 """

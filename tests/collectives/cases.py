@@ -69,9 +69,9 @@ class Case:
         return [self.sizes[(rank + 2 * j) % self.ranks] if self.counts else 3 for j in range(self.ranks)]
 
     def input(self, rank):
-        elements = {
-            "gather": self.sizes[rank], "all_gather": self.sizes[rank], "all_to_all": sum(self.row(rank)),
-        }.get(self.operation, self.size)  # fmt: skip
+        elements = {"gather": self.sizes[rank], "all_gather": self.sizes[rank], "all_to_all": sum(self.row(rank))}.get(
+            self.operation, self.size
+        )
         return values_of(rank, elements, self.dtype)
 
     def call(self, comm):

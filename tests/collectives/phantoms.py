@@ -1,4 +1,6 @@
-"""A collective on `nbytes` phantom bytes in all, and how long it takes on the virtual clock: the benchmark's own measure."""
+"""A collective on `nbytes` phantom bytes in all, and how long it takes on the virtual clock: the benchmark's own
+measure.
+"""
 
 from minidist.collectives.auto import virtual_seconds
 from minidist.comm import LinkModel

@@ -24,7 +24,9 @@ OPERATIONS = sorted(algorithms())
     ("ranks", "links"), [*((n, LinkModel()) for n in (2, 3, 5, 8, 13)), (6, ETHERNET)], ids=lambda v: str(v)[:2]
 )
 def test_within_5_percent_of_the_best(operation, ranks, links):
-    for nbytes in SIZES if ranks < 13 or operation == "all_reduce" else SIZES[:-1]:  # a thousand segments a rank take long
+    for nbytes in (
+        SIZES if ranks < 13 or operation == "all_reduce" else SIZES[:-1]
+    ):  # a thousand segments a rank take long
         fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
 
@@ -41,7 +43,9 @@ def test_a_gibibyte_needs_no_memory():
 
 
 def test_it_matters_and_no_algorithm_is_always_best():
-    """Where the choices cross over: at least three algorithms are needed, and the wrong one costs several times as much."""
+    """Where the choices cross over: at least three algorithms are needed, and the wrong one costs several times as
+    much.
+    """
     chosen = {cheapest("all_reduce", nbytes, 16, 1e-6, 1e-10) for nbytes in SIZES}
     assert len(chosen) >= 3
     short, long = (
@@ -104,7 +108,9 @@ RAGGED = LinkModel(link=lambda a, b: FAST if (a < 3) == (b < 3) else SLOW)
 
 
 def test_each_communicator_chooses_by_its_own_links():
-    """A group inside a fast node and one across nodes choose differently for the same array, by formula; both by trying."""
+    """A group inside a fast node and one across nodes choose differently for the same array, by formula; both by
+    trying.
+    """
 
     def program(comm):
         inside, across = comm.split(comm.rank // 4), comm.split(comm.rank % 4)

@@ -126,13 +126,26 @@ BAD = {
     "a list to scatter": (lambda c: collectives.scatter(c, [1.0, 2.0], np.ones(1)), "scatter of a list|receive"),
     "a number": (lambda c: collectives.all_gather(c, np.float64(1)), "all_gather of a float64"),
     "an input with gaps": (lambda c: collectives.all_reduce(c, np.ones(4)[::2]), "strides"),
-    "an array that may not be written": (lambda c: collectives.all_reduce(c, _read_only(4)), "read-only, where the sum would go"),
-    "an out that may not be written": (lambda c: collectives.all_gather(c, np.ones(2), out=_read_only(4)), "out that is read-only"),
-    "counts with fractions": (lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[2.9, 2]), r"counts \[2.9, 2\]; a count is a whole"),
-    "receive counts with fractions": (
-        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[2, 2], receive_counts=[2.5, 2.5]), "a count is a whole"
+    "an array that may not be written": (
+        lambda c: collectives.all_reduce(c, _read_only(4)),
+        "read-only, where the sum would go",
     ),
-    "a sum of dates": (lambda c: collectives.all_reduce(c, np.zeros(2, "M8[D]")), r"datetime64\[D\] values have no 'sum'"),
+    "an out that may not be written": (
+        lambda c: collectives.all_gather(c, np.ones(2), out=_read_only(4)),
+        "out that is read-only",
+    ),
+    "counts with fractions": (
+        lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[2.9, 2]),
+        r"counts \[2.9, 2\]; a count is a whole",
+    ),
+    "receive counts with fractions": (
+        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[2, 2], receive_counts=[2.5, 2.5]),
+        "a count is a whole",
+    ),
+    "a sum of dates": (
+        lambda c: collectives.all_reduce(c, np.zeros(2, "M8[D]")),
+        r"datetime64\[D\] values have no 'sum'",
+    ),
     "a sum of records": (lambda c: collectives.reduce(c, np.zeros(2, [("a", "f4")])), "values have no 'sum'"),
     "a root between ranks": (lambda c: collectives.broadcast(c, np.ones(4), root=0.5), r"root 0.5; ranks are 0\.\.1"),
     "a root by name": (lambda c: collectives.gather(c, np.ones(4), root="a"), r"root 'a'; ranks are 0\.\.1"),
@@ -194,18 +207,22 @@ UNLIKE = {
     "size": (lambda c: collectives.all_reduce(c, np.ones(4 + 2 * c.rank)), "shape mismatch"),
     "shape": (lambda c: collectives.broadcast(c, np.ones([(2, 3), (3, 2)][c.rank])), r"\[2, 3\]"),
     "counts of an all-gather": (
-        lambda c: collectives.all_gather(c, np.ones(3 - c.rank), counts=[3 - c.rank] * 2), "shape mismatch"
+        lambda c: collectives.all_gather(c, np.ones(3 - c.rank), counts=[3 - c.rank] * 2),
+        "shape mismatch",
     ),
     "counts of a reduce-scatter": (
-        lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[[3, 1], [1, 3]][c.rank]), "shape mismatch"
+        lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[[3, 1], [1, 3]][c.rank]),
+        "shape mismatch",
     ),
     "counts of an all-to-all": (
-        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[2, 2], receive_counts=[[2, 2], [3, 2]][c.rank]), "shape mismatch"
+        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[2, 2], receive_counts=[[2, 2], [3, 2]][c.rank]),
+        "shape mismatch",
     ),
     "collective": (
-        lambda c: (collectives.all_gather if c.rank else collectives.all_reduce)(c, np.ones(4)), "operation mismatch"
+        lambda c: (collectives.all_gather if c.rank else collectives.all_reduce)(c, np.ones(4)),
+        "operation mismatch",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", UNLIKE)

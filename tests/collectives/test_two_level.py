@@ -185,7 +185,9 @@ def test_time_on_links_that_differ():
     two_level = SimWorld(nodes * local, links=links).run(program)
     assert max(two_level) == pytest.approx(seconds, rel=1e-12)
     for operation in ("reduce_scatter", "all_gather"):
-        assert virtual_seconds(operation, "two_level", nodes * local, 8 * size, links) == pytest.approx(seconds / 2, rel=1e-12)
+        assert virtual_seconds(operation, "two_level", nodes * local, 8 * size, links) == pytest.approx(
+            seconds / 2, rel=1e-12
+        )
     flat = SimWorld(nodes * local, links=links)
     flat.run(lambda comm: collectives.all_reduce(comm, np.ones(size)))
     assert flat.end_time > 2 * seconds

@@ -21,11 +21,15 @@ def test_the_programs_run_in_the_simulated_world(name, ranks, sends):
 
 
 def simulated(comm, name):
-    """What this rank must get and do. Rank 0 simulates for all; the others sleep, as waiting inside MPI would take its core."""
+    """What this rank must get and do. Rank 0 simulates for all; the others sleep, as waiting inside MPI would take its
+    core.
+    """
     base = comm.world.base
     if comm.rank == 0:
         world = SimWorld(comm.size)
-        pairs = list(zip(world.run(getattr(programs, name)), [trace.sequences() for trace in world.traces], strict=True))
+        pairs = list(
+            zip(world.run(getattr(programs, name)), [trace.sequences() for trace in world.traces], strict=True)
+        )
         for rank in range(1, comm.size):
             base.send(pairs[rank], rank)
         return pairs[0]

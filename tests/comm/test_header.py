@@ -20,7 +20,19 @@ def test_what_is_packed_comes_back(shape):
 def test_headers_that_differ_stay_different():
     operations = ["message", "reduce_scatter/recursive_halving", "reduce_scatter/recursive_doubling"]
     dtypes = [np.dtype(d) for d in ("f4", "f8", "c8", "c16", ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, "m8[s]")]
-    shapes = [(), (1,), (1, 1), (6,), (2, 3), (3, 2), (1, 2, 3, 4, 5, 6), (2, 1, 3, 4, 5, 6, 7), (2, 1, 3, 4, 5, 7, 6), (0,), (0, 2)]
+    shapes = [
+        (),
+        (1,),
+        (1, 1),
+        (6,),
+        (2, 3),
+        (3, 2),
+        (1, 2, 3, 4, 5, 6),
+        (2, 1, 3, 4, 5, 6, 7),
+        (2, 1, 3, 4, 5, 7, 6),
+        (0,),
+        (0, 2),
+    ]
     headers = [
         header_of(operation, np.empty(shape, dtype))
         for operation, dtype, shape in itertools.product(operations, dtypes, shapes)

@@ -1,4 +1,6 @@
-"""A rank that is killed: it stops, who waits on it is told and may go on, who waits for anybody goes on with the others."""
+"""A rank that is killed: it stops, who waits on it is told and may go on, who waits for anybody goes on with the
+others.
+"""
 
 from contextlib import suppress
 

@@ -46,9 +46,14 @@ def run(tmp_path):
         variables |= dict(environment)
         start = [mpiexec(), *options, "-n", str(ranks)] if launcher else []
         process = subprocess.run(
-            [*start, sys.executable, program, *flags], env=variables, cwd=tmp_path, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
+            [*start, sys.executable, program, *flags],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
         return process.returncode, process.stdout + process.stderr
 
     run.line = lambda text: (tmp_path / "program.py").read_text().split(text)[0].count("\n") + 1
@@ -128,7 +133,9 @@ def main(comm):
         TIMEOUT,
     )
     assert code != 0
-    assert f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output, output
+    assert (
+        f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output
+    ), output
     assert f"while it handles ValueError: boom, raised at program.py:{run.line('raise')}" in output
 
 
@@ -166,7 +173,10 @@ def main(comm):
         TIMEOUT,
     )
     assert code != 0
-    assert re.search(r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, waited for at program.py", output), output
+    assert re.search(
+        r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, waited for at program.py",
+        output,
+    ), output
     assert f"program.py:{run.line('all_reduce(comm')}" in output
 
 
@@ -273,8 +283,11 @@ def main(comm):
 
 CHANGED = {
     "a send": ("comm.isend(array, 1 - comm.rank)", "the buffer of its send to rank .* was changed"),
-    "what a lane sends": ("all_reduce(comm, array, async_op=True)", "the buffer of its all_reduce/ring: send to rank .* was changed"),
-}  # fmt: skip
+    "what a lane sends": (
+        "all_reduce(comm, array, async_op=True)",
+        "the buffer of its all_reduce/ring: send to rank .* was changed",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", CHANGED)
@@ -298,8 +311,7 @@ def main(comm):
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["comm.sendrecv(array, comm.rank, array, comm.rank)", "[comm.irecv(array, 0), comm.irecv(array[1:], 0)]"],
+    "call", ["comm.sendrecv(array, comm.rank, array, comm.rank)", "[comm.irecv(array, 0), comm.irecv(array[1:], 0)]"]
 )
 def test_a_receive_into_memory_that_is_in_use(run, call):
     code, output = run(f"\ndef main(comm):\n    array = np.ones(4)\n    {call}\n", 1)
@@ -348,7 +360,9 @@ def main(comm):
     )
     assert code != 0
     assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 3 (8 B)" in output, output
-    assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 4 (16 B)" in output  # the one that was not asked for
+    assert (
+        "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 4 (16 B)" in output
+    )  # the one that was not asked for
     assert output.count("hint:") == 2
 
 
@@ -381,17 +395,25 @@ def main(comm):
     )
     assert code != 0
     assert "rank 1: has returned" in output, output
-    assert re.search(r"rank [02]: waits in all_reduce/ring: receive from rank [12], tag 1, \d+ B, at \S*program.py:\d+", output)
+    assert re.search(
+        r"rank [02]: waits in all_reduce/ring: receive from rank [12], tag 1, \d+ B, at \S*program.py:\d+", output
+    )
     assert "hint: rank 1 has returned: it will never answer rank 2" in output
 
 
 UNLIKE = {
-    "dtype": ("all_reduce(comm, np.ones(4, [np.float32, np.float64][comm.rank]))", r"dtype mismatch: .*float(32|64)\[2\]"),
+    "dtype": (
+        "all_reduce(comm, np.ones(4, [np.float32, np.float64][comm.rank]))",
+        r"dtype mismatch: .*float(32|64)\[2\]",
+    ),
     "counts": (
         "all_gather(comm, np.ones(3 - comm.rank), counts=[3 - comm.rank] * 2)",
         r"shape mismatch: .*all_gather/ring of float64\[[23]\]",
     ),
-    "reduction": ("all_reduce(comm, np.ones(4), ['sum', 'max'][comm.rank])", r"operation mismatch: .*all_reduce/ring max"),
+    "reduction": (
+        "all_reduce(comm, np.ones(4), ['sum', 'max'][comm.rank])",
+        r"operation mismatch: .*all_reduce/ring max",
+    ),
 }
 
 
@@ -493,7 +515,9 @@ def test_a_request_that_nobody_waited_for(run, what):
 
 
 def test_sys_exit_of_a_virtual_rank_says_which(run):
-    code, output = run("\ndef main(comm):\n    comm.barrier()\n    sys.exit(3 * comm.rank)\n", 1, "--ranks", "2", launcher=False)
+    code, output = run(
+        "\ndef main(comm):\n    comm.barrier()\n    sys.exit(3 * comm.rank)\n", 1, "--ranks", "2", launcher=False
+    )
     assert code == 3
     assert "minidist: SystemExit 3 raised on rank 1 of 2" in output, output
 

@@ -460,10 +460,14 @@ def test_a_receive_into_memory_of_another_open_receive():
     SimWorld(2).run(program, slice(2, 4), slice(4, 6), False)
     for blocking in (False, True):
         for b in (slice(2, 4), slice(3, 5), slice(1, 3)):
-            with pytest.raises(BufferReuseError, match=r"rank 0: its receive from rank 1.* is into memory of its receive"):
+            with pytest.raises(
+                BufferReuseError, match=r"rank 0: its receive from rank 1.* is into memory of its receive"
+            ):
                 SimWorld(2).run(program, slice(2, 4), b, blocking)
         with pytest.raises(BufferReuseError, match=r"rank 0: its receive from rank 1.* is into memory of its receive"):
-            SimWorld(2).run(program, slice(4, 6), slice(3, 5), blocking)  # begins where nothing is, and ends in the next one
+            SimWorld(2).run(
+                program, slice(4, 6), slice(3, 5), blocking
+            )  # begins where nothing is, and ends in the next one
     SimWorld(2, checks=False).run(program, slice(2, 4), slice(3, 5), False)
 
 
@@ -474,7 +478,9 @@ def test_a_sendrecv_of_one_buffer():
         comm.sendrecv(empty, 1 - comm.rank, empty, 1 - comm.rank)
         comm.sendrecv(array[:2], 1 - comm.rank, array[1:3], 1 - comm.rank)
 
-    with pytest.raises(BufferReuseError, match="rank 0: sendrecv receives into the memory that it sends from") as caught:
+    with pytest.raises(
+        BufferReuseError, match="rank 0: sendrecv receives into the memory that it sends from"
+    ) as caught:
         SimWorld(2).run(program)
     assert line(program, "array[1:3]") in str(caught.value)
 
@@ -649,7 +655,9 @@ def test_a_deadlock_in_a_clean_up_names_the_error_that_led_there():
     with pytest.raises(DeadlockError) as caught:
         SimWorld(3).run(program)
     text = str(caught.value)
-    assert re.search(rf"rank 1 waits while it handles ValueError: boom, raised at \S*{line(program, 'boom')}", text), text
+    assert re.search(rf"rank 1 waits while it handles ValueError: boom, raised at \S*{line(program, 'boom')}", text), (
+        text
+    )
     assert text.count("while it handles") == 1
 
 
@@ -870,8 +878,11 @@ def busy_program(comm, seed):
 
 
 @given(
-    st.integers(0, 50), st.integers(1, 6), st.sampled_from([0, 64, 1 << 20]), st.lists(st.integers(), min_size=3, max_size=3)
-)  # fmt: skip
+    st.integers(0, 50),
+    st.integers(1, 6),
+    st.sampled_from([0, 64, 1 << 20]),
+    st.lists(st.integers(), min_size=3, max_size=3),
+)
 def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, eager_bytes, schedules):
     def run(world):
         results = world.run(busy_program, program_seed)

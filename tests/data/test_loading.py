@@ -68,7 +68,9 @@ def test_a_request_out_of_order_is_answered_without_the_thread_and_the_order_goe
     with BatchesAhead(sampler, REQUESTS) as ahead:
         assert ahead.batch(0, 0, 2) == 0
         assert ahead.batch(3, 1, 5) == 301
-        assert [ahead.batch(*request) for request in REQUESTS[1:]] == [step * 100 + first for step, first, _ in REQUESTS[1:]]
+        assert [ahead.batch(*request) for request in REQUESTS[1:]] == [
+            step * 100 + first for step, first, _ in REQUESTS[1:]
+        ]
         assert ahead.served == len(REQUESTS)
         assert ahead.batch(9, 0, 1) == 900  # after the last one
 
@@ -89,7 +91,9 @@ def test_the_next_batch_is_made_while_this_one_is_used():
         assert ahead.batch(1, 0, 1) == 100
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2, "accumulation": 2}, {"dp": 2, "zero": 3}, {"pp": 2, "microbatches": 4}], ids=str)
+@pytest.mark.parametrize(
+    "layout", [{"dp": 2, "accumulation": 2}, {"dp": 2, "zero": 3}, {"pp": 2, "microbatches": 4}], ids=str
+)
 def test_training_has_the_same_bits(layout):
     job = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3}
     results = [SimWorld(2).run(train, TrainConfig.make(**job, **layout, prefetch_batches=depth)) for depth in (0, 2)]

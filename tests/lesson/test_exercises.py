@@ -640,7 +640,11 @@ def one_clock_too_far(comm, steps, bound, compute):
 
 
 def everybody_each_clock(comm, steps, bound, compute):
-    return ssp_worker(comm, steps, compute) if comm.rank else ssp_server(comm, steps, lambda mine, slowest: mine == slowest)
+    return (
+        ssp_worker(comm, steps, compute)
+        if comm.rank
+        else ssp_server(comm, steps, lambda mine, slowest: mine == slowest)
+    )
 
 
 def forgets_who_waits(comm, steps, bound, compute):
@@ -658,7 +662,11 @@ def answers_before_it_adds(comm, steps, bound, compute):
 
 def pulls_once_more(comm, steps, bound, compute):
     weights = solution("08.ssp")(comm, steps, bound, compute)
-    return broadcast(comm, np.zeros(comm.size - 1) if weights is None else weights) if comm.rank == 0 else _throw_away(comm)
+    return (
+        broadcast(comm, np.zeros(comm.size - 1) if weights is None else weights)
+        if comm.rank == 0
+        else _throw_away(comm)
+    )
 
 
 def _throw_away(comm):
@@ -840,7 +848,9 @@ def everybody_gets_all_slots(comm, slots, run_expert):
     here = experts // comm.size
     every = all_gather(comm, slots).reshape(comm.size, experts, capacity, width)
     mine = range(comm.rank * here, (comm.rank + 1) * here)
-    done = np.stack([run_expert(e, every[:, e].reshape(-1, width)).reshape(comm.size, capacity, width) for e in mine], axis=1)
+    done = np.stack(
+        [run_expert(e, every[:, e].reshape(-1, width)).reshape(comm.size, capacity, width) for e in mine], axis=1
+    )
     return all_to_all(comm, done.reshape(-1)).reshape(slots.shape)
 
 
@@ -851,7 +861,13 @@ def ring(comm, q, k, v, rows, *, scale=True, shift=True, pass_on=True, twice=Fal
         for step in range(n):
             keys, values = block
             scores = q @ keys.T / np.sqrt(q.shape[1])
-            new = np.maximum(largest, scores.max(axis=1)) if shift and not mean else scores.max(axis=1) if mean else largest
+            new = (
+                np.maximum(largest, scores.max(axis=1))
+                if shift and not mean
+                else scores.max(axis=1)
+                if mean
+                else largest
+            )
             old = np.exp(largest - new) if scale and shift and not mean else np.ones(len(q))
             now = np.exp(scores - new[:, None])
             if mean:
@@ -1069,6 +1085,8 @@ def in_the_order_of_the_files(comm, size, pieces, read):
     whole = np.concatenate([np.zeros(0), *(read(number) for number in range(len(pieces)))])
     edges = offsets(chunk_sizes(size, comm.size))
     return whole[edges[comm.rank] : edges[comm.rank + 1]]
+
+
 # 18 and 19: weights that are late, and a backward in two
 
 
@@ -1122,7 +1140,10 @@ def just_1f1b(stages, microbatches):
 
 
 def all_weights_last(stages, microbatches):
-    return [[*(a.replace("B", "I") for a in row), *(f"W{i}" for i in range(microbatches))] for row in just_1f1b(stages, microbatches)]
+    return [
+        [*(a.replace("B", "I") for a in row), *(f"W{i}" for i in range(microbatches))]
+        for row in just_1f1b(stages, microbatches)
+    ]
 
 
 def forgets_the_weights(stages, microbatches):
@@ -1132,7 +1153,10 @@ def forgets_the_weights(stages, microbatches):
 def two_bubbles_ahead(stages, microbatches):
     from minidist.pipeline.plan import get_schedule, unpack
 
-    return [[f"{unpack(a).kind}{unpack(a).microbatch}" for a in row] for row in get_schedule("zb-h2").plan(stages, microbatches).orders]
+    return [
+        [f"{unpack(a).kind}{unpack(a).microbatch}" for a in row]
+        for row in get_schedule("zb-h2").plan(stages, microbatches).orders
+    ]
 
 
 WRONG = [
@@ -1166,9 +1190,17 @@ WRONG = [
     ("04.ring_all_reduce", passes_on_its_own_part, "the sum that it has just made"),
     ("04.ring_all_reduce", result_thrown_away, "written into it"),
     ("04.ordered_reduce_scatter", starts_with_its_own, "its turn is"),
-    ("04.ordered_reduce_scatter", lambda comm, array: reduce_scatter(comm, array, algorithm="ring"), "nothing is added on the way"),
+    (
+        "04.ordered_reduce_scatter",
+        lambda comm, array: reduce_scatter(comm, array, algorithm="ring"),
+        "nothing is added on the way",
+    ),
     ("04.ordered_reduce_scatter", sums_whole_arrays, "whole arrays travel"),
-    ("04.ordered_reduce_scatter", lambda comm, array: np.array_split(array, comm.size)[comm.rank].copy(), "with all parts in it"),
+    (
+        "04.ordered_reduce_scatter",
+        lambda comm, array: np.array_split(array, comm.size)[comm.rank].copy(),
+        "with all parts in it",
+    ),
     ("05.halving_doubling", result_thrown_away, "written into it"),
     ("05.halving_doubling", doubling_without_folding, "rank xor distance is a rank only when"),
     ("05.halving_doubling", solution("04.ring_all_reduce"), "a ring's number"),

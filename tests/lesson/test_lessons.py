@@ -16,7 +16,9 @@ each_lesson = pytest.mark.parametrize("source", LESSONS, ids=lambda source: sour
 
 
 # A lesson whose seal fits has not changed since its notebook was made; `make lessons` runs all of them.
-each_changed_lesson = pytest.mark.parametrize("source", [s for s in LESSONS if not build.unchanged(s)], ids=lambda source: source.stem)
+each_changed_lesson = pytest.mark.parametrize(
+    "source", [s for s in LESSONS if not build.unchanged(s)], ids=lambda source: source.stem
+)
 
 
 @each_changed_lesson

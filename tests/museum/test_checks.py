@@ -1,4 +1,5 @@
-"""Tests that stand for no module but for a mistake: what a program with it would not do, small enough to be read at once.
+"""Tests that stand for no module but for a mistake: what a program with it would not do, small enough to be read at
+once.
 
 Each passes here; the museum's exhibits name those that turn red when the mistake is planted.
 """
@@ -44,7 +45,9 @@ def test_masked_labels_train_like_one_device():
 
 
 def test_micro_batches_of_any_length_are_one_batch():
-    """The gradient of the mean over all tokens, computed in one piece: shorter texts filled up with what counts for nothing."""
+    """The gradient of the mean over all tokens, computed in one piece: shorter texts filled up with what counts for
+    nothing.
+    """
     counts, tokens = (8, 2, 5, 1), jobs.tokens(0, 4)
     model = jobs.GPT(jobs.GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 1, 2), dtype=np.float32, seed=3)
     flat = FlatParameters(model.parameters())
@@ -143,7 +146,19 @@ def test_sums_of_all_ranks():
 @pytest.mark.parametrize("model", ["gpt", "mlp"])
 def test_a_pipeline_equals_one_device(model):
     data = "markov" if model == "gpt" else "glyphs"
-    config = TrainConfig.make(**{**jobs.SMALL, "model": model, "data": data, "layers": 3, "pp": 2, "microbatches": 4, "steps": 2, "schedule": "gpipe", "reduction": "ordered"})
+    config = TrainConfig.make(
+        **{
+            **jobs.SMALL,
+            "model": model,
+            "data": data,
+            "layers": 3,
+            "pp": 2,
+            "microbatches": 4,
+            "steps": 2,
+            "schedule": "gpipe",
+            "reduction": "ordered",
+        }
+    )
     verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
     assert verdict.equal, verdict.first_difference
 

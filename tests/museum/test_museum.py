@@ -102,7 +102,13 @@ def test_a_test_that_does_not_see_the_bug_is_shown_as_green():
 def test_the_command_shows_story_curves_and_tests(capsys, tmp_path):
     main_exits(["museum", "4b", "-o", str(tmp_path / "curves.svg")])
     text = capsys.readouterr().out
-    for words in ("mean of means over ragged shards", "loss without", "loss with", "max |difference| of gradients", "test_ragged_shards"):
+    for words in (
+        "mean of means over ragged shards",
+        "loss without",
+        "loss with",
+        "max |difference| of gradients",
+        "test_ragged_shards",
+    ):
         assert words in text
     assert "without the bug" in (tmp_path / "curves.svg").read_text()
     main_exits(["museum", "21", "--json", "--no-tests"])
@@ -119,7 +125,11 @@ def main_exits(arguments):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["museum", "99"], "no exhibit '99'"), (["museum", "-o", "x.svg"], "give its number"), (["museum", "21", "-o", "x.svg"], "no loss curve")],
+    [
+        (["museum", "99"], "no exhibit '99'"),
+        (["museum", "-o", "x.svg"], "give its number"),
+        (["museum", "21", "-o", "x.svg"], "no loss curve"),
+    ],
 )
 def test_wrong_requests(arguments, words, capsys):
     with pytest.raises(SystemExit) as end:
@@ -141,7 +151,9 @@ def test_the_micro_batches_of_a_unit_added_before_they_are_summed_over_ranks():
 def test_crossed_sends_in_a_whole_plan():
     """Complete in every other respect: with both sends after the receives that they need, it passes."""
     validate(from_text("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0\n"))
-    crossed = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1\n"
+    crossed = (
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1\n"
+    )
     with pytest.raises(PlanError, match="deadlock with synchronous sends"):
         validate(from_text(crossed))
 

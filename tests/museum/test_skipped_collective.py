@@ -1,7 +1,8 @@
-"""Museum: a rank that skips a collective. The others wait, or exchange one step's bytes with another's; here it is said.
+"""Museum: a rank that skips a collective. The others wait, or exchange one step's bytes with another's; here it is
+said.
 
-The bug comes as `if rank == 0: log(all_reduce(...))`, or as a rank whose data ran out, or whose gradients overflowed. With
-every algorithm the simulated world reports it at once; what it says depends on what the rank did instead.
+The bug comes as `if rank == 0: log(all_reduce(...))`, or as a rank whose data ran out, or whose gradients overflowed.
+With every algorithm the simulated world reports it at once; what it says depends on what the rank did instead.
 """
 
 import numpy as np

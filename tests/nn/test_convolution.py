@@ -24,7 +24,13 @@ def draw(*shape, seed=0):
 
 @pytest.mark.parametrize(("stride", "padding", "size"), [(1, 0, 3), (2, 1, 3), (1, 2, 2), (3, 0, 1)])
 def test_conv2d(stride, padding, size):
-    gradcheck(lambda x, w, b: conv2d(x, w, b, stride, padding), draw(2, 3, 5, 6), draw(4, 3, size, size), draw(4), parameters=True)
+    gradcheck(
+        lambda x, w, b: conv2d(x, w, b, stride, padding),
+        draw(2, 3, 5, 6),
+        draw(4, 3, size, size),
+        draw(4),
+        parameters=True,
+    )
     x, w = draw(2, 3, 5, 6), draw(4, 3, size, size)
     padded = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     y = conv2d(Tensor(x), Tensor(w), None, stride, padding).data
@@ -37,7 +43,9 @@ def test_conv2d(stride, padding, size):
 @pytest.mark.parametrize("shape", [(5, 3), (3, 3, 2, 4)])
 def test_batch_norm(shape):
     gradcheck(batch_norm, draw(*shape), draw(3), draw(3), parameters=True)
-    gradcheck(lambda x, w, b: batch_norm(x, w, b, statistics=(np.ones(3), np.full(3, 2.0))), draw(*shape), draw(3), draw(3))
+    gradcheck(
+        lambda x, w, b: batch_norm(x, w, b, statistics=(np.ones(3), np.full(3, 2.0))), draw(*shape), draw(3), draw(3)
+    )
     y = batch_norm(Tensor(draw(*shape)), Tensor(np.ones(3)), Tensor(np.zeros(3)), eps=0.0).data
     axes = tuple(k for k in range(len(shape)) if k != 1)
     np.testing.assert_allclose(y.mean(axis=axes), 0, atol=1e-12)
@@ -149,13 +157,22 @@ def test_the_moving_average_takes_one_step_a_mini_batch_and_none_in_evaluation()
     assert np.array_equal(norm.running[0], mean)
 
 
-@pytest.mark.parametrize(("call", "sentence"), [
-    (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 2, 3, 3))), "must be .N, C, H, W. and .O, C, kh, kw."),
-    (lambda: conv2d(Tensor(draw(2, 3, 2, 2)), Tensor(draw(4, 3, 3, 3))), "the kernel is larger than the image with padding 0"),
-    (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 3, 3, 3)), Tensor(draw(3))), "as many elements as there are output channels"),
-    (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 3, 3, 3)), stride=0), "stride 0 must be at least 1"),
-    (lambda: batch_norm(Tensor(draw(5, 3)), Tensor(draw(2)), Tensor(draw(3))), "one element a channel"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 2, 3, 3))), "must be .N, C, H, W. and .O, C, kh, kw."),
+        (
+            lambda: conv2d(Tensor(draw(2, 3, 2, 2)), Tensor(draw(4, 3, 3, 3))),
+            "the kernel is larger than the image with padding 0",
+        ),
+        (
+            lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 3, 3, 3)), Tensor(draw(3))),
+            "as many elements as there are output channels",
+        ),
+        (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 3, 3, 3)), stride=0), "stride 0 must be at least 1"),
+        (lambda: batch_norm(Tensor(draw(5, 3)), Tensor(draw(2)), Tensor(draw(3))), "one element a channel"),
+    ],
+)
 def test_what_does_not_fit_is_one_sentence(call, sentence):
     with pytest.raises((ShapeError, AutogradError), match=sentence):
         call()

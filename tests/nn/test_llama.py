@@ -8,9 +8,14 @@ from minidist.base.errors import UsageError
 from minidist.nn import Llama, LlamaConfig
 
 CONFIG = {
-    "vocab_size": 11, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "max_position_embeddings": 40,
-}  # fmt: skip
+    "vocab_size": 11,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 40,
+}
 
 
 def random(*shape, seed=0):
@@ -40,11 +45,17 @@ def test_names_are_those_of_the_published_state_dicts():
     names = [name for name, _ in Llama(LlamaConfig(**CONFIG)).named_parameters()]
     layer = "model.layers.0."
     assert names[:10] == [
-        "model.embed_tokens.weight", layer + "input_layernorm.weight", layer + "self_attn.q_proj.weight",
-        layer + "self_attn.k_proj.weight", layer + "self_attn.v_proj.weight", layer + "self_attn.o_proj.weight",
-        layer + "post_attention_layernorm.weight", layer + "mlp.gate_proj.weight", layer + "mlp.up_proj.weight",
+        "model.embed_tokens.weight",
+        layer + "input_layernorm.weight",
+        layer + "self_attn.q_proj.weight",
+        layer + "self_attn.k_proj.weight",
+        layer + "self_attn.v_proj.weight",
+        layer + "self_attn.o_proj.weight",
+        layer + "post_attention_layernorm.weight",
+        layer + "mlp.gate_proj.weight",
+        layer + "mlp.up_proj.weight",
         layer + "mlp.down_proj.weight",
-    ]  # fmt: skip
+    ]
     assert names[-2:] == ["model.norm.weight", "lm_head.weight"]
     tied = Llama(LlamaConfig(**CONFIG, tie_word_embeddings=True))
     assert [name for name, _ in tied.named_parameters()] == names[:-1]
@@ -91,8 +102,18 @@ def test_loss_and_every_gradient_beside_pytorch(dtype, kv_heads):
 
     x = weights["model.embed_tokens.weight"][torch.tensor(tokens)]
     for i in range(2):
-        w = {name: weights[f"model.layers.{i}.{name}.weight"] for name in (
-            "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}  # fmt: skip
+        w = {
+            name: weights[f"model.layers.{i}.{name}.weight"]
+            for name in (
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+                "self_attn.v_proj",
+                "self_attn.o_proj",
+                "mlp.gate_proj",
+                "mlp.up_proj",
+                "mlp.down_proj",
+            )
+        }
         h = norm(x, f"model.layers.{i}.input_layernorm.weight")
         q, k = turn(heads(h @ w["self_attn.q_proj"].T, 6)), turn(heads(h @ w["self_attn.k_proj"].T, kv_heads))
         v = heads(h @ w["self_attn.v_proj"].T, kv_heads)

@@ -43,8 +43,14 @@ class Twins(Module):
 def test_names_come_from_attributes_and_tied_parameters_count_once():
     model = Twins().initialize(0)
     assert [n for n, _ in model.named_parameters()] == [
-        "scale", "first.weight", "first.bias", "pair.0.weight", "pair.0.bias", "pair.1.weight", "pair.1.bias",
-    ]  # fmt: skip
+        "scale",
+        "first.weight",
+        "first.bias",
+        "pair.0.weight",
+        "pair.0.bias",
+        "pair.1.weight",
+        "pair.1.bias",
+    ]
     assert "again.weight" in model.state_dict()
     assert model.pair[1].weight.name == "pair.1.weight"
     assert [m.name for m in model.modules()][-1] == "pair.1"
@@ -94,10 +100,19 @@ def test_state_dict_round_trip_and_errors():
 def test_gpt2s_parameter_names_and_shapes():
     shapes = {name: p.shape for name, p in GPT(TINY).named_parameters()}
     block = {
-        "ln_1.weight": (8,), "ln_1.bias": (8,), "attn.c_attn.weight": (8, 24), "attn.c_attn.bias": (24,),
-        "attn.c_proj.weight": (8, 8), "attn.c_proj.bias": (8,), "ln_2.weight": (8,), "ln_2.bias": (8,),
-        "mlp.c_fc.weight": (8, 32), "mlp.c_fc.bias": (32,), "mlp.c_proj.weight": (32, 8), "mlp.c_proj.bias": (8,),
-    }  # fmt: skip
+        "ln_1.weight": (8,),
+        "ln_1.bias": (8,),
+        "attn.c_attn.weight": (8, 24),
+        "attn.c_attn.bias": (24,),
+        "attn.c_proj.weight": (8, 8),
+        "attn.c_proj.bias": (8,),
+        "ln_2.weight": (8,),
+        "ln_2.bias": (8,),
+        "mlp.c_fc.weight": (8, 32),
+        "mlp.c_fc.bias": (32,),
+        "mlp.c_proj.weight": (32, 8),
+        "mlp.c_proj.bias": (8,),
+    }
     expected = {"transformer.wte.weight": (11, 8), "transformer.wpe.weight": (6, 8)}
     for i in range(2):
         expected |= {f"transformer.h.{i}.{name}": shape for name, shape in block.items()}
@@ -201,8 +216,13 @@ def test_dropout_rows_are_those_of_the_global_batch():
 
 
 def test_dropout_differs_by_name_step_call_and_seed():
-    masks = [keep("d", (4, 16)), keep("e", (4, 16)), keep("d", (4, 16), step=1), keep("d", (4, 16), calls=2),
-             keep("d", (4, 16), seed=1)]  # fmt: skip
+    masks = [
+        keep("d", (4, 16)),
+        keep("e", (4, 16)),
+        keep("d", (4, 16), step=1),
+        keep("d", (4, 16), calls=2),
+        keep("d", (4, 16), seed=1),
+    ]
     for i, a in enumerate(masks):
         for b in masks[:i]:
             assert not np.array_equal(a, b)

@@ -59,8 +59,10 @@ def test_square_root_segments_cost_one_more_forward_and_twice_the_root(layers):
 
 
 def peak_of(sizes, whole=0):
-    """While segment j is run again: the inputs of segments 1..j (that of 0 is the caller's), the result, a slope for each layer
-    of the segment, the output of its last layer, and what that layer reads. In forward: all inputs and the slopes kept."""
+    """While segment j is run again: the inputs of segments 1..j (that of 0 is the caller's), the result, a slope for
+    each layer of the segment, the output of its last layer, and what that layer reads. In forward: all inputs and the
+    slopes kept.
+    """
     replays = [j + 1 + size + 1 + (size > 1) for j, size in enumerate(sizes)]
     return max([max(0, len(sizes) - 1) + whole + 1, *replays])
 

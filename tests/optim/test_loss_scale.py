@@ -38,11 +38,21 @@ def scales(overflows, interval, hysteresis, floor, initial):
 
 
 @given(
-    overflows=st.lists(st.booleans(), max_size=60), interval=st.integers(1, 5), hysteresis=st.integers(1, 3),
-    floor=st.sampled_from([1.0, 2.0**-3]), initial=st.sampled_from([1.0, 2.0**16]), stop=st.integers(0, 60),
-)  # fmt: skip
-def test_the_scale_follows_the_rules_and_a_checkpoint_changes_nothing(overflows, interval, hysteresis, floor, initial, stop):
-    make = lambda: DynamicLossScaler(initial, growth_interval=interval, hysteresis=hysteresis, floor=floor, floor_limit=10**6)  # noqa: E731
+    overflows=st.lists(st.booleans(), max_size=60),
+    interval=st.integers(1, 5),
+    hysteresis=st.integers(1, 3),
+    floor=st.sampled_from([1.0, 2.0**-3]),
+    initial=st.sampled_from([1.0, 2.0**16]),
+    stop=st.integers(0, 60),
+)
+def test_the_scale_follows_the_rules_and_a_checkpoint_changes_nothing(
+    overflows, interval, hysteresis, floor, initial, stop
+):
+    def make():
+        return DynamicLossScaler(
+            initial, growth_interval=interval, hysteresis=hysteresis, floor=floor, floor_limit=10**6
+        )
+
     scaler, seen = make(), []
     for i, overflow in enumerate(overflows):
         if i == stop:
@@ -61,7 +71,9 @@ def test_it_says_so_when_the_smallest_scale_is_too_large():
     scaler.update(False)  # in between one that fits: the count begins anew
     for _ in range(2):
         scaler.update(True)
-    with pytest.raises(LossScaleError, match=r"3 steps in a row at the smallest loss scale, 1; .* lower the learning rate"):
+    with pytest.raises(
+        LossScaleError, match=r"3 steps in a row at the smallest loss scale, 1; .* lower the learning rate"
+    ):
         scaler.update(True)
 
 
@@ -73,9 +85,12 @@ def test_a_state_that_lacks_something_is_one_sentence():
 
 
 OPTIMIZERS = [
-    (SGD, {"lr": 0.1, "momentum": 0.9}), (Adagrad, {"lr": 0.1}), (RMSProp, {"lr": 0.01, "momentum": 0.5, "centered": True}),
-    (Adam, {"lr": 0.01, "weight_decay": 0.1}), (AdamW, {"lr": 0.01}),
-]  # fmt: skip
+    (SGD, {"lr": 0.1, "momentum": 0.9}),
+    (Adagrad, {"lr": 0.1}),
+    (RMSProp, {"lr": 0.01, "momentum": 0.5, "centered": True}),
+    (Adam, {"lr": 0.01, "weight_decay": 0.1}),
+    (AdamW, {"lr": 0.01}),
+]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -99,7 +114,9 @@ def test_masters_are_the_float32_optimizer_and_the_parameters_are_masters_rounde
         whole.grad *= np.float32(coefficient / scale)
         ours.step()
         theirs.step()
-        assert np.array_equal(small.grad.view(np.uint16), stored.view(np.uint16))  # scaled while read, never where it lies
+        assert np.array_equal(
+            small.grad.view(np.uint16), stored.view(np.uint16)
+        )  # scaled while read, never where it lies
         assert ours.grad_scale == 1.0
         assert np.array_equal(ours.state["w"]["master"], whole.data)
         assert np.array_equal(small.data.view(np.uint16), rounded(whole.data, half).view(np.uint16))

@@ -14,7 +14,9 @@ ROWS, LENGTH, VOCAB = 2, 5, 11
 
 
 def small_gpt(width=12, layers=2, frozen=(), dtype=np.float32):
-    """A GPT with tied embeddings, 4,332 parameters by default; parameters whose name contains one of `frozen` are frozen."""
+    """A GPT with tied embeddings, 4,332 parameters by default; parameters whose name contains one of `frozen` are
+    frozen.
+    """
     model = GPT(GPTConfig(VOCAB, LENGTH, width, layers, 2), dtype=dtype, seed=3)
     for parameter in model.parameters():
         parameter.requires_grad = not any(part in parameter.name for part in frozen)
@@ -33,8 +35,11 @@ def loss_of(model, step, number, count):
         return model(*batch(step, number), float(count * ROWS * LENGTH))
 
 
-def one_device(make_optimizer, replicas, local, synchronize_each, steps=2, clip=None, model=None, units=None, add=add_in_order):
-    """Train on one device, contributions added in the declared order. Returns (weights, gradients, optimizer state) by name.
+def one_device(
+    make_optimizer, replicas, local, synchronize_each, steps=2, clip=None, model=None, units=None, add=add_in_order
+):
+    """Train on one device, contributions added in the declared order. Returns (weights, gradients, optimizer state) by
+    name.
 
     units(model): lists of parameters; the norm's blocks begin anew with each. Default: one unit.
     add(sites by micro-batch, order): adds one parameter's contributions.
@@ -64,7 +69,9 @@ def one_device(make_optimizer, replicas, local, synchronize_each, steps=2, clip=
     return {
         "weights": {p.name: p.data for p in flat.parameters},
         "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},
-        "optimizer": {f"{name}.{key}": array for name, state in optimizer.state.items() for key, array in state.items()},
+        "optimizer": {
+            f"{name}.{key}": array for name, state in optimizer.state.items() for key, array in state.items()
+        },
     }
 
 

@@ -1,4 +1,5 @@
-"""Three strategies in thirty lines each, to prove the foundations: a ZeRO-3, a 1F1B pipeline, a pipeline with weight stashing.
+"""Three strategies in thirty lines each, to prove the foundations: a ZeRO-3, a 1F1B pipeline, a pipeline with weight
+stashing.
 
 Each is a function of a communicator and returns what a single device must have too. They use the public parts only:
 `FlatParameters.bind/release`, `backward`, lanes, send and receive.
@@ -35,7 +36,8 @@ def loss_gradient(outputs):
 
 
 def contributions(numbers, weights=None):
-    """Gradients of each layer for each micro-batch on one device: {(layer, number): flat gradient}, each computed whole.
+    """Gradients of each layer for each micro-batch on one device: {(layer, number): flat gradient}, each computed
+    whole.
 
     weights[number]: optional flat values of each layer for that micro-batch.
     """
@@ -64,7 +66,8 @@ def in_order(parts):
 
 
 def zero3(comm, micro_batches=2):
-    """Parameters live as shards; a layer is gathered for its forward and its backward, its gradient is scattered in a lane.
+    """Parameters live as shards; a layer is gathered for its forward and its backward, its gradient is scattered in a
+    lane.
 
     Returns this rank's shard of the summed gradient of each layer, added over micro-batches after each reduction.
     """
@@ -111,7 +114,9 @@ def one_f_one_b(comm, micro_batches=5, forward_seconds=0.0, backward_seconds=0.0
     alive, sends = {}, []
 
     def forward(i):
-        x = micro_batch(i) if s == 0 else np.empty((ROWS, WIDTH), np.float32)  # a fresh buffer: it is saved for backward
+        x = (
+            micro_batch(i) if s == 0 else np.empty((ROWS, WIDTH), np.float32)
+        )  # a fresh buffer: it is saved for backward
         if s > 0:
             comm.recv(x, s - 1, tag=i)
         alive[i] = (x := Tensor(x, requires_grad=True)), layer(x)
@@ -187,5 +192,3 @@ def weight_stashing(comm, micro_batches=6):
         backward(i)
     comm.waitall(sends)
     return history, used
-
-

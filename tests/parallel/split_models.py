@@ -10,7 +10,8 @@ from minidist.parallel.tensor import full_tensor
 STEPS, BOUND = 5, 1e-12
 OPTIMIZERS = {
     "sgd": lambda flat: SGD(flat, lr=0.1, momentum=0.9, weight_decay=0.01),
-    # The true gradient of attention's key bias is 0: what is there is rounding, 1e-17, which Adam divides by eps = 1e-8.
+    # The true gradient of attention's key bias is 0: what is there is rounding, 1e-17, which Adam divides by eps =
+    # 1e-8.
     "adam": lambda flat: Adam(flat, lr=1e-4, eps=1e-8),
 }
 
@@ -24,8 +25,9 @@ def text(step, batch, length, vocabulary):
 
 def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, flat=None, **place):
     """Snapshots {kind: {name: whole array}} of every step. loss_of(model, step): the loss tensor. mesh: where tiles are
-    gathered. synchronize(flat, loss): the loss of all ranks. flat: of the model, when it has one. place: of a part of the
-    sequence, for `batch_coordinates`."""
+    gathered. synchronize(flat, loss): the loss of all ranks. flat: of the model, when it has one. place: of a part of
+    the sequence, for `batch_coordinates`.
+    """
     flat = flat or FlatParameters(model.parameters())
     optimizer = OPTIMIZERS[optimizer](flat)
     layouts = {p.name: (p.layout, p.shape) for p in flat.parameters}
@@ -70,7 +72,9 @@ def assert_equal(actual, expected, bound=BOUND):
                 a = mine[kind][name]
                 assert a.shape == b.shape, (kind, name, a.shape, b.shape)
                 difference = float(np.abs(a - b).max())
-                assert difference <= bound * scale, f"step {step}: {kind} {name} differs by {difference:.3g} of {scale:.3g}"
+                assert difference <= bound * scale, (
+                    f"step {step}: {kind} {name} differs by {difference:.3g} of {scale:.3g}"
+                )
 
 
 def replicated(model):

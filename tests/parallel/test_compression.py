@@ -28,7 +28,7 @@ from minidist.parallel.compression import (
     make_compressor,
     orthonormal,
     quantize,
-)  # fmt: skip
+)
 from minidist.parallel.gradients import make_buckets
 from minidist.parallel.local_sgd import PeriodicAverage
 from tests.parallel.replicas import Nested, batch
@@ -75,7 +75,8 @@ def everything(gradients, ranks):
     return sum(sum(gradients(rank)) for rank in range(ranks))
 
 
-# error feedback -----------------------------------------------------------------------------------------------------------
+# error feedback
+# -----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 4), st.integers(0, 99), st.data())
@@ -110,13 +111,15 @@ def test_powersgd_sent_and_residual_are_all_gradients(ranks, rank, steps):
 def test_the_mean_is_the_sum_divided():
     for make in (lambda c, op: TopK(c, 5, op), Sign, lambda c, op: QSGD(c, op=op), lambda c, op: PowerSGD(c, op=op)):
         by_op = [
-            run(lambda comm, op=op, make=make: make(comm, op), normals(2, 16), 4, [(4, 4)])[1][0][0] for op in ("sum", "mean")
+            run(lambda comm, op=op, make=make: make(comm, op), normals(2, 16), 4, [(4, 4)])[1][0][0]
+            for op in ("sum", "mean")
         ]
         for total, mean in zip(*by_op, strict=True):
             assert np.array_equal(mean, total / 4)
 
 
-# each compressor ----------------------------------------------------------------------------------------------------------
+# each compressor
+# ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 60), st.data())
@@ -152,7 +155,9 @@ def test_sign_of_the_papers_example_and_its_contraction():
 
 @pytest.mark.parametrize("levels", [1, 4, 127])
 def test_qsgd_is_unbiased_with_its_variance_bound(levels):
-    """Over draws that fill [0, 1) evenly means are exact up to 1/N; over random ones the variance is the bound's at most."""
+    """Over draws that fill [0, 1) evenly means are exact up to 1/N; over random ones the variance is the bound's at
+    most.
+    """
     x, n = normals(1, 29)(0)[0], 4000
     step = np.linalg.norm(x) / levels
     even = np.mean(
@@ -175,7 +180,9 @@ def quantized(x, levels, draws):
 
 
 def test_qsgd_stays_within_a_byte_where_the_norm_is_rounded_down():
-    """A square may be a denormal with few digits, its root smaller than the number: then x/norm > 1, and 1.2 x 127 is no byte."""
+    """A square may be a denormal with few digits, its root smaller than the number: then x/norm > 1, and 1.2 x 127 is
+    no byte.
+    """
     below = 0
     for tiny in np.linspace(1.6e-162, 9e-162, 50):
         level, norm = quantize(np.array([tiny, 0.0]), 127, np.zeros(2))
@@ -269,7 +276,8 @@ def test_a_cast_is_an_all_reduce_in_two_bytes(dtype):
     assert np.isfinite(run(lambda comm: Cast(comm, dtype), large, 4)[1][0][0][0]).all()
 
 
-# bytes --------------------------------------------------------------------------------------------------------------------
+# bytes
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def ring(elements, ranks, rank, itemsize):
@@ -284,9 +292,13 @@ FORMULAS = {
     "QSGD": (QSGD, lambda n, r: (n - 1) * (SIZE + 4)),
     "PowerSGD": (
         PowerSGD,
-        lambda n, r: ring(3 + 6, n, r, 4) + ring(sum(m for m, _ in MATRICES), n, r, 4) + ring(sum(k for _, k in MATRICES), n, r, 4),
+        lambda n, r: (
+            ring(3 + 6, n, r, 4)
+            + ring(sum(m for m, _ in MATRICES), n, r, 4)
+            + ring(sum(k for _, k in MATRICES), n, r, 4)
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def declared_bytes(comm, make):
@@ -309,7 +321,8 @@ def test_bytes_on_the_wire(name, ranks, eager_bytes):
         assert trace.bytes_by_purpose().keys() <= {"gradient_reduce"}
 
 
-# in a checkpoint ----------------------------------------------------------------------------------------------------------
+# in a checkpoint
+# ----------------------------------------------------------------------------------------------------------
 
 STATEFUL = {
     "TopK": lambda comm: TopK(comm, 0.3, "sum"),
@@ -365,12 +378,16 @@ def test_a_residual_of_another_model_is_refused():
         SimWorld(2).run(program)
 
 
-# by name ------------------------------------------------------------------------------------------------------------------
+# by name
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_compressor_by_its_name():
     def program(comm):
-        made = [make_compressor(text, comm, "sum", 3) for text in ("fp16", "bf16", "topk:0.1", "topk:7", "sign", "qsgd:4", "powersgd:2")]
+        made = [
+            make_compressor(text, comm, "sum", 3)
+            for text in ("fp16", "bf16", "topk:0.1", "topk:7", "sign", "qsgd:4", "powersgd:2")
+        ]
         return [(type(m), m.op) for m in made], [made[2].k, made[3].k, made[5].levels, made[5].seed, made[6].rank]
 
     kinds, numbers = SimWorld(1).run(program)[0]
@@ -382,11 +399,20 @@ def test_a_compressor_by_its_name():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("top", "did you mean 'topk'"), ("fp16:2", "fp16 takes no number"), ("topk", "a share below 1"), ("topk:1.5", "such as topk:0.01"),
-        ("topk:0", "needs a number"), ("topk:-3", "needs a number"), ("qsgd:128", "levels, 1 to 127"), ("powersgd:0.5", "rank, at least 1"),
-        ("qsgd:x", "needs a number"), ("topk:inf", "needs a number"), ("powersgd:inf", "needs a number"), ("topk:nan", "needs a number"),
+        ("top", "did you mean 'topk'"),
+        ("fp16:2", "fp16 takes no number"),
+        ("topk", "a share below 1"),
+        ("topk:1.5", "such as topk:0.01"),
+        ("topk:0", "needs a number"),
+        ("topk:-3", "needs a number"),
+        ("qsgd:128", "levels, 1 to 127"),
+        ("powersgd:0.5", "rank, at least 1"),
+        ("qsgd:x", "needs a number"),
+        ("topk:inf", "needs a number"),
+        ("powersgd:inf", "needs a number"),
+        ("topk:nan", "needs a number"),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_is_none(text, sentence):
     with pytest.raises(UsageError, match=sentence):
         check_compression(text)
@@ -402,7 +428,8 @@ def test_on_any_numbers_what_top_k_sends_and_keeps_is_what_it_had(numbers, share
     assert np.count_nonzero(left) <= x.size - np.ceil(share * x.size)
 
 
-# with DistributedDataParallel ---------------------------------------------------------------------------------------------
+# with DistributedDataParallel
+# ---------------------------------------------------------------------------------------------
 
 
 def ddp_gradient(comm, make, bucket_cap_mb=25.0):
@@ -459,7 +486,8 @@ def test_descent_reaches_the_common_minimum(make):
         assert np.abs(weight - sum(targets) / 3).max() < 0.05
 
 
-# local SGD ----------------------------------------------------------------------------------------------------------------
+# local SGD
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def local_steps(comm, every, steps, algorithm="ordered"):
@@ -525,7 +553,8 @@ def test_local_sgd_with_one_step_is_data_parallelism():
     assert not np.allclose(SimWorld(3).run(local_steps, 2, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-6)
 
 
-# bad input ----------------------------------------------------------------------------------------------------------------
+# bad input
+# ----------------------------------------------------------------------------------------------------------------
 
 BAD = {
     "k": (lambda c: TopK(c, 0), "k = 0"),

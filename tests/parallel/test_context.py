@@ -46,13 +46,17 @@ def test_positions_cover_the_sequence_once_and_zigzag_is_balanced(order):
 
 
 def test_bad_sequences():
-    with pytest.raises(UsageError, match=r"3 tokens over 4 context-parallel ranks .* at most 3 ranks, or at least 4 tokens"):
+    with pytest.raises(
+        UsageError, match=r"3 tokens over 4 context-parallel ranks .* at most 3 ranks, or at least 4 tokens"
+    ):
         sequence_positions(3, 0, 4)
     with pytest.raises(UsageError, match=r"unknown order 'zigzak' .* .did you mean 'zigzag'"):
         sequence_positions(8, 0, 2, "zigzak")
 
     def main(comm):
-        with pytest.raises(UsageError, match=r"6 .key-value. heads to 4 .* take one of 1, 2, 3, 6 ranks, or ring attention"):
+        with pytest.raises(
+            UsageError, match=r"6 .key-value. heads to 4 .* take one of 1, 2, 3, 6 ranks, or ring attention"
+        ):
             UlyssesAttention(comm, 8)(Tensor(random(0, 1, 2, 18)), 6)
         with pytest.raises(ShapeError, match="holds 2 of 8 tokens"):
             RingAttention(comm, 8)(Tensor(random(0, 1, 3, 18)), 6)
@@ -184,17 +188,27 @@ def context_train(comm, name, kind, optimizer, mesh=None, dropout=0.0):
             all_reduce(comm, value)
         return value[0]
 
-    return train(model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat, positions=model_positions, length=LENGTH)
+    return train(
+        model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat, positions=model_positions, length=LENGTH
+    )
 
 
 @cache
 def one_device_gpt(heads_for, optimizer, dropout=0.0):
-    return train(gpt(heads_for, WORDS, dropout), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
+    return train(
+        gpt(heads_for, WORDS, dropout),
+        lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH),
+        optimizer,
+    )
 
 
 @cache
 def one_device_llama_of(heads_for, optimizer, dropout=0.0):
-    return train(llama(heads_for, dropout=dropout), lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
+    return train(
+        llama(heads_for, dropout=dropout),
+        lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH),
+        optimizer,
+    )
 
 
 def assert_model(ranks, name, kind, optimizer, shape=None, dropout=0.0):
@@ -283,10 +297,14 @@ def test_more_ranks_than_are_usual(ranks):
                 all_reduce(comm, value)
             return value[0]
 
-        return train(model, loss_of, "sgd", steps=2, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH)
+        return train(
+            model, loss_of, "sgd", steps=2, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH
+        )
 
     whole = GPT(config, np.float64, 3)
-    expected = train(whole, lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), "sgd", steps=2)
+    expected = train(
+        whole, lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), "sgd", steps=2
+    )
     for history in SimWorld(ranks).run(main):
         assert_equal(history, expected)
 
@@ -295,7 +313,9 @@ def test_more_ranks_than_are_usual(ranks):
 @pytest.mark.parametrize("kind", KINDS)
 def test_recomputation_replays_messages_and_masks(what, kind, monkeypatch):
     original = context_model
-    monkeypatch.setattr(sys.modules[__name__], "context_model", lambda *args, **options: recompute(original(*args, **options), what))
+    monkeypatch.setattr(
+        sys.modules[__name__], "context_model", lambda *args, **options: recompute(original(*args, **options), what)
+    )
     assert_model(2, "gpt", kind, "sgd", dropout=0.25)
 
 
@@ -370,7 +390,10 @@ def test_no_rank_computes_more_than_another_in_zigzag():
     def pairs(comm):
         ring = RingAttention(comm, 48)
         return [
-            sum((rows.stop - rows.start) * (keys.stop - keys.start) / (2 if diagonal else 1) for rows, keys, diagonal in ring._visible(owner))
+            sum(
+                (rows.stop - rows.start) * (keys.stop - keys.start) / (2 if diagonal else 1)
+                for rows, keys, diagonal in ring._visible(owner)
+            )
             for owner in range(comm.size)
         ]
 
@@ -381,7 +404,9 @@ def test_no_rank_computes_more_than_another_in_zigzag():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_rank_keeps_its_share_of_a_block_and_no_scores(dropout):
-    """16 sbh / P values, two norms' deviations and the log of the sum of each query and head; with dropout masks, of 1 byte."""
+    """16 sbh / P values, two norms' deviations and the log of the sum of each query and head; with dropout masks, of 1
+    byte.
+    """
     batch, length, width, heads = 2, 16, 24, 4
 
     def main(comm):

@@ -23,7 +23,7 @@ from tests.parallel.replicas import (
     run,
     shard,
     with_integer_weights,
-)  # fmt: skip
+)
 
 RANKS = [1, 2, 3, 4, 5, 8]
 TINY = 1e-4  # MB: 100 B, so that every parameter is a bucket of its own

@@ -44,7 +44,15 @@ def test_tensor_parallel_ranks_are_neighbours():
         return {name: axes[name].members for name in ("pp", "dp", "cp", "tp", "ep", "data", "expert_data")}
 
     of_rank_5 = SimWorld(8).run(main)[5]
-    assert of_rank_5 == {"pp": [1, 5], "dp": [5, 7], "cp": [5], "tp": [4, 5], "ep": [5, 7], "data": [5, 7], "expert_data": [5]}
+    assert of_rank_5 == {
+        "pp": [1, 5],
+        "dp": [5, 7],
+        "cp": [5],
+        "tp": [4, 5],
+        "ep": [5, 7],
+        "data": [5, 7],
+        "expert_data": [5],
+    }
 
 
 def test_one_axis_is_the_communicator_itself():

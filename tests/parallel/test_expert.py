@@ -1,4 +1,6 @@
-"""Experts: routing by an independent count, gradients of the dense computation, and dealt out over ranks the same training."""
+"""Experts: routing by an independent count, gradients of the dense computation, and dealt out over ranks the same
+training.
+"""
 
 import sys
 from dataclasses import replace
@@ -102,7 +104,7 @@ def test_without_drops_it_is_the_dense_computation(top_k):
 def test_a_dropped_token_gets_zeros():
     layer = MixtureOfExperts(6, 10, 2, 1, capacity_factor=0.3, dtype=np.float64, scale=0.5, seed=1)
     y = layer(Tensor(random(0, 1, 20, 6))).data[0]
-    (_, slots), = layer.assignment.choices
+    ((_, slots),) = layer.assignment.choices
     assert layer.assignment.dropped == 14  # 20 tokens, 2 experts with 3 slots
     assert not y[slots < 0].any()
     assert np.abs(y[slots >= 0]).min(axis=1).max() > 0
@@ -136,7 +138,9 @@ def test_a_gpts_loss_holds_the_mean_of_the_groups_auxiliary_losses():
         expected += 0.1 * sum(block.mlp.auxiliary_loss.item() for block in model.transformer.h) / groups
     assert abs(total - expected) < 1e-14
     assert model(tokens, targets).item() == pytest.approx(
-        cross_entropy(model(tokens), targets).item() + 0.1 * sum(b.mlp.auxiliary_loss.item() for b in model.transformer.h), rel=1e-14
+        cross_entropy(model(tokens), targets).item()
+        + 0.1 * sum(b.mlp.auxiliary_loss.item() for b in model.transformer.h),
+        rel=1e-14,
     )
 
 
@@ -145,9 +149,16 @@ def test_a_gpts_loss_holds_the_mean_of_the_groups_auxiliary_losses():
 
 def model_of(experts, top_k, factor):
     config = GPTConfig(
-        vocab_size=WORDS, n_positions=LENGTH, n_embd=8, n_layer=2, n_head=2, n_experts=experts, expert_top_k=top_k,
-        capacity_factor=factor, aux_loss_weight=0.1,
-    )  # fmt: skip
+        vocab_size=WORDS,
+        n_positions=LENGTH,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        n_experts=experts,
+        expert_top_k=top_k,
+        capacity_factor=factor,
+        aux_loss_weight=0.1,
+    )
     return GPT(config, dtype=np.float64, seed=3)
 
 
@@ -174,7 +185,9 @@ def one_device(groups, top_k, factor, optimizer):
 
 def expert_train(comm, top_k, factor, optimizer, shape):
     mesh = init_device_mesh(comm, shape, ("dp", "ep"))
-    model = parallelize_module(model_of(EXPERTS, top_k, factor), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+    model = parallelize_module(
+        model_of(EXPERTS, top_k, factor), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+    )
     parallel = ExpertDataParallel(model, mesh)
     divisor = 2 * comm.size * LENGTH
 
@@ -263,7 +276,9 @@ def test_experts_and_context_parallel_together(top_k, factor, kind):
     parts = [sequence_positions(LENGTH, rank, 2, order) for rank in range(2)]
 
     def one(model, step):
-        return sum((model(*group(step, n, 2, 2), 4 * LENGTH) for n in range(1, 2)), model(*group(step, 0, 2, 2), 4 * LENGTH))
+        return sum(
+            (model(*group(step, n, 2, 2), 4 * LENGTH) for n in range(1, 2)), model(*group(step, 0, 2, 2), 4 * LENGTH)
+        )
 
     single = model_of(4, top_k, factor)
     for block in single.transformer.h:
@@ -281,16 +296,22 @@ def test_experts_and_context_parallel_together(top_k, factor, kind):
             tokens, targets = group(step, mesh["ep"].rank, 2, 2)
             return parallel(tokens[:, mine], targets[:, mine], 4 * LENGTH, positions=mine)
 
-        return train(model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("cp", "ep")), flat=Both(parallel.flats))
+        return train(
+            model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("cp", "ep")), flat=Both(parallel.flats)
+        )
 
     for history in SimWorld(4).run(main):
         assert_equal(history, expected)
 
 
-@pytest.mark.parametrize(("shape", "top_k", "factor"), [((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0)])
+@pytest.mark.parametrize(
+    ("shape", "top_k", "factor"), [((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0)]
+)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_parallel):
-    """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer state."""
+    """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer
+    state.
+    """
     groups, heads = shape[0] * shape[1], 4
     length = 8 if shape[2] == 4 else LENGTH
 
@@ -322,7 +343,9 @@ def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_par
 
         loss_of(model, 0).backward()
         mine = global_square_sum(model.parameters(), mesh) ** 0.5
-        history = train(model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("dp", "ep")), flat=Both(parallel.flats))
+        history = train(
+            model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("dp", "ep")), flat=Both(parallel.flats)
+        )
         for axis in mesh.axis_names:
             check_replicas(model, mesh[axis], axis)
         return history, mine, model.transformer.h[0].mlp.fc_weight.layout
@@ -350,7 +373,11 @@ def test_cut_experts_send_their_slots_over_tp():
     world.run(main)
     slots = experts // 2 * 2 * 9 * width * 4  # 9 slots: 24 / 4 x 1.5
     for trace in world.traces:
-        assert trace.bytes_by_purpose() == {"dispatch": 4 * slots // 2, "tensor_forward": slots, "tensor_backward": slots}
+        assert trace.bytes_by_purpose() == {
+            "dispatch": 4 * slots // 2,
+            "tensor_forward": slots,
+            "tensor_backward": slots,
+        }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -390,7 +417,10 @@ def test_four_all_to_alls_a_layer(ranks, top_k):
 
 def test_bad_input():
     def main(comm):
-        with pytest.raises(UsageError, match=r"12 experts of transformer\.h\.0\.mlp do not divide over 5 .* 10 or 15 experts, or one of 1, 2, 3"):
+        with pytest.raises(
+            UsageError,
+            match=r"12 experts of transformer\.h\.0\.mlp do not divide over 5 .* 10 or 15 experts, or one of 1, 2, 3",
+        ):
             parallelize_module(model_of(12, 1, 1.0), comm, {"transformer.h.*.mlp": ExpertParallel()})
         with pytest.raises(UsageError, match=r"'transformer\.h\.0\.attn' is a Attention"):
             parallelize_module(model_of(12, 1, 1.0), comm, {"transformer.h.*.attn": ExpertParallel()})
@@ -427,7 +457,9 @@ def cut_twice(comm, shape=(1, 1, 2)):
     model = parallelize_module(model_of(4, 2, 1.0), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
     model = parallelize_module(model, mesh["tp"], expert_gpt_plan(WORDS, True))
     parallel = ExpertDataParallel(model, mesh)
-    return train(model, lambda _, step: parallel(*group(step, 0, 2, 1), 2 * LENGTH), "sgd", mesh, flat=Both(parallel.flats))
+    return train(
+        model, lambda _, step: parallel(*group(step, 0, 2, 1), 2 * LENGTH), "sgd", mesh, flat=Both(parallel.flats)
+    )
 
 
 @pytest.mark.mpi(2)

@@ -1,4 +1,6 @@
-"""fully_shard equals data parallelism that reduces every micro-batch, bit for bit; its bytes, peaks and times are closed forms."""
+"""fully_shard equals data parallelism that reduces every micro-batch, bit for bit; its bytes, peaks and times are
+closed forms.
+"""
 
 import numpy as np
 import pytest
@@ -45,7 +47,18 @@ def units(model):
     return [[p for p in model.parameters() if p not in inside], *blocks]
 
 
-def train(comm, optimizer="adam", local=2, steps=2, clip=None, frozen=(), recompute=False, mesh_shape=None, offload=False, **settings):
+def train(
+    comm,
+    optimizer="adam",
+    local=2,
+    steps=2,
+    clip=None,
+    frozen=(),
+    recompute=False,
+    mesh_shape=None,
+    offload=False,
+    **settings,
+):
     """Train; this rank's view of all tensors."""
     if offload:
         settings["offload_policy"] = CPUOffloadPolicy(HostPool(comm))
@@ -69,7 +82,9 @@ def train(comm, optimizer="adam", local=2, steps=2, clip=None, frozen=(), recomp
 
 def expected(ranks, optimizer="adam", **keywords):
     kind, settings = OPTIMIZERS[optimizer]
-    return one_device(lambda flat: kind(flat, **settings), ranks, keywords.pop("local", 2), True, units=units, **keywords)
+    return one_device(
+        lambda flat: kind(flat, **settings), ranks, keywords.pop("local", 2), True, units=units, **keywords
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
@@ -81,16 +96,28 @@ def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
 
 
 @given(
-    ranks=st.integers(1, 8), alignment=st.sampled_from([1, 7, 64]), prefetch=st.integers(0, 3), frozen=st.booleans(),
-    keep=st.booleans(), threshold=st.sampled_from([0, 13, 10**6]), recompute=st.booleans(), offload=st.booleans(),
-)  # fmt: skip
+    ranks=st.integers(1, 8),
+    alignment=st.sampled_from([1, 7, 64]),
+    prefetch=st.integers(0, 3),
+    frozen=st.booleans(),
+    keep=st.booleans(),
+    threshold=st.sampled_from([0, 13, 10**6]),
+    recompute=st.booleans(),
+    offload=st.booleans(),
+)
 def test_no_setting_changes_a_bit(ranks, alignment, prefetch, frozen, keep, threshold, recompute, offload):
     parts = FROZEN if frozen else ()
     right = expected(ranks, model=small_gpt(frozen=parts))
     results = SimWorld(ranks).run(
-        train, alignment=alignment, prefetch=prefetch, frozen=parts, reshard_after_forward=not keep,
-        persistence_threshold=threshold, recompute=recompute, offload=offload,
-    )  # fmt: skip
+        train,
+        alignment=alignment,
+        prefetch=prefetch,
+        frozen=parts,
+        reshard_after_forward=not keep,
+        persistence_threshold=threshold,
+        recompute=recompute,
+        offload=offload,
+    )
     for result in results:
         assert_same(result, right)
 
@@ -172,7 +199,9 @@ LAYERS, WIDTH = 4, 12
 
 
 def peaks(comm, prefetch):
-    """(account, bytes of each unit, bytes of this rank's trainable elements, of the largest piece of them) after three steps."""
+    """(account, bytes of each unit, bytes of this rank's trainable elements, of the largest piece of them) after three
+    steps.
+    """
     with account_memory() as account:
         model = shard_gpt(small_gpt(layers=LAYERS), comm, prefetch=prefetch, algorithm="ring")
         stepper, shards = AdamW(sharded_parameters(model)), shards_of(model)
@@ -186,27 +215,45 @@ def peaks(comm, prefetch):
 
 
 def at_the_peak(units, owned, largest, ranks, prefetch, blocks_done):
-    """All that is alive, by purpose, when the first weight gradient of a block (after `blocks_done` blocks) makes its buffer."""
+    """All that is alive, by purpose, when the first weight gradient of a block (after `blocks_done` blocks) makes its
+    buffer.
+    """
     root, block = units[0], units[1]
     rows = ROWS * LENGTH
     return {
         "parameter": sum(units) // ranks,
         "optimizer": 2 * owned,  # two moments; none for padding
         "workspace": largest,  # the optimizer's block
-        "unsharded": root + (1 + min(prefetch, LAYERS - 1 - blocks_done)) * block,  # the root all the time; the block; those ahead
-        "gradient": sum(units) // ranks + root + (1 + min(1, blocks_done)) * block,  # sums; the tied root's, the block's, one leaving
+        "unsharded": (
+            root + (1 + min(prefetch, LAYERS - 1 - blocks_done)) * block
+        ),  # the root all the time; the block; those ahead
+        "gradient": (
+            sum(units) // ranks + root + (1 + min(1, blocks_done)) * block
+        ),  # sums; the tied root's, the block's, one leaving
         # what the blocks that are left keep; the loss, the tokens and the positions
-        "activation": (LAYERS - blocks_done) * block_bytes.fused(LENGTH, ROWS, WIDTH, 2) + 4 + 8 * ROWS * (LENGTH + 1) + 8 * LENGTH,
-        "activation_gradient": 4 + 4 * rows * WIDTH + 4 * rows * 4 * WIDTH,  # of the loss, the block's output, its inner width
+        "activation": (
+            (LAYERS - blocks_done) * block_bytes.fused(LENGTH, ROWS, WIDTH, 2)
+            + 4
+            + 8 * ROWS * (LENGTH + 1)
+            + 8 * LENGTH
+        ),
+        "activation_gradient": (
+            4 + 4 * rows * WIDTH + 4 * rows * 4 * WIDTH
+        ),  # of the loss, the block's output, its inner width
     }
 
 
 def check_peaks(ranks, prefetch):
     for account, units, owned, largest in SimWorld(ranks).run(peaks, prefetch):
         assert len(set(units[1:])) == 1
-        named = max((at_the_peak(units, owned, largest, ranks, prefetch, done) for done in (0, 1)), key=lambda part: sum(part.values()))
+        named = max(
+            (at_the_peak(units, owned, largest, ranks, prefetch, done) for done in (0, 1)),
+            key=lambda part: sum(part.values()),
+        )
         found = {purpose: nbytes for purpose, nbytes in account.at_peak.items() if nbytes}
-        receiving = found.pop("communication", 0)  # the ring's buffers of a reduction that has not ended: none, one or two chunks
+        receiving = found.pop(
+            "communication", 0
+        )  # the ring's buffers of a reduction that has not ended: none, one or two chunks
         assert receiving in (0, units[1] // ranks, 2 * units[1] // ranks)
         for purpose, nbytes in named.items():
             assert found.pop(purpose, 0) == nbytes, purpose
@@ -226,7 +273,9 @@ def test_the_peak_is_the_closed_form_to_the_byte(ranks, prefetch):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("local", [1, 2])
 def test_offloaded_shards_live_on_the_host_and_cross_with_each_gather_and_reduction(local, ranks):
-    """Up: a shard before each of two gathers a micro-batch. Down: a shard's gradient after each reduction. 4 bytes each."""
+    """Up: a shard before each of two gathers a micro-batch. Down: a shard's gradient after each reduction. 4 bytes
+    each.
+    """
 
     def main(comm):
         pool = HostPool(comm)
@@ -308,8 +357,9 @@ def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks
 
 @given(ratio=st.sampled_from([0.5, 1.0, 2.0]), ranks=st.integers(2, 4), prefetch=st.integers(1, 3))
 def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
-    """A shard goes up in one lane and is gathered in another: hidden when a layer computes as long as both together, and
-    with two layers ahead as long as the slower of the two (here the gather; the link takes `ratio` of it)."""
+    """A shard goes up in one lane and is gathered in another: hidden when a layer computes as long as both together,
+    and with two layers ahead as long as the slower of the two (here the gather; the link takes `ratio` of it).
+    """
     layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
     gather = virtual_time.steps_time(elements * 4, ranks, alpha, beta)
     link = ratio * gather
@@ -329,8 +379,12 @@ def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(mo
     """The order of backward is the order in which forwards ended, reversed: the outermost module comes first in both."""
     log = []
     gather, before = Unit.start_gather, State._before_backward
-    monkeypatch.setattr(Unit, "start_gather", lambda self: (log.append(f"gather {self.state.module.name}"), gather(self))[1])
-    monkeypatch.setattr(State, "_before_backward", lambda self: (log.append(f"reached {self.module.name}"), before(self))[1])
+    monkeypatch.setattr(
+        Unit, "start_gather", lambda self: (log.append(f"gather {self.state.module.name}"), gather(self))[1]
+    )
+    monkeypatch.setattr(
+        State, "_before_backward", lambda self: (log.append(f"reached {self.module.name}"), before(self))[1]
+    )
 
     def main(comm):
         model = shard_gpt(small_gpt(), comm, prefetch=1)
@@ -341,9 +395,15 @@ def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(mo
     SimWorld(1).run(main)
     blocks = "transformer.h.0", "transformer.h.1"
     assert log == [
-        "reached ", "gather ", f"gather {blocks[1]}", f"reached {blocks[1]}", f"gather {blocks[1]}", f"gather {blocks[0]}",
-        f"reached {blocks[0]}", f"gather {blocks[0]}",
-    ]  # fmt: skip
+        "reached ",
+        "gather ",
+        f"gather {blocks[1]}",
+        f"reached {blocks[1]}",
+        f"gather {blocks[1]}",
+        f"gather {blocks[0]}",
+        f"reached {blocks[0]}",
+        f"gather {blocks[0]}",
+    ]
 
 
 # errors ---------------------------------------------------------------------------------------------------------------
@@ -404,6 +464,6 @@ def test_evaluation_leaves_nothing_whole():
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_mpi_gives_the_simulated_bits(comm, prefetch):
-    assert_same(train(comm, clip=0.3, prefetch=prefetch), SimWorld(comm.size).run(train, clip=0.3, prefetch=prefetch)[0])
-
-
+    assert_same(
+        train(comm, clip=0.3, prefetch=prefetch), SimWorld(comm.size).run(train, clip=0.3, prefetch=prefetch)[0]
+    )

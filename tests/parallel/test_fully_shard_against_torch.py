@@ -14,7 +14,11 @@ from minidist.train.bench_parallel import bench_data_parallel
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_gradients_and_weights_are_fsdp2_s_over_five_steps():
     pytest.importorskip("torch")
-    answer = json.loads(run_under_mpiexec(2, ["-m", "minidist.train.bench_parallel", "gpt-tiny", "check", "", "torch"], timeout=120).stdout)
+    answer = json.loads(
+        run_under_mpiexec(
+            2, ["-m", "minidist.train.bench_parallel", "gpt-tiny", "check", "", "torch"], timeout=120
+        ).stdout
+    )
     assert (answer["parameters"], answer["steps"]) == (28, 5)
     assert answer["largest_gradient"] > 0.05
     assert all(difference <= 1e-10 for difference in answer["largest_difference"].values())
@@ -31,7 +35,11 @@ def test_the_stages_are_timed_beside_each_other():
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(("mlp", []), "no GPT case 'mlp'"), (("gpt", [4]), "the stages are 1, 2 and 3"), (("gpt", [1], "jax"), "it can be torch")],
+    [
+        (("mlp", []), "no GPT case 'mlp'"),
+        (("gpt", [4]), "the stages are 1, 2 and 3"),
+        (("gpt", [1], "jax"), "it can be torch"),
+    ],
 )
 def test_wrong_arguments_are_one_sentence(arguments, sentence):
     with pytest.raises(UsageError, match=sentence):

@@ -27,7 +27,9 @@ def run(cfg, workers, steps, deaths, compute=gradient, **options):
 
 
 def check(world, results, cfg, steps, compute=gradient):
-    """The survivors' updates are all there, the dead ones' are those that came whole, each once; and the replay has the bits."""
+    """The survivors' updates are all there, the dead ones' are those that came whole, each once; and the replay has the
+    bits.
+    """
     living = [rank for rank in range(world.size) if rank not in world.dead]
     assert min(world.dead, default=world.size) >= cfg.servers
     weights = results[living[0]].weights
@@ -59,7 +61,9 @@ def pushed(world, rank, server, cfg, steps, compute):
     posted = int(np.searchsorted(ends, len(sends), side="right"))
     if world.eager_bytes:
         return posted, posted  # what was sent is on the wire and arrives
-    pulls = sum(m.kind == "receive" and m.peer == server and m.purpose == "parameter_pull" for m in world.traces[rank].messages)
+    pulls = sum(
+        m.kind == "receive" and m.peer == server and m.purpose == "parameter_pull" for m in world.traces[rank].messages
+    )
     return max(0, pulls - 1), posted  # it asked for the next weights: all pushes before had been received
 
 
@@ -86,7 +90,9 @@ def test_at_every_message_in_every_order(consistency, eager_bytes):
     cfg, steps, runs = config(1, consistency, "sgd"), 2, 0
     for messages in range(messages_of(cfg, 2, steps, 1)):
         for world, results in explore(
-            lambda chooser, messages=messages: run(cfg, 2, steps, {1: messages}, chooser=chooser, eager_bytes=eager_bytes)
+            lambda chooser, messages=messages: run(
+                cfg, 2, steps, {1: messages}, chooser=chooser, eager_bytes=eager_bytes
+            )
         ):
             check(world, results, cfg, steps)
             runs += 1
@@ -111,9 +117,14 @@ def test_several_deaths_with_sparse_keys(data):
     victims = data.draw(st.sets(st.integers(servers, servers + workers - 1)))
     deaths = {rank: data.draw(st.integers(0, 30)) for rank in sorted(victims)}
     world, results = run(
-        cfg, workers, steps, deaths, sparse_gradient,
-        chooser=data.draw(st.sampled_from([earliest, drawn(data)])), eager_bytes=data.draw(st.sampled_from(SENDS)),
-    )  # fmt: skip
+        cfg,
+        workers,
+        steps,
+        deaths,
+        sparse_gradient,
+        chooser=data.draw(st.sampled_from([earliest, drawn(data)])),
+        eager_bytes=data.draw(st.sampled_from(SENDS)),
+    )
     check(world, results, cfg, steps, sparse_gradient)
 
 
@@ -129,7 +140,11 @@ def test_on_some_of_the_ranks_of_a_world():
         world = SimWorld(4, on_failure="isolate")
         world.kill(victim, after_messages=1)  # the initial weights, and no push
         results = world.run(program)
-        whole = SimWorld(2).run(ps.run, cfg, initial(), lambda worker, clock, w, alone=alone: gradient(alone, clock, w), 3)[0].weights
+        whole = (
+            SimWorld(2)
+            .run(ps.run, cfg, initial(), lambda worker, clock, w, alone=alone: gradient(alone, clock, w), 3)[0]
+            .weights
+        )
         assert results[victim] is None
         assert same(results[2], whole)
 

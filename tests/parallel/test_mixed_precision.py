@@ -1,4 +1,6 @@
-"""Training in two bytes: DDP and ZeRO equal one device bit for bit, skipped steps included; bytes and memory of the papers."""
+"""Training in two bytes: DDP and ZeRO equal one device bit for bit, skipped steps included; bytes and memory of the
+papers.
+"""
 
 from contextlib import nullcontext
 
@@ -75,7 +77,9 @@ def one_device(strategy, dtype, replicas, local, steps, clip, frozen):
             if clip is not None:
                 zeros = lambda p: np.zeros(p.shape, p.dtype) if p.grad is None else p.grad  # noqa: E731
                 arrays = [np.concatenate([zeros(p).reshape(-1) for p in unit]) for unit in units_of(model, strategy)]
-                clip_by_norm_(flat, norm_from_blocks(np.concatenate([block_square_sums(a) for a in arrays])), clip, optimizer)
+                clip_by_norm_(
+                    flat, norm_from_blocks(np.concatenate([block_square_sums(a) for a in arrays])), clip, optimizer
+                )
             optimizer.step()
         if scaler is not None:
             scaler.update(overflow)
@@ -86,7 +90,9 @@ def tensors_of(flat, optimizer):
     return {
         "weights": {p.name: p.data for p in flat.parameters},
         "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},
-        "optimizer": {f"{name}.{key}": array for name, state in optimizer.state.items() for key, array in state.items()},
+        "optimizer": {
+            f"{name}.{key}": array for name, state in optimizer.state.items() for key, array in state.items()
+        },
     }
 
 
@@ -98,7 +104,9 @@ class Strategy:
         self.model = self.net = small_gpt(frozen=frozen, dtype=named_dtype(dtype))
         if name.startswith("ddp"):
             self.flat = FlatParameters(self.net.parameters())
-            self.model = DistributedDataParallel(self.net, comm, reduction="sum", algorithm=algorithm, flat=self.flat, bucket_cap_mb=0.001)
+            self.model = DistributedDataParallel(
+                self.net, comm, reduction="sum", algorithm=algorithm, flat=self.flat, bucket_cap_mb=0.001
+            )
             self.optimizer = AdamW(self.flat, **ADAM)
         elif name == "zero3":
             for module in (*self.net.transformer.h, self.net):
@@ -107,12 +115,23 @@ class Strategy:
             self.optimizer = AdamW(sharded_parameters(self.net), **ADAM)
         else:
             self.optimizer = ZeroOptimizer(
-                self.net, AdamW, comm=comm, stage=int(name[-1]), reduction="sum", algorithm=algorithm, reduce_bucket_size=700, **ADAM
+                self.net,
+                AdamW,
+                comm=comm,
+                stage=int(name[-1]),
+                reduction="sum",
+                algorithm=algorithm,
+                reduce_bucket_size=700,
+                **ADAM,
             )
             self.shards = [self.optimizer.shard]
 
     def no_sync(self):
-        return (self.optimizer if self.name == "zero1" else self.model).no_sync() if self.name in ("ddp", "zero1") else nullcontext()
+        return (
+            (self.optimizer if self.name == "zero1" else self.model).no_sync()
+            if self.name in ("ddp", "zero1")
+            else nullcontext()
+        )
 
     def gradients(self):
         return [self.flat.grad] if self.name.startswith("ddp") else [shard.grad for shard in self.shards]
@@ -153,7 +172,10 @@ def assert_equal_bits(result, expected):
     """Non-finite gradients (of a skipped step) too."""
     (tensors, scale), (wanted, wanted_scale) = result, expected
     assert scale == wanted_scale
-    view = lambda table: {k: {n: np.ascontiguousarray(a).view(f"u{a.itemsize}") for n, a in t.items()} for k, t in table.items()}  # noqa: E731
+
+    def view(table):
+        return {k: {n: np.ascontiguousarray(a).view(f"u{a.itemsize}") for n, a in t.items()} for k, t in table.items()}
+
     assert_same(view(tensors), view(wanted))
 
 
@@ -171,7 +193,12 @@ def test_every_strategy_equals_one_device_bit_for_bit(name, dtype, ranks):
 
 
 @settings(max_examples=5)
-@given(name=st.sampled_from(STRATEGIES), ranks=st.integers(1, 5), local=st.integers(1, 3), clip=st.sampled_from([None, 0.05]))
+@given(
+    name=st.sampled_from(STRATEGIES),
+    ranks=st.integers(1, 5),
+    local=st.integers(1, 3),
+    clip=st.sampled_from([None, 0.05]),
+)
 def test_with_frozen_parameters_ragged_shards_and_any_accumulation(name, ranks, local, clip):
     expected = one_device(name, "bfloat16", ranks, local, 1, clip, FROZEN)
     for result in SimWorld(ranks).run(train, name, "bfloat16", local, 1, clip, FROZEN):
@@ -180,7 +207,11 @@ def test_with_frozen_parameters_ragged_shards_and_any_accumulation(name, ranks, 
 
 @pytest.mark.parametrize(("sharded", "whole"), [("zero1", "ddp"), ("zero2", "ddp each"), ("zero3", "ddp each")])
 def test_zero_equals_data_parallel_bit_for_bit(sharded, whole):
-    for a, b in zip(SimWorld(3).run(train, sharded, "float16", clip=None), SimWorld(3).run(train, whole, "float16", clip=None), strict=True):
+    for a, b in zip(
+        SimWorld(3).run(train, sharded, "float16", clip=None),
+        SimWorld(3).run(train, whole, "float16", clip=None),
+        strict=True,
+    ):
         assert_equal_bits(a, b)
 
 
@@ -195,7 +226,11 @@ def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
     reductions = local if name in EACH else 1
     gathers = {"zero1": 1, "zero2": 1, "zero3": 2 * local}.get(name, 0)
     factor = 2 if name.startswith("ddp") else 1
-    for purpose, whole in {"gradient_reduce": factor * reductions * psi, "parameter_gather": gathers * psi, "overflow": 0}.items():
+    for purpose, whole in {
+        "gradient_reduce": factor * reductions * psi,
+        "parameter_gather": gathers * psi,
+        "overflow": 0,
+    }.items():
         sent = [trace.bytes_by_purpose().get(purpose, 0) for trace in world.traces]
         assert sum(sent) == whole * (ranks - 1), purpose
 

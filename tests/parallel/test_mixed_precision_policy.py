@@ -36,7 +36,9 @@ def on_the_grid(dtype):
 
 @quiet_overflow()
 def train(comm, half, policy, local=1, steps=4, clip=0.3, pool=None):
-    """Weights, gradients and state; half: of the policy, or of the stored parameters when there is none. pool: shards live there."""
+    """Weights, gradients and state; half: of the policy, or of the stored parameters when there is none. pool: shards
+    live there.
+    """
     dtype = named_dtype(half)
     model = small_gpt(dtype=dtype) if policy is None else on_the_grid(dtype)
     for module in (*model.transformer.h, model):
@@ -60,13 +62,17 @@ def train(comm, half, policy, local=1, steps=4, clip=0.3, pool=None):
 def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half):
     dtype = named_dtype(half)
     for (tensors, skipped), (wanted, wanted_skipped) in zip(
-        SimWorld(ranks).run(train, half, MixedPrecisionPolicy(param_dtype=dtype)), SimWorld(ranks).run(train, half, None), strict=True
+        SimWorld(ranks).run(train, half, MixedPrecisionPolicy(param_dtype=dtype)),
+        SimWorld(ranks).run(train, half, None),
+        strict=True,
     ):
         assert skipped == wanted_skipped < 4
         for name, weight in tensors["weights"].items():
             assert np.array_equal(rounded(weight, dtype).view(np.uint16), wanted["weights"][name].view(np.uint16))
             assert np.array_equal(weight.reshape(-1), wanted["optimizer"][f"{name}.master"])
-            assert np.array_equal(tensors["gradients"][name], wanted["gradients"][name].astype(np.float32), equal_nan=True)
+            assert np.array_equal(
+                tensors["gradients"][name], wanted["gradients"][name].astype(np.float32), equal_nan=True
+            )
         for name, state in tensors["optimizer"].items():
             assert np.array_equal(state, wanted["optimizer"][name])
 
@@ -116,7 +122,9 @@ def test_reduced_in_float32_each_micro_batch_is_rounded_once_and_the_sums_are_no
     def sharded(comm):
         model = on_the_grid(dtype)
         for module in (*model.transformer.h, model):
-            fully_shard(module, mesh=comm, reduction="sum", algorithm="ordered", mp_policy=MixedPrecisionPolicy(dtype, FLOAT32))
+            fully_shard(
+                module, mesh=comm, reduction="sum", algorithm="ordered", mp_policy=MixedPrecisionPolicy(dtype, FLOAT32)
+            )
         stepper = AdamW(sharded_parameters(model), **ADAM)
         for i in range(local):
             loss_of(model, 0, comm.rank * local + i, ranks * local).backward()
@@ -152,7 +160,9 @@ def test_bytes_sent_and_held(ranks, reduce_dtype):
         assert sent["parameter_gather"] == 2 * 2 * psi * (ranks - 1) // ranks
         assert sent["gradient_reduce"] == (2 if reduce_dtype is None else 4) * psi * (ranks - 1) // ranks
         assert held["parameter"] == held["gradient"] == 4 * psi // ranks
-        assert held.get("optimizer", 0) == 8 * sum(piece.stop - piece.start for shard in shards for piece in shard.slices())
+        assert held.get("optimizer", 0) == 8 * sum(
+            piece.stop - piece.start for shard in shards for piece in shard.slices()
+        )
         # The rest of the model (embeddings) stays whole from its forward on while a block is gathered: the two largest.
         assert peak["unsharded"] <= 2 * sum(sorted(shard.flat.padded_numel for shard in shards)[-2:])
 

@@ -90,7 +90,8 @@ def one_device(workers, steps, optimizer, compute=gradient, shapes=SHAPES):
     return weights
 
 
-# assignment ---------------------------------------------------------------------------------------------------------------
+# assignment
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
@@ -101,7 +102,8 @@ def test_keys_are_balanced_within_the_largest(sizes, servers):
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
-# bsp ----------------------------------------------------------------------------------------------------------------------
+# bsp
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "delay:0"])
@@ -130,7 +132,8 @@ def test_only_rank_0s_initial_weights_count():
     assert all(same(weights, one_device(2, 2, "momentum")) for weights in SimWorld(3).run(program))
 
 
-# every interleaving -------------------------------------------------------------------------------------------------------
+# every interleaving
+# -------------------------------------------------------------------------------------------------------
 
 
 def ahead(worker, updates, pushes):
@@ -236,14 +239,22 @@ def test_the_rate_is_that_of_the_pushs_clock(consistency):
     shapes, seen = {"b": (1,)}, []
     cfg = ps.ServerConfig(1, consistency, OPTIMIZERS["sgd"], rate=lambda clock: 0.5**clock)
     world = SimWorld(4, chooser=seeded(1))
-    results = world.run(ps.run, cfg, initial(shapes), lambda *_: {"b": np.ones(1, FLOATS)}, 4, observe=lambda u: seen.append(u.shard.flat[0]))
+    results = world.run(
+        ps.run,
+        cfg,
+        initial(shapes),
+        lambda *_: {"b": np.ones(1, FLOATS)},
+        4,
+        observe=lambda u: seen.append(u.shard.flat[0]),
+    )
     (record,) = check_run(world, results, cfg, lambda *_: {"b": np.ones(1, FLOATS)}, shapes)
     moved = -np.diff([initial(shapes)["b"][0], *seen])
     assert moved == pytest.approx([0.05 * 0.5**clock for ((_, clock),) in record.updates], rel=1e-4)
     assert sorted(clock for ((_, clock),) in record.updates) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-# traffic and time ---------------------------------------------------------------------------------------------------------
+# traffic and time
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
@@ -303,59 +314,93 @@ def test_bsp_takes_the_closed_form_time():
     assert world.end_time == pytest.approx(start + steps * (step + alpha + beta * nbytes), rel=1e-12)
 
 
-# bad input ----------------------------------------------------------------------------------------------------------------
+# bad input
+# ----------------------------------------------------------------------------------------------------------------
 
 BAD = {
     "no worker": (lambda c: (config(3, "bsp"), initial(), gradient, 1), "3 servers among 3 ranks"),
     "no server": (lambda c: (config(0, "bsp"), initial(), gradient, 1), "0 servers among 3 ranks"),
     "a negative bound": (lambda c: (config(1, "ssp:-1"), initial(), gradient, 1), "bound -1; it must be at least 0"),
     "no bound": (lambda c: (config(1, "ssp"), initial(), gradient, 1), "'ssp'; it must be bsp, asp, ssp:S or delay:T"),
-    "a bound that is no number": (lambda c: (config(1, "ssp:--2"), initial(), gradient, 1), "'ssp:--2'; it must be bsp"),
-    "a bound in another script": (lambda c: (config(1, "delay:²"), initial(), gradient, 1), "'delay:²'; it must be bsp"),
+    "a bound that is no number": (
+        lambda c: (config(1, "ssp:--2"), initial(), gradient, 1),
+        "'ssp:--2'; it must be bsp",
+    ),
+    "a bound in another script": (
+        lambda c: (config(1, "delay:²"), initial(), gradient, 1),
+        "'delay:²'; it must be bsp",
+    ),
     "no step": (lambda c: (config(1, "asp"), initial(), gradient, 0), "rank 0: 0 steps"),
     "an unknown key": (lambda c: (config(1, "asp", sparse=frozenset("z")), initial(), gradient, 1), "sparse key 'z'"),
-    "a sparse vector": (lambda c: (config(1, "asp", sparse=frozenset("b")), initial(), gradient, 1), "must be a matrix"),
-    "two dtypes": (lambda c: (config(1, "asp"), {"a": np.ones(1), "b": np.ones(1, "f4")}, gradient, 1), "float32, float64"),
+    "a sparse vector": (
+        lambda c: (config(1, "asp", sparse=frozenset("b")), initial(), gradient, 1),
+        "must be a matrix",
+    ),
+    "two dtypes": (
+        lambda c: (config(1, "asp"), {"a": np.ones(1), "b": np.ones(1, "f4")}, gradient, 1),
+        "float32, float64",
+    ),
     "no weights": (lambda c: (config(1, "asp"), {}, gradient, 1), "no weights"),
     "staleness in bsp": (lambda c: (config(1, "bsp", staleness_aware=True), initial(), gradient, 1), "use ssp or asp"),
     "a dense gradient": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), gradient, 1), r"worker \d, clock 0: .* Rows",
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), gradient, 1),
+        r"worker \d, clock 0: .* Rows",
     ),
     "a row that is not there": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row_7, 1), r"each id must be in 0\.\.6",
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row_7, 1),
+        r"each id must be in 0\.\.6",
     ),
     "rows by a fraction": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([0.7])), 1), r"'table' need a 1-D array of integer",
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([0.7])), 1),
+        r"'table' need a 1-D array of integer",
     ),
     "rows in a table": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([[1]])), 1), r"'table' need a 1-D array of integer",
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([[1]])), 1),
+        r"'table' need a 1-D array of integer",
     ),
     "rows in a list": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row([1]), 1), r"'table' need a 1-D array of integer",
+        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row([1]), 1),
+        r"'table' need a 1-D array of integer",
     ),
     "a gradient that is missing": (
-        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {"a": x["a"]}, 1), r"worker \d, clock 0: no gradient of 'b'",
+        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {"a": x["a"]}, 1),
+        r"worker \d, clock 0: no gradient of 'b'",
     ),
     "rows that are missing": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), lambda w, k, x: {"a": x["a"], "b": x["b"], "d": x["d"]}, 1),
+        lambda c: (
+            config(1, "asp", sparse=frozenset(["table"])),
+            initial(),
+            lambda w, k, x: {"a": x["a"], "b": x["b"], "d": x["d"]},
+            1,
+        ),
         "no gradient of 'table'",
     ),
     "a gradient in a list": (
-        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {**x, "b": [1.0] * 5}, 1), "'b' has shape none, being no array",
+        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {**x, "b": [1.0] * 5}, 1),
+        "'b' has shape none, being no array",
     ),
-    "weights that are integers": (lambda c: (config(1, "asp"), {"a": np.ones(1, int)}, gradient, 1), "weights are int64.* pass floats"),
+    "weights that are integers": (
+        lambda c: (config(1, "asp"), {"a": np.ones(1, int)}, gradient, 1),
+        "weights are int64.* pass floats",
+    ),
     "a gradient of another shape": (lambda c: (config(1, "asp"), initial(), _wrong_shape, 1), r"'b' has shape \(4,\)"),
-}  # fmt: skip
+}
 
 
 def _row(ids):
-    return lambda worker, clock, weights: {**gradient(worker, clock, weights), "table": ps.Rows(ids, np.ones((1, 2), FLOATS))}
+    return lambda worker, clock, weights: {
+        **gradient(worker, clock, weights),
+        "table": ps.Rows(ids, np.ones((1, 2), FLOATS)),
+    }
 
 
 UNLIKE = {
     "servers": (lambda rank: (config(1 + (rank == 1), "asp"), initial()), "servers/2 asp"),
     "consistency": (lambda rank: (config(2, ["asp", "bsp"][rank == 1]), initial()), "servers/2 bsp"),
-    "sparse keys": (lambda rank: (config(1, "asp", sparse=frozenset(["table"] * (rank == 1))), initial()), "table.*table.* sparse"),
+    "sparse keys": (
+        lambda rank: (config(1, "asp", sparse=frozenset(["table"] * (rank == 1))), initial()),
+        "table.*table.* sparse",
+    ),
     "shapes": (lambda rank: (config(1, "asp"), {"a": np.ones([(3, 2), (2, 3)][rank == 1])}), r"a\[3, 2\].*a\[2, 3\]"),
     "names": (lambda rank: (config(1, "asp"), {"ab"[rank == 1]: np.ones(3)}), r"a\[3\].*b\[3\]"),
 }
@@ -385,7 +430,8 @@ def test_wrong_input_is_one_sentence(what):
         SimWorld(3).run(lambda comm: ps.run(comm, *arguments(comm)))
 
 
-# MPI ----------------------------------------------------------------------------------------------------------------------
+# MPI
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.mpi(4)

@@ -123,5 +123,3 @@ def test_mpi_gives_the_same_bits_and_the_same_sequences_as_the_simulation(comm, 
     for message in comm.trace.messages[start:]:
         actual.setdefault(message.lane, []).append(message.signature()[:-1])
     assert {k.split(":")[0]: v for k, v in expected.items()} == {k.split(":")[0]: v for k, v in actual.items()}
-
-

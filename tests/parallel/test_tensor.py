@@ -69,15 +69,36 @@ def integers(seed, *shape, limit=3):
 
 # --- the regions ---
 
-REGIONS = [  # region, shape in, what forward does to the arrays of all ranks, whether the input is the same on all ranks
+# region, shape in, what forward does to the arrays of all ranks, whether the input is the same on all ranks
+REGIONS = [
     (copy_to_tensor_parallel_region, lambda xs, r: xs[r], lambda gs, r: sum(gs)),
     (reduce_from_tensor_parallel_region, lambda xs, r: sum(xs), lambda gs, r: gs[r]),
-    (scatter_to_tensor_parallel_region, lambda xs, r: np.split(xs[r], len(xs), -1)[r], lambda gs, r: np.concatenate(gs, -1)),
-    (gather_from_tensor_parallel_region, lambda xs, r: np.concatenate(xs, -1), lambda gs, r: np.split(gs[r], len(gs), -1)[r]),
-    (scatter_to_sequence_parallel_region, lambda xs, r: np.split(xs[r], len(xs), 1)[r], lambda gs, r: np.concatenate(gs, 1)),
-    (gather_from_sequence_parallel_region, lambda xs, r: np.concatenate(xs, 1), lambda gs, r: np.split(sum(gs), len(gs), 1)[r]),
-    (reduce_scatter_to_sequence_parallel_region, lambda xs, r: np.split(sum(xs), len(xs), 1)[r], lambda gs, r: np.concatenate(gs, 1)),
-]  # fmt: skip
+    (
+        scatter_to_tensor_parallel_region,
+        lambda xs, r: np.split(xs[r], len(xs), -1)[r],
+        lambda gs, r: np.concatenate(gs, -1),
+    ),
+    (
+        gather_from_tensor_parallel_region,
+        lambda xs, r: np.concatenate(xs, -1),
+        lambda gs, r: np.split(gs[r], len(gs), -1)[r],
+    ),
+    (
+        scatter_to_sequence_parallel_region,
+        lambda xs, r: np.split(xs[r], len(xs), 1)[r],
+        lambda gs, r: np.concatenate(gs, 1),
+    ),
+    (
+        gather_from_sequence_parallel_region,
+        lambda xs, r: np.concatenate(xs, 1),
+        lambda gs, r: np.split(sum(gs), len(gs), 1)[r],
+    ),
+    (
+        reduce_scatter_to_sequence_parallel_region,
+        lambda xs, r: np.split(sum(xs), len(xs), 1)[r],
+        lambda gs, r: np.concatenate(gs, 1),
+    ),
+]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -143,7 +164,9 @@ def test_column_and_row_parallel_layers_are_exact_on_integers(ranks, sequence_pa
             "layers.1": RowwiseParallel(sequence_parallel=sequence_parallel),
         }
         parallelize_module(model, comm, plan)
-        rows = slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size) if sequence_parallel else slice(None)
+        rows = (
+            slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size) if sequence_parallel else slice(None)
+        )
         outputs = exact_step(model, x[:, rows], g[:, rows], optimizer)
         return outputs, full_state_dict(model, {"tp": comm}), [p.shape for p in model.parameters()]
 
@@ -192,7 +215,12 @@ def test_the_embedding_is_exact_for_every_word(ranks, words):
         if y.requires_grad:
             y.backward(g)
         gradient = full_tensor(model.weight.grad, model.weight.layout, {"tp": comm})
-        return y.data, gradient, model.weight.data[model.last - model.first :], model.weight.grad[model.last - model.first :]
+        return (
+            y.data,
+            gradient,
+            model.weight.data[model.last - model.first :],
+            model.weight.grad[model.last - model.first :],
+        )
 
     for y, gradient, padding, padding_gradient in SimWorld(ranks).run(main):
         assert np.array_equal(y, single(tokens).data)
@@ -225,7 +253,9 @@ def test_vocab_parallel_cross_entropy(ranks, words, masked):
     padding = padded_vocab_size(words, ranks) - words
 
     def main(comm):
-        padded = np.concatenate([logits, np.full((2, 4, padding), 1e6)], -1)  # what stands in the padding does not count
+        padded = np.concatenate(
+            [logits, np.full((2, 4, padding), 1e6)], -1
+        )  # what stands in the padding does not count
         mine = Tensor(np.split(padded, ranks, -1)[comm.rank].copy(), requires_grad=True)
         result = vocab_parallel_cross_entropy(mine, targets, comm=comm, vocab_size=words)
         result.backward()
@@ -262,7 +292,13 @@ def test_the_loss_never_holds_the_full_logits_and_sends_three_numbers_a_row():
 def gpt(ranks, words=13, dropout=0.0, layers=2):
     heads = 6 if ranks == 3 else 4
     config = GPTConfig(
-        vocab_size=words, n_positions=LENGTH, n_embd=24, n_layer=layers, n_head=heads, dropout=dropout, attention_dropout=dropout
+        vocab_size=words,
+        n_positions=LENGTH,
+        n_embd=24,
+        n_layer=layers,
+        n_head=heads,
+        dropout=dropout,
+        attention_dropout=dropout,
     )
     return GPT(config, dtype=np.float64, seed=3)
 
@@ -322,7 +358,10 @@ def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what,
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_more_ranks_than_are_usual(ranks, length, sequence_parallel, name):
     """A head a rank, 11 words: at 8 ranks the last has nothing but padding."""
-    sizes = {"gpt": GPTConfig(11, length, 2 * ranks, 1, ranks, 0.1), "llama": LlamaConfig(11, 2 * ranks, 3 * ranks, 1, ranks, ranks, length)}
+    sizes = {
+        "gpt": GPTConfig(11, length, 2 * ranks, 1, ranks, 0.1),
+        "llama": LlamaConfig(11, 2 * ranks, 3 * ranks, 1, ranks, ranks, length),
+    }
     make = lambda: (GPT if name == "gpt" else Llama)(sizes[name], np.float64, seed=3)  # noqa: E731
     plan = (gpt_plan if name == "gpt" else llama_plan)(11, sequence_parallel)
     loss_of = lambda model, step: model(*text(step, BATCH, length, 11), BATCH * length)  # noqa: E731
@@ -395,7 +434,9 @@ def test_values_of_two_bytes_travel_in_two_bytes(dtype, sequence_parallel, name)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_data_and_tensor_parallel_together(name, sequence_parallel):
     """Two replicas of two ranks: tiles and replicas are summed over the data axis, each once."""
-    make, plan = (lambda: gpt(4, dropout=0.25), gpt_plan) if name == "gpt" else (lambda: llama(4, dropout=0.25), llama_plan)
+    make, plan = (
+        (lambda: gpt(4, dropout=0.25), gpt_plan) if name == "gpt" else (lambda: llama(4, dropout=0.25), llama_plan)
+    )
 
     def main(comm):
         mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
@@ -427,10 +468,12 @@ def test_data_and_tensor_parallel_together(name, sequence_parallel):
 @pytest.mark.parametrize(
     ("make", "plan", "shape"),
     [
-        (lambda: gpt(4), gpt_plan(13), (2, 2)), (lambda: gpt(4, words=5), gpt_plan(5), (1, 4)),
-        (lambda: llama(4, kv=1), llama_plan(13), (2, 2)), (lambda: llama(4, kv=1), llama_plan(13, True), (1, 4)),
+        (lambda: gpt(4), gpt_plan(13), (2, 2)),
+        (lambda: gpt(4, words=5), gpt_plan(5), (1, 4)),
+        (lambda: llama(4, kv=1), llama_plan(13), (2, 2)),
+        (lambda: llama(4, kv=1), llama_plan(13, True), (1, 4)),
     ],
-)  # fmt: skip
+)
 def test_tiles_of_a_checkpoint_are_boxes_of_global_tensors(tmp_path, make, plan, shape):
     """Saved by one mesh, read by another: fused, padded (one of nothing but padding), shared and plain tiles."""
 
@@ -444,7 +487,10 @@ def test_tiles_of_a_checkpoint_are_boxes_of_global_tensors(tmp_path, make, plan,
         for name, p in model.named_parameters():
             same = p.layout.copies if p.layout.axes else tp.size  # so many tp ranks hold the same, on each replica
             holder = (dp.rank * same + tp.rank % same, dp.size * same)
-            pieces += [Piece(name, p.layout.global_shape, p.data[local], box=box, copies=holder) for box, local in boxes(p.layout, mesh)]
+            pieces += [
+                Piece(name, p.layout.global_shape, p.data[local], box=box, copies=holder)
+                for box, local in boxes(p.layout, mesh)
+            ]
         save(comm, tmp_path, 1, pieces, {})
 
     def reads(comm):
@@ -494,10 +540,16 @@ def test_logits_are_gathered_without_the_padding():
 def llama(ranks, tied=False, kv=None, dropout=0.0):
     heads, kv = (6, kv or 3) if ranks == 3 else (8, kv or 4)
     config = LlamaConfig(
-        vocab_size=13, hidden_size=48, intermediate_size=36, num_hidden_layers=2, num_attention_heads=heads,
-        num_key_value_heads=kv, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
+        vocab_size=13,
+        hidden_size=48,
+        intermediate_size=36,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=tied,
         attention_dropout=dropout,
-    )  # fmt: skip
+    )
     return Llama(config, dtype=np.float64, seed=3)
 
 
@@ -545,8 +597,11 @@ def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
     world.run(main)
     for trace in world.traces:
         big = [m for m in trace.sent() if m.nbytes == tokens * width // ranks * 8]
-        count = {name: sum(m.purpose == name for m in big) for name in ("tensor_forward", "tensor_backward", "regather")}
-        # Two messages an all-reduce, one a gather or scatter. Beside two layers: the embedding's sum forward, the head's f
+        count = {
+            name: sum(m.purpose == name for m in big) for name in ("tensor_forward", "tensor_backward", "regather")
+        }
+        # Two messages an all-reduce, one a gather or scatter. Beside two layers: the embedding's sum forward, the
+        # head's f
         # backward; with the sequence split also the gather of each, and the head's regather.
         steps = 2 * 2 * 2 + 2
         assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
@@ -582,7 +637,9 @@ def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):
         again = full_state_dict(model, {"tp": comm})
         assert all(np.array_equal(again[name], full[name] + 1) for name in full)
         model.model.layers[0].self_attn.k_proj.weight.data[...] += comm.rank % 2
-        with pytest.raises(MismatchError, match=r"self_attn\.k_proj\.weight' of .* not the same on rank 1 as on rank 0"):
+        with pytest.raises(
+            MismatchError, match=r"self_attn\.k_proj\.weight' of .* not the same on rank 1 as on rank 0"
+        ):
             check_replicas(model, comm)
         return history, mine
 
@@ -608,8 +665,15 @@ def test_shared_key_value_heads_send_their_gradients_once():
 
 def test_key_value_heads_that_do_not_divide():
     plan = llama_plan(13)
-    refuse(4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks")
-    refuse(6, plan, lambda: Llama(LlamaConfig(13, 48, 36, 1, 12, 4)), "4 key-value heads of .* do not divide over 6 .* take 6, or one of 1, 2, 4 ranks")
+    refuse(
+        4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks"
+    )
+    refuse(
+        6,
+        plan,
+        lambda: Llama(LlamaConfig(13, 48, 36, 1, 12, 4)),
+        "4 key-value heads of .* do not divide over 6 .* take 6, or one of 1, 2, 4 ranks",
+    )
 
 
 # --- the gradient norm, and replicas ---
@@ -652,16 +716,24 @@ def test_a_replica_that_differs_is_named():
 # --- counts ---
 
 
-def block_traffic(ranks, sequence_parallel, heads=4, batch=2, length=16, width=24, dtype=np.float32, dropout=0.0, **options):
-    """Per rank the bytes of activations that a GPT block keeps after forward; and the traces of its forward and backward."""
+def block_traffic(
+    ranks, sequence_parallel, heads=4, batch=2, length=16, width=24, dtype=np.float32, dropout=0.0, **options
+):
+    """Per rank the bytes of activations that a GPT block keeps after forward; and the traces of its forward and
+    backward.
+    """
 
     def main(comm):
         sp = sequence_parallel
         rows = length // comm.size if sp else length
         x = Tensor(np.ones((batch, rows, width), dtype), requires_grad=True)
-        plan = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(9, sp).items() if "h.*." in name}
+        plan = {
+            name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(9, sp).items() if "h.*." in name
+        }
         with account_memory() as account, batch_coordinates():
-            block = Block(GPTConfig(n_embd=width, n_head=heads, dropout=dropout, attention_dropout=dropout), dtype, **options)
+            block = Block(
+                GPTConfig(n_embd=width, n_head=heads, dropout=dropout, attention_dropout=dropout), dtype, **options
+            )
             block.initialize(0)
             block = parallelize_module(block, comm, plan)
             y = block(x)
@@ -715,9 +787,9 @@ def test_sequence_parallel_sends_the_same_bytes_and_a_quarter_more_for_regathers
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.float64])
 def test_activation_bytes_are_the_papers(dtype):
     """Korthikanti et al. 2022, equations 2 and 4: sbh (10 + 24/t + 5as/(ht)) bytes, with the sequence split
-    sbh/t (34 + 5as/h). These are 2-byte values, and masks of 1 byte: with i bytes a value the 10 are 4 i and two masks, the
-    24 are 12 i, and the 5 are 2 i (softmax, and what dropout left of it) and a mask. Beside it, 1 / standard deviation of
-    each row for two norms, in 4 bytes at least.
+    sbh/t (34 + 5as/h). These are 2-byte values, and masks of 1 byte: with i bytes a value the 10 are 4 i and two masks,
+    the 24 are 12 i, and the 5 are 2 i (softmax, and what dropout left of it) and a mask. Beside it, 1 / standard
+    deviation of each row for two norms, in 4 bytes at least.
     """
     batch, length, width, heads = 2, 16, 24, 4
     dtype = np.dtype(dtype)
@@ -747,7 +819,9 @@ def test_without_regathers_splitting_the_sequence_would_save_much_less(monkeypat
 
 
 def test_fused_attention_keeps_one_value_a_score_instead_of_two():
-    """The causal half is still computed in whole blocks; besides, 1 / sum of each row, and the mask while weights are dropped."""
+    """The causal half is still computed in whole blocks; besides, 1 / sum of each row, and the mask while weights are
+    dropped.
+    """
     batch, length, width, heads = 2, 16, 24, 4
     scores, sbh = batch * heads * length * length, batch * length * width
     for ranks in (1, 2, 4):
@@ -785,12 +859,25 @@ def refuse(ranks, plan, model=None, match=""):
 
 def test_bad_plans_are_one_sentence_with_the_nearest_values():
     attention = {"transformer.h.*.attn": SplitHeads()}
-    refuse(3, attention, match=r"4 heads of transformer\.h\.0\.attn do not divide over 3 .* take 3 or 6, or one of 1, 2, 4")
-    refuse(2, {"transformer.h.*.atn": SplitHeads()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean")
-    refuse(5, {"layers.0": ColwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 out features of layers\.0 .* take 5 or 10, or one of 1, 2, 3, 6")
+    refuse(
+        3, attention, match=r"4 heads of transformer\.h\.0\.attn do not divide over 3 .* take 3 or 6, or one of 1, 2, 4"
+    )
+    refuse(
+        2, {"transformer.h.*.atn": SplitHeads()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean"
+    )
+    refuse(
+        5,
+        {"layers.0": ColwiseParallel()},
+        lambda: MLP([4, 6, 3]),
+        r"6 out features of layers\.0 .* take 5 or 10, or one of 1, 2, 3, 6",
+    )
     refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* take 4 or 8")
     refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
-    refuse(2, {"transformer.wte": VocabParallel()}, match=r"'lm_head\.weight' shares a parameter .* name its module in the plan")
+    refuse(
+        2,
+        {"transformer.wte": VocabParallel()},
+        match=r"'lm_head\.weight' shares a parameter .* name its module in the plan",
+    )
     refuse(2, gpt_plan(16), match="a vocabulary of 16 words, the model has 13; give the plan 13")
     refuse(2, {"": LossParallel(3)}, lambda: MLP([4, 6, 3]), "LossParallel is for a model with lm_head")
     refuse(2, {"layers.0": SequenceParallel()}, lambda: MLP([4, 6, 3]), "'layers.0' is a Linear")
@@ -824,7 +911,11 @@ def test_the_classes_build_their_own_tiles():
         whole = [full_state_dict(layer, {"tp": comm}) for layer in (column, row, words)]
         return whole, row(column(words(np.arange(7)[None]))).data
 
-    expected = [Linear(5, 8, dtype=np.float64, seed=4), Linear(8, 6, dtype=np.float64, seed=4), Embedding(7, 5, np.float64, seed=4)]
+    expected = [
+        Linear(5, 8, dtype=np.float64, seed=4),
+        Linear(8, 6, dtype=np.float64, seed=4),
+        Embedding(7, 5, np.float64, seed=4),
+    ]
     y = expected[1](expected[0](expected[2](np.arange(7)[None])))
     for states, out in SimWorld(4).run(main):
         for state, module in zip(states, expected, strict=True):

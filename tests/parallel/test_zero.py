@@ -21,14 +21,32 @@ OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
 
 
-def zero(comm, stage, optimizer="adam", local=2, steps=2, clip=None, frozen=(), bucket=700, alignment=1024, algorithm="ordered"):
+def zero(
+    comm,
+    stage,
+    optimizer="adam",
+    local=2,
+    steps=2,
+    clip=None,
+    frozen=(),
+    bucket=700,
+    alignment=1024,
+    algorithm="ordered",
+):
     """Train; this rank's view of all tensors."""
     kind, settings = OPTIMIZERS[optimizer]
     model = small_gpt(frozen=frozen)
     sharded = ZeroOptimizer(
-        model, kind, comm=comm, stage=stage, reduction="sum", algorithm=algorithm, reduce_bucket_size=bucket,
-        alignment=alignment, **settings,
-    )  # fmt: skip
+        model,
+        kind,
+        comm=comm,
+        stage=stage,
+        reduction="sum",
+        algorithm=algorithm,
+        reduce_bucket_size=bucket,
+        alignment=alignment,
+        **settings,
+    )
     for step in range(steps):
         sharded.zero_grad()
         for i in range(local):
@@ -45,7 +63,10 @@ def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, fr
     kind, settings = OPTIMIZERS[optimizer]
     model = small_gpt(frozen=frozen)
     flat = FlatParameters(model.parameters())
-    ddp, stepper = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat), kind(flat, **settings)
+    ddp, stepper = (
+        DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat),
+        kind(flat, **settings),
+    )
     for step in range(steps):
         flat.zero_grad()
         for i in range(local):
@@ -73,12 +94,19 @@ def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, 
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-@given(ranks=st.integers(1, 8), alignment=st.sampled_from([1, 7, 64]), bucket=st.sampled_from([1, 300, 10**6]), frozen=st.booleans())
+@given(
+    ranks=st.integers(1, 8),
+    alignment=st.sampled_from([1, 7, 64]),
+    bucket=st.sampled_from([1, 300, 10**6]),
+    frozen=st.booleans(),
+)
 def test_any_cut_gives_the_same_bits(stage, ranks, alignment, bucket, frozen):
     """Shards that cut through parameters, ranks with nothing but padding, buckets across boundaries, frozen parameters."""
     kind, settings = OPTIMIZERS["adam"]
     parts = FROZEN if frozen else ()
-    expected = one_device(lambda flat: kind(flat, **settings), ranks, 1, stage == 2, steps=1, model=small_gpt(frozen=parts))
+    expected = one_device(
+        lambda flat: kind(flat, **settings), ranks, 1, stage == 2, steps=1, model=small_gpt(frozen=parts)
+    )
     for result in SimWorld(ranks).run(zero, stage, local=1, steps=1, alignment=alignment, bucket=bucket, frozen=parts):
         assert_same(result, expected)
 
@@ -86,7 +114,9 @@ def test_any_cut_gives_the_same_bits(stage, ranks, alignment, bucket, frozen):
 @pytest.mark.parametrize("stage", [1, 2])
 def test_frozen_parameters_with_clipping(stage):
     kind, settings = OPTIMIZERS["adam"]
-    expected = one_device(lambda flat: kind(flat, **settings), 3, 2, stage == 2, clip=0.3, model=small_gpt(frozen=FROZEN))
+    expected = one_device(
+        lambda flat: kind(flat, **settings), 3, 2, stage == 2, clip=0.3, model=small_gpt(frozen=FROZEN)
+    )
     for result in SimWorld(3).run(zero, stage, clip=0.3, frozen=FROZEN):
         assert_same(result, expected)
 
@@ -112,7 +142,9 @@ def at_rest(comm, stage):
         sharded = ZeroOptimizer(model, AdamW, comm=comm, stage=stage, reduction="sum", reduce_bucket_size=700)
         loss_of(model, 0, comm.rank, comm.size).backward()
         sharded.step()
-        owned = sum(piece.stop - piece.start for piece in sharded.shard.slices())  # the last rank's shard ends with padding
+        owned = sum(
+            piece.stop - piece.start for piece in sharded.shard.slices()
+        )  # the last rank's shard ends with padding
         bucket = max(b.slice.stop - b.slice.start for b in sharded.reducer.buckets)
         return account.by_purpose, account.peak_by_purpose, 4 * sharded.shard.size, 4 * owned, 4 * bucket
 
@@ -127,7 +159,9 @@ def test_each_rank_holds_the_bytes_that_the_stage_promises(ranks):
         assert held["parameter"] == ranks * shard
         assert held["gradient"] == shard
         assert held["optimizer"] == 2 * owned
-        assert peak["gradient"] <= shard + 3 * bucket  # one fills, one travels; the tied embedding's begins first and ends last
+        assert (
+            peak["gradient"] <= shard + 3 * bucket
+        )  # one fills, one travels; the tied embedding's begins first and ends last
 
 
 LAYERS, WIDTH = 4, 12
@@ -147,16 +181,23 @@ def peaks(comm, stage):
 
 @pytest.mark.parametrize(("stage", "ranks"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)])
 def test_the_peak_is_a_list_of_purposes_to_the_byte(stage, ranks):
-    """When backward is in the last block's MLP: all blocks' activations, the gradients of its output and its inner width."""
+    """When backward is in the last block's MLP: all blocks' activations, the gradients of its output and its inner
+    width.
+    """
     for account, sharded, owned in SimWorld(ranks).run(peaks, stage):
         whole, shard = 4 * sharded.flat.padded_numel, 4 * sharded.shard.size
         reducer, named = sharded.reducer, {p.name: p for p in sharded.flat.parameters}
-        filling = [reducer.bucket_of[named[name]] for name in ("transformer.wte.weight", f"transformer.h.{LAYERS - 1}.mlp.c_proj.weight")]
+        filling = [
+            reducer.bucket_of[named[name]]
+            for name in ("transformer.wte.weight", f"transformer.h.{LAYERS - 1}.mlp.c_proj.weight")
+        ]
         buckets = 4 * sum(bucket.slice.stop - bucket.slice.start for bucket in filling)
         rows = ROWS * LENGTH
         assert {purpose: nbytes for purpose, nbytes in account.at_peak.items() if nbytes} == {
             "parameter": whole,
-            "gradient": shard + (whole if stage == 1 else buckets),  # stage 2: the tied embedding's bucket, and the block's
+            "gradient": (
+                shard + (whole if stage == 1 else buckets)
+            ),  # stage 2: the tied embedding's bucket, and the block's
             "optimizer": 2 * owned,
             "workspace": owned,  # of the optimizer: the shard is one piece
             # what the blocks keep; the loss, the tokens and the positions

@@ -44,7 +44,9 @@ def mlp(layers):
 def mlp_batches(m, step=0):
     rng = np.random.default_rng(200 + step)
     rows = [1 if i == m - 1 and m > 1 else 2 for i in range(m)]
-    return [rng.integers(-2, 3, (n, 4)).astype(float) for n in rows], [rng.integers(-2, 3, (n, 3)).astype(float) for n in rows]
+    return [rng.integers(-2, 3, (n, 4)).astype(float) for n in rows], [
+        rng.integers(-2, 3, (n, 3)).astype(float) for n in rows
+    ]
 
 
 def mlp_loss(output, target):
@@ -61,11 +63,16 @@ def fold(parts):
 
 def add_as_declared(contributions, additions, stage_of, tied=()):
     """contributions[micro-batch][name] = arrays in backward order; the sum that the plan declares for `name`."""
+
     def of_stage(name, stage, site):
         return fold(
-            fold(array for i in numbers for array in (contributions[i].get(name, []) if site is None else contributions[i][name][site]))
+            fold(
+                array
+                for i in numbers
+                for array in (contributions[i].get(name, []) if site is None else contributions[i][name][site])
+            )
             for numbers in additions[stage]
-        )  # fmt: skip
+        )
 
     result = {}
     for name in {name for caught in contributions for name in caught}:
@@ -86,7 +93,9 @@ def reference(model, loss, batches, plan, stage_of, optimizer="adam", steps=1, t
         contributions, losses = [], []
         for i, (x, y) in enumerate(zip(inputs, targets, strict=True)):
             caught = {}
-            token = contribution_recorder.set(lambda p, array, caught=caught: caught.setdefault(p.name, []).append(array))
+            token = contribution_recorder.set(
+                lambda p, array, caught=caught: caught.setdefault(p.name, []).append(array)
+            )
             with batch_coordinates(step, 2 * i, 9):
                 value = loss(model(x if x.dtype.kind == "i" else Tensor(x)), y)
                 value.backward()
@@ -151,7 +160,12 @@ def assert_equal(ranks, expected):
             assert got_losses == losses, (rank, step)
             for mine, reference_ in zip(got, (gradients, weights, state), strict=True):
                 for name, value in mine:
-                    assert np.array_equal(value, reference_[name]), (rank, step, name, np.abs(value - reference_[name]).max())
+                    assert np.array_equal(value, reference_[name]), (
+                        rank,
+                        step,
+                        name,
+                        np.abs(value - reference_[name]).max(),
+                    )
                     seen.add(name)
         assert seen == set(gradients) | set(state), step
 

@@ -1,4 +1,6 @@
-"""torch.distributed.pipelining as an oracle: the same GPT cut at the same place, gradients in float64; and the benchmark runs."""
+"""torch.distributed.pipelining as an oracle: the same GPT cut at the same place, gradients in float64; and the
+benchmark runs.
+"""
 
 import tempfile
 from pathlib import Path
@@ -59,7 +61,10 @@ def test_the_benchmark_runs_and_compares_losses_first():
 
 
 def test_what_the_benchmark_cannot_do_is_one_sentence():
-    for arguments, sentence in [(("1f1b", 3), "--microbatches 3 does not divide the batch of 8"), (("1f1", 4), "unknown schedule '1f1'")]:
+    for arguments, sentence in [
+        (("1f1b", 3), "--microbatches 3 does not divide the batch of 8"),
+        (("1f1", 4), "unknown schedule '1f1'"),
+    ]:
         with pytest.raises(UsageError, match=sentence):
             bench_pipeline(2, *arguments)
     with pytest.raises(UsageError, match="no GPT case 'mlp'"):

@@ -14,9 +14,12 @@ pytestmark = pytest.mark.exhaustive
 @pytest.mark.parametrize("p", RANKS)
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_every_schedule_size_optimizer_and_model(name, p):
-    """The last micro-batch is always smaller: MLP in the exact tier; GPT with tied embeddings, also with stages without blocks and
-    without parameters, in the ordered tier over two steps. Every gradient, weight and state, bit for bit."""
-    sizes = [m for m in range(1, 10) if takes(name, p, m)] or [m for m in (2 * p, 2 * p + 2) if takes(name, p, m)]  # DualPipe wants 2p
+    """The last micro-batch is always smaller: MLP in the exact tier; GPT with tied embeddings, also with stages without
+    blocks and without parameters, in the ordered tier over two steps. Every gradient, weight and state, bit for bit.
+    """
+    sizes = [m for m in range(1, 10) if takes(name, p, m)] or [
+        m for m in (2 * p, 2 * p + 2) if takes(name, p, m)
+    ]  # DualPipe wants 2p
     if not sizes:
         pytest.skip(f"{name} is not made for {p} ranks")
     for m, optimizer in itertools.product(sizes, ("sgd", "adam")):

@@ -18,7 +18,9 @@ WIDTH, ROWS = 4, 3
 
 
 class UNet:
-    """Stages 0..S-1 of a U: stage s sends its output to stage S-1-s too, which multiplies it in; stage 0 also to the last but one."""
+    """Stages 0..S-1 of a U: stage s sends its output to stage S-1-s too, which multiplies it in; stage 0 also to the
+    last but one.
+    """
 
     def __init__(self, number, stages):
         self.number, self.stages = number, stages
@@ -74,9 +76,18 @@ def run_unet(comm, plan):
     return {s.number: s.flat.grad.copy() for s in stages}, comm.trace.bytes_by_purpose()
 
 
-@pytest.mark.parametrize(("name", "p", "m"), [
-    ("gpipe", 4, 3), ("1f1b", 3, 4), ("1f1b", 5, 5), ("zb-h1", 4, 5), ("interleaved", 2, 4), ("zb-v", 2, 4), ("dualpipe", 4, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "p", "m"),
+    [
+        ("gpipe", 4, 3),
+        ("1f1b", 3, 4),
+        ("1f1b", 5, 5),
+        ("zb-h1", 4, 5),
+        ("interleaved", 2, 4),
+        ("zb-v", 2, 4),
+        ("dualpipe", 4, 8),
+    ],
+)
 def test_skips_go_straight_to_the_stage_that_needs_them(name, p, m):
     plan = plan_of(name, p, m)
     parts, S = one_device(plan.stages, m), plan.stages
@@ -85,8 +96,18 @@ def test_skips_go_straight_to_the_stage_that_needs_them(name, p, m):
         total = fold(fold(parts[stage][i] for i in numbers) for numbers in plan.additions()[stage])
         for rank in ranks:  # two walks over one tensor add its gradients in another order than one walk
             np.testing.assert_allclose(results[rank][0][stage], total, rtol=1e-12, atol=1e-14)
-    home = {(a.stage, a.microbatch): r for r, order in enumerate(plan.orders) for item in order for a in unpacked(item) if a.kind == "F"}
-    ways = [(s, s + 1) for s in range(S - 1)] + [(s, S - 1 - s) for s in range(S) if S - 1 - s > s + 1] + [(0, S - 2)] * (S > 3)
+    home = {
+        (a.stage, a.microbatch): r
+        for r, order in enumerate(plan.orders)
+        for item in order
+        for a in unpacked(item)
+        if a.kind == "F"
+    }
+    ways = (
+        [(s, s + 1) for s in range(S - 1)]
+        + [(s, S - 1 - s) for s in range(S) if S - 1 - s > s + 1]
+        + [(0, S - 2)] * (S > 3)
+    )
     crossing = sum((ROWS if i else 1) for a, b in ways for i in range(m) if home[a, i] != home[b, i])
     for key in ("pipeline_activation", "pipeline_gradient"):
         assert sum(sent.get(key, 0) for _, sent in results) == crossing * WIDTH * 8
@@ -117,7 +138,9 @@ class Straight:
 def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
     def main(comm, skip):
         with account_memory() as account:
-            pipe = Pipeline(comm, plan_of("1f1b", 4, 6), [PipelineStage(Straight(comm.rank, skip), comm.rank)], lambda y, t: y.sum())
+            pipe = Pipeline(
+                comm, plan_of("1f1b", 4, 6), [PipelineStage(Straight(comm.rank, skip), comm.rank)], lambda y, t: y.sum()
+            )
             pipe.step([np.ones((8, 64))] * 6, [None] * 6)
         return dict(account.peak_by_purpose), comm.trace.bytes_by_purpose()
 
@@ -176,7 +199,9 @@ def test_a_step_of_other_shapes_tells_them_again(name):
             losses = pipe.step([x[rows] for x in inputs], [t[rows] for t in targets])
         return losses, {p.name: np.array(p.grad) for s in stages for p in s.flat.parameters}
 
-    for (losses, gradients), (expected_losses, expected) in zip(SimWorld(2).run(main, [0, 1]), SimWorld(2).run(main, [1]), strict=True):
+    for (losses, gradients), (expected_losses, expected) in zip(
+        SimWorld(2).run(main, [0, 1]), SimWorld(2).run(main, [1]), strict=True
+    ):
         assert losses == expected_losses
         for key, value in gradients.items():
             np.testing.assert_array_equal(value, expected[key], err_msg=key)
@@ -191,7 +216,13 @@ def test_a_second_step_without_zero_grad_adds_each_contribution_once(name, repli
         data = comm.split(comm.rank % 2, comm.rank)
         stages, tied = split_model(gpt(plan.stages), plan.stages, plan.stages_of(comm.rank % 2))
         pipe = Pipeline(
-            comm.split(comm.rank // 2, comm.rank), plan, stages, gpt_loss(96.0), tied=tied, data=data, reduction="ordered"
+            comm.split(comm.rank // 2, comm.rank),
+            plan,
+            stages,
+            gpt_loss(96.0),
+            tied=tied,
+            data=data,
+            reduction="ordered",
         )
         for step in steps:
             pipe.step(*gpt_batches(4, step))
@@ -232,7 +263,9 @@ def test_an_evaluation_keeps_two_sent_activations():
 
 
 def test_gpipe_with_recomputation_keeps_the_borders_and_one_stage():
-    """GPipe: m tensors of the border and the activations of one micro-batch; without recomputation m times the activations."""
+    """GPipe: m tensors of the border and the activations of one micro-batch; without recomputation m times the
+    activations.
+    """
     width, m, layers = 16, 6, 3
 
     def main(comm, plan):

@@ -110,7 +110,11 @@ def test_profiles(tmp_path):
         path.write_text(json.dumps(content))
         with pytest.raises(UsageError, match=sentence):
             read_profile(source)
-    for arguments, sentence in [((0, 1.0), "--machines is 0"), ((1, 0.0), "--bandwidth is 0"), ((1, 1.0, "papers"), "did you mean 'paper'")]:
+    for arguments, sentence in [
+        ((0, 1.0), "--machines is 0"),
+        ((1, 0.0), "--bandwidth is 0"),
+        ((1, 1.0, "papers"), "did you mean 'paper'"),
+    ]:
         with pytest.raises(UsageError, match=sentence):
             pipedream([Layer("x", 1, 1, 1, 1)], *arguments)
 

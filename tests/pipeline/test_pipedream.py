@@ -38,7 +38,9 @@ def stream(count):
     """Micro-batches of 2 rows, a last one of 1."""
     rng = np.random.default_rng(count)
     rows = [2] * (count - 1) + [1]
-    return [rng.standard_normal((n, 4)).astype(np.float32) for n in rows], [rng.standard_normal((n, 4)).astype(np.float32) for n in rows]
+    return [rng.standard_normal((n, 4)).astype(np.float32) for n in rows], [
+        rng.standard_normal((n, 4)).astype(np.float32) for n in rows
+    ]
 
 
 def replay(p, count, m, law, optimizer, backward_law=None):
@@ -70,7 +72,9 @@ def replay(p, count, m, law, optimizer, backward_law=None):
 
 def run(comm, plan, optimizer):
     stages, tied = split_model(model(comm.size), comm.size, [comm.rank])
-    pipe = PipeDream(comm, plan, stages, mlp_loss, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True)
+    pipe = PipeDream(
+        comm, plan, stages, mlp_loss, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
+    )
     losses = pipe.step(*stream(plan.microbatches))
     spans = {s.name for s in comm.trace.spans if s.category == "version"}
     return losses, pipe.history[comm.rank], pipe.versions_used, pipe.versions[comm.rank].most, spans
@@ -100,7 +104,9 @@ def test_every_update_equals_the_replay_with_the_delays_of_the_law(name, optimiz
 
 
 def test_without_stashing_backward_sees_newer_weights():
-    """B of t sees version t on every stage: equal to a replay with that mistake, and unlike the true gradient's weights."""
+    """B of t sees version t on every stage: equal to a replay with that mistake, and unlike the true gradient's
+    weights.
+    """
     plan = plan_of("pipedream", 3, 6, stashing=False)
     wrong = replay(3, 6, 1, LAWS["pipedream"], "sgd", backward_law=lambda t, s, p, m: t)
     right = replay(3, 6, 1, LAWS["pipedream"], "sgd")
@@ -133,7 +139,12 @@ def test_the_stability_bound_of_delayed_gradients(p):
     def main(comm, rate, count):
         stage = PipelineStage(Scale(comm.rank), comm.rank)
         pipe = PipeDream(
-            comm, plan_of("pipedream", p, count), [stage], lambda y, _: (y * y * 0.5).sum(), lambda flat: SGD(flat, lr=rate), keep_history=True
+            comm,
+            plan_of("pipedream", p, count),
+            [stage],
+            lambda y, _: (y * y * 0.5).sum(),
+            lambda flat: SGD(flat, lr=rate),
+            keep_history=True,
         )
         pipe.step([np.ones(1)] * count, [None] * count)
         return [abs(float(w[0])) for w in pipe.history[0]] if comm.rank == 0 else None
@@ -165,7 +176,9 @@ def test_a_stream_longer_than_there_are_tags(monkeypatch):
 def test_two_streams_one_after_the_other():
     def main(comm):
         stages, _ = split_model(model(2), 2, [comm.rank])
-        pipe = PipeDream(comm, plan_of("pipedream", 2, 3), stages, mlp_loss, lambda flat: SGD(flat, lr=0.125), keep_history=True)
+        pipe = PipeDream(
+            comm, plan_of("pipedream", 2, 3), stages, mlp_loss, lambda flat: SGD(flat, lr=0.125), keep_history=True
+        )
         for _ in range(2):
             pipe.step(*stream(3))
         return pipe.history[comm.rank], stages[0].flat.data.copy()
@@ -175,10 +188,13 @@ def test_two_streams_one_after_the_other():
         assert np.array_equal(history[-1], final)
 
 
-@pytest.mark.parametrize(("plan", "sentence"), [
-    (plan_of("1f1b", 2, 3), "updates them once; run it with Pipeline"),
-    (from_csv("0F0,0B0\n1F0,1B0\n"), "updates them once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (plan_of("1f1b", 2, 3), "updates them once; run it with Pipeline"),
+        (from_csv("0F0,0B0\n1F0,1B0\n"), "updates them once"),
+    ],
+)
 def test_a_plan_with_a_flush_is_refused(plan, sentence):
     def main(comm):
         stages, _ = split_model(model(2), 2, [comm.rank])
@@ -229,24 +245,48 @@ def run_replicated(comm, plan, optimizer, sizes):
     pipe = PipeDream(comm, plan, stages, mlp_loss, lambda flat: make_optimizer(optimizer, flat), keep_history=True)
     losses = pipe.step(*stream(plan.microbatches))
     spans = {s.name for s in comm.trace.spans if s.category == "version"}
-    return losses, pipe.history[numbers[0]], pipe.versions_used, pipe.versions[numbers[0]].most, spans, comm.trace.bytes_by_purpose()
+    return (
+        losses,
+        pipe.history[numbers[0]],
+        pipe.versions_used,
+        pipe.versions[numbers[0]].most,
+        spans,
+        comm.trace.bytes_by_purpose(),
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(("replicas", "m"), [
-    ((2,), 5), ((2, 1), 6), ((2, 1), 7), ((1, 2), 5), ((3, 2), 8), ((1, 1, 3), 7), ((2, 2, 1), 9), ((4, 1), 9), ((2, 3, 3), 11),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("replicas", "m"),
+    [
+        ((2,), 5),
+        ((2, 1), 6),
+        ((2, 1), 7),
+        ((1, 2), 5),
+        ((3, 2), 8),
+        ((1, 1, 3), 7),
+        ((2, 2, 1), 9),
+        ((4, 1), 9),
+        ((2, 3, 3), 11),
+    ],
+)
 def test_replicated_stages_equal_the_replay(replicas, m, optimizer):
     plan = plan_of("pipedream", sum(replicas), m, replicas=replicas)
     facts = validate(plan)
-    expected = replay_replicated(lambda n: split_model(model(n), n, range(n))[0], replicas, stream(m), mlp_loss, optimizer)
+    expected = replay_replicated(
+        lambda n: split_model(model(n), n, range(n))[0], replicas, stream(m), mlp_loss, optimizer
+    )
     results = SimWorld(plan.ranks).run(run_replicated, plan, optimizer, None)
     for rank, (losses, history, used, most, spans, sent) in enumerate(results):
         ((stage, k),) = [(s, k) for s, k in enumerate(replicas) if sum(replicas[:s]) <= rank < sum(replicas[: s + 1])]
         first, warm_up = rank - sum(replicas[:stage]), (sum(replicas[stage:]) - 1) // k
         assert losses == results[0][0]
         assert len(history) == len(expected[stage]) == -(-m // k) + 1
-        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(history, expected[stage], strict=True)), (replicas, m, rank)
+        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(history, expected[stage], strict=True)), (
+            replicas,
+            m,
+            rank,
+        )
         for t in range(first, m, k):
             assert used["F", stage, t] == used["B", stage, t] == max(0, t // k - warm_up)
             assert f"version {used['B', stage, t]} for {stage}B{t}" in spans
@@ -289,10 +329,15 @@ def test_replicas_under_mpi_have_the_same_bits_and_messages(comm):
     assert record_replicated(comm) == SimWorld(3).run(record_replicated)[comm.rank]
 
 
-@pytest.mark.parametrize(("replicas", "p", "m", "sentence"), [
-    ("2,x", 3, 6, "write the ranks of each stage, such as 2,1"), ("2,2", 3, 6, "make 4 ranks and there are 3"),
-    ((0, 3), 3, 6, "at least one"), ((3, 1), 4, 2, "2 mini-batches leave a replica of the 3 without work"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("replicas", "p", "m", "sentence"),
+    [
+        ("2,x", 3, 6, "write the ranks of each stage, such as 2,1"),
+        ("2,2", 3, 6, "make 4 ranks and there are 3"),
+        ((0, 3), 3, 6, "at least one"),
+        ((3, 1), 4, 2, "2 mini-batches leave a replica of the 3 without work"),
+    ],
+)
 def test_wrong_replicas_are_one_sentence(replicas, p, m, sentence):
     with pytest.raises(UsageError, match=sentence):
         plan_of("pipedream", p, m, replicas=replicas)
@@ -307,7 +352,12 @@ def replay_tied(name, p, count, m, optimizer):
     for stage in stages:
         _apart(stage, tied)
     units = {stage.number: stage.flats for stage in stages}
-    steps = {(n, k): make_optimizer(optimizer, flat) for n, flats in units.items() for k, flat in enumerate(flats) if len(flat)}
+    steps = {
+        (n, k): make_optimizer(optimizer, flat)
+        for n, flats in units.items()
+        for k, flat in enumerate(flats)
+        if len(flat)
+    }
     history = {(n, k): [flat.data.copy()] for n, flats in units.items() for k, flat in enumerate(flats)}
     law = LAWS[name]
     for t, (x, y) in enumerate(zip(*gpt_batches(count), strict=True)):
@@ -335,7 +385,9 @@ def replay_tied(name, p, count, m, optimizer):
 
 def run_tied(comm, plan, optimizer):
     stages, tied = split_model(gpt(plan.stages), plan.stages, [comm.rank])
-    pipe = PipeDream(comm, plan, stages, gpt_loss(96.0), lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True)
+    pipe = PipeDream(
+        comm, plan, stages, gpt_loss(96.0), lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
+    )
     losses = pipe.step(*gpt_batches(plan.microbatches))
     histories = [versions.history for versions in pipe.units[comm.rank]]
     final = [versions.flat.data.copy() for versions in pipe.units[comm.rank]]
@@ -357,7 +409,9 @@ def test_tied_embeddings_have_one_delay_and_stay_equal(name, optimizer):
                 for v, (mine, theirs) in enumerate(zip(history, expected[s, k], strict=True)):
                     assert np.array_equal(mine, theirs), (name, p, s, k, v)
                 assert np.array_equal(final[k], history[-1])
-            assert sent == (count // batch * 11 * 8 * 8 if p > 1 and s in (0, p - 1) else 0)  # a part, or the total, of wte (11, 8)
+            assert sent == (
+                count // batch * 11 * 8 * 8 if p > 1 and s in (0, p - 1) else 0
+            )  # a part, or the total, of wte (11, 8)
 
 
 def test_the_tied_copies_hold_a_bounded_number_of_versions_and_sends():
@@ -375,5 +429,7 @@ def test_shared_parameters_of_replicated_stages_are_refused():
         stages, tied = split_model(gpt(2), 2, plan.stages_of(comm.rank))
         PipeDream(comm, plan, stages, mlp_loss, lambda flat: SGD(flat, lr=1.0), tied=tied)
 
-    with pytest.raises(UsageError, match=r"'transformer.wte.weight' is on several stages, and stage 0 on 2 ranks; untie it"):
+    with pytest.raises(
+        UsageError, match=r"'transformer.wte.weight' is on several stages, and stage 0 on 2 ranks; untie it"
+    ):
         SimWorld(3).run(main)

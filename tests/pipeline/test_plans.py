@@ -33,11 +33,17 @@ def takes(name, p, m):
 def test_the_published_table():
     """T_F = T_I = T_W = 1, p = 4: idle of the worst rank in its own window, peak, versions."""
     table = {
-        "gpipe": (9, [8] * 4, [1] * 4), "1f1b": (9, [4, 3, 2, 1], [1] * 4), "interleaved": (9, [11, 9, 7, 5], [1] * 4),
-        "zb-h1": (3, [4] * 4, [1] * 4), "zb-h2": (0, [7] * 4, [1] * 4), "zb-v": (0, [8] * 4, [1] * 4),
-        "dualpipe": (2, [5] * 4, [1] * 4), "pipedream": (9, [4, 3, 2, 1], [4, 3, 2, 1]),
-        "pipedream-vertical-sync": (9, [4, 3, 2, 1], [4] * 4), "pipedream-2bw": (9, [4, 3, 2, 1], [2] * 4),
-    }  # fmt: skip
+        "gpipe": (9, [8] * 4, [1] * 4),
+        "1f1b": (9, [4, 3, 2, 1], [1] * 4),
+        "interleaved": (9, [11, 9, 7, 5], [1] * 4),
+        "zb-h1": (3, [4] * 4, [1] * 4),
+        "zb-h2": (0, [7] * 4, [1] * 4),
+        "zb-v": (0, [8] * 4, [1] * 4),
+        "dualpipe": (2, [5] * 4, [1] * 4),
+        "pipedream": (9, [4, 3, 2, 1], [4, 3, 2, 1]),
+        "pipedream-vertical-sync": (9, [4, 3, 2, 1], [4] * 4),
+        "pipedream-2bw": (9, [4, 3, 2, 1], [2] * 4),
+    }
     for name, (idle, peak, versions) in table.items():
         facts, timing = validate(plan(name, 4, 8)), time_plan(plan(name, 4, 8))
         assert (max(timing.idle), facts.peak, facts.weight_versions) == (idle, peak, versions), name
@@ -51,8 +57,9 @@ def test_closed_forms_of_time_and_memory(f, i, w):
 
 
 def check_closed_forms(sizes, f, i, w):
-    """Idle, bubble and peak of every plan where the forms hold. SIZES has m = 1, few, p, 2p-1, 2p, 3p and 64 for each p; all sizes up
-    to p = 16, m = 64 are in test_exhaustive.py."""
+    """Idle, bubble and peak of every plan where the forms hold. SIZES has m = 1, few, p, 2p-1, 2p, 3p and 64 for each
+    p; all sizes up to p = 16, m = 64 are in test_exhaustive.py.
+    """
     for p, m in sizes:
         for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved", "dualpipe", "dualpipev", "looped-bfs"):
             if not takes(name, p, m):
@@ -118,12 +125,18 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size():
                 assert time_plan(lowered).idle == quick.idle
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"]
+)
 def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
-    """64 ranks move together; where few of them can (naive) the walk changes its way; both give the full walk's numbers."""
+    """64 ranks move together; where few of them can (naive) the walk changes its way; both give the full walk's
+    numbers.
+    """
     made = plan(name, 64, 4 if name == "naive" else 64)
     rng = np.random.default_rng(0)
-    times = Times(*(rng.integers(1, 9, made.stages).tolist() for _ in "FIW"), rng.integers(0, 3, made.stages - 1).tolist())
+    times = Times(
+        *(rng.integers(1, 9, made.stages).tolist() for _ in "FIW"), rng.integers(0, 3, made.stages - 1).tolist()
+    )
     for costs in (times, uniform(made.stages)):
         full = time_plan(made, costs, spans=True)
         monkeypatch.setattr(relaxation, "FEW", 48)
@@ -140,11 +153,14 @@ def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
 
 def test_orders_of_other_implementations():
     """1F1B as torch.distributed.pipelining and Megatron-LM have it; DualPipe as in its repository's README, rank 0."""
-    assert plan("1f1b", 3, 4).to_text() == (
-        "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\nrank 1: 1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\nrank 2: 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3\n"
+    assert (
+        plan("1f1b", 3, 4).to_text()
+        == "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\nrank 1: 1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\nrank 2: 2F0 2B0 2F1 2B1"
+        " 2F2 2B2 2F3 2B3\n"
     )
-    assert plan("interleaved", 2, 2).to_text() == (
-        "rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\nrank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1\n"
+    assert (
+        plan("interleaved", 2, 2).to_text()
+        == "rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\nrank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1\n"
     )
     assert plan("gpipe", 1, 3, backward_order="forward").to_text() == "rank 0: 0F0 0F1 0F2 0B0 0B1 0B2\n"
     assert get_schedule("ScheduleInterleaved1F1B") is get_schedule("interleaved")
@@ -168,8 +184,12 @@ def test_grammar_round_trips():
             assert back.orders == made.orders
     assert read("(1F4;2B1)OVERLAP_F_B") == (F(1, 4), B(2, 1))
     assert [show(a) for a in (F(2, 0), I(1, 3), W(1, 3), read("0SEND_F1"), read("2REDUCE_GRAD"))] == [
-        "2F0", "1I3", "1W3", "0SEND_F1", "2REDUCE_GRAD",
-    ]  # fmt: skip
+        "2F0",
+        "1I3",
+        "1W3",
+        "0SEND_F1",
+        "2REDUCE_GRAD",
+    ]
     assert from_csv("0F0,,0B0\n1F0, 1B0 ,\n\n").orders == [[F(0, 0), B(0, 0)], [F(1, 0), B(1, 0)]]
 
 
@@ -201,7 +221,7 @@ def test_grammar_round_trips():
         (lambda: parse_times("F=-1", 4), "at least 0"),
         (lambda: parse_times("F", 4), "is not a number"),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_sentence(call, sentence):
     with pytest.raises(UsageError, match=re.compile(sentence)) as error:
         call()
@@ -256,7 +276,9 @@ def test_the_judge_finds_every_dropped_doubled_and_swapped_action():
 
 @given(st.data())
 def test_no_malformed_plan_passes_and_then_hangs(data):
-    """Shuffle a plan's ranks: either the judge rejects it, or the plan finishes and lowers to one that the judge accepts."""
+    """Shuffle a plan's ranks: either the judge rejects it, or the plan finishes and lowers to one that the judge
+    accepts.
+    """
     p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     made = plan("1f1b", p, m)
     made = made.with_orders([data.draw(st.permutations(order)) for order in made.orders])
@@ -280,11 +302,12 @@ def random_plans(draw):
     done = set()
     while open_:
         ready = sorted(
-            (k, s, i) for k, s, i in open_
+            (k, s, i)
+            for k, s, i in open_
             if (k == "F" and (s == 0 or ("F", s - 1, i) in done))
             or (k in "IB" and (s == stages - 1 or ("I", s + 1, i) in done or ("B", s + 1, i) in done))
             or k == "W"
-        )  # fmt: skip
+        )
         k, s, i = draw(st.sampled_from(ready))
         orders[owner[s]].append({"F": F, "I": I, "W": W, "B": B}[k](s, i))
         done.add((k, s, i))
@@ -342,8 +365,13 @@ def test_unequal_stages_and_bytes():
     times = Times([1, 2], [1, 1], [1, 1], [0], until_b=[10, 10], until_w=[4, 4], inputs=[1, 1])
     timing = time_plan(made, times)
     assert timing.busy == [9, 12]
-    assert (timing.bubble_of_ideal, timing.bubble_of_total) == ((timing.cost - 12) / 12, (timing.cost - 12) / timing.cost)
-    assert time_plan(plan("zb-h1", 4, 1)).lower_bound == 9  # four F, four I, a W: longer than any rank's work after its first start
+    assert (timing.bubble_of_ideal, timing.bubble_of_total) == (
+        (timing.cost - 12) / 12,
+        (timing.cost - 12) / timing.cost,
+    )
+    assert (
+        time_plan(plan("zb-h1", 4, 1)).lower_bound == 9
+    )  # four F, four I, a W: longer than any rank's work after its first start
     assert timing.peak_bytes == [28.0, 18.0]  # W lags one behind I on rank 1: 14 + 4
     assert time_plan(recompute(made), times).peak_bytes == [16.0, 20.0]
     assert "rank 0 needs 28 bytes" in over_limit(timing, 20)
@@ -353,14 +381,18 @@ def test_unequal_stages_and_bytes():
 
 def test_profile_files(tmp_path):
     path = tmp_path / "stages.json"
-    path.write_text('{"stages": [{"F": 1, "I": 2, "W": 3, "bytes_until_w": 5}, {"F": 1, "I": 1, "W": 1}], "edges": [0.5]}')
+    path.write_text(
+        '{"stages": [{"F": 1, "I": 2, "W": 3, "bytes_until_w": 5}, {"F": 1, "I": 1, "W": 1}], "edges": [0.5]}'
+    )
     times = read_profile(path, 2)
     assert (times.I, times.comm, times.until_w) == ([2.0, 1.0], [0.5], [5.0, 0.0])
     for text, sentence in {
-        "[": "cannot read", "{}": "no list of stages", '{"stages": [{"F": 1, "I": 1}, {}]}': "stage 0, W: None is not a number",
+        "[": "cannot read",
+        "{}": "no list of stages",
+        '{"stages": [{"F": 1, "I": 1}, {}]}': "stage 0, W: None is not a number",
         '{"stages": [{"F": 1, "I": 1, "W": 1, "G": 1}, {}]}': "unknown 'G'",
         '{"stages": [{"F": 1, "I": 1, "W": 1}, {"F": 1, "I": 1, "W": 1}], "edges": []}': "needs 1 edges",
-    }.items():  # fmt: skip
+    }.items():
         path.write_text(text)
         with pytest.raises(UsageError, match=sentence):
             read_profile(path, 2)

@@ -1,4 +1,6 @@
-"""The optimizer's step before the norm is known: equal, bit for bit, to the step that waits for it; and without its wait."""
+"""The optimizer's step before the norm is known: equal, bit for bit, to the step that waits for it; and without its
+wait.
+"""
 
 from functools import partial
 
@@ -34,7 +36,12 @@ class Scaler(DynamicLossScaler):
 
 def everything(stages, optimizers):
     weights = {(s.number, p.name): np.array(p.data) for s in stages for p in s.flat.parameters}
-    state = {(n, name, key): np.array(a) for n, o in optimizers.items() for name, row in o.state.items() for key, a in row.items()}
+    state = {
+        (n, name, key): np.array(a)
+        for n, o in optimizers.items()
+        for name, row in o.state.items()
+        for key, a in row.items()
+    }
     return weights | state | {(n, "step"): o.step_count for n, o in optimizers.items()}
 
 
@@ -44,6 +51,7 @@ def make(comm, plan, dropout=0.1):
 
 def loss_of(now, scaler, bad):
     """Step `bad` of the run has an infinite loss in its last micro-batch."""
+
     def loss(logits, targets):
         value = gpt_loss(96.0)(logits, targets)
         value = value if scaler is None else value * scaler.scale
@@ -59,7 +67,12 @@ def waiting(comm, plan, optimizer, max_norm, scaled, bad):
     stages, tied = make(comm, plan)
     now, scaler = {"step": 0}, Scaler() if scaled else None
     pipe = Pipeline(
-        comm, plan, stages, loss_of(now, scaler, bad), tied=tied, coordinates=lambda i: batch_coordinates(now["step"], 2 * i, 9)
+        comm,
+        plan,
+        stages,
+        loss_of(now, scaler, bad),
+        tied=tied,
+        coordinates=lambda i: batch_coordinates(now["step"], 2 * i, 9),
     )
     optimizers = {s.number: make_optimizer(optimizer, s.flat) for s in stages}
     told = []
@@ -87,9 +100,16 @@ def optimistic(comm, plan, optimizer, max_norm, scaled, bad):
     stages, tied = make(comm, plan)
     now, scaler = {"step": 0}, Scaler() if scaled else None
     pipe = PostValidatedPipeline(
-        comm, plan, stages, loss_of(now, scaler, bad), partial(make_optimizer, optimizer), max_norm=max_norm, scaler=scaler, tied=tied,
+        comm,
+        plan,
+        stages,
+        loss_of(now, scaler, bad),
+        partial(make_optimizer, optimizer),
+        max_norm=max_norm,
+        scaler=scaler,
+        tied=tied,
         coordinates=lambda i: batch_coordinates(now["step"], 2 * i, 9),
-    )  # fmt: skip
+    )
     told = []
     for step in range(STEPS):
         now["step"] = step
@@ -99,14 +119,26 @@ def optimistic(comm, plan, optimizer, max_norm, scaled, bad):
     verdicts = pipe.finish()
     assert told[0] == []
     assert [repr(x) for x in told[1:]] == [repr(v.losses) for v in verdicts[:-1]]
-    return [(v.norm, v.losses) for v in verdicts], everything(stages, pipe.optimizers), [v.outcome for v in verdicts], scaler and scaler.words
+    return (
+        [(v.norm, v.losses) for v in verdicts],
+        everything(stages, pipe.optimizers),
+        [v.outcome for v in verdicts],
+        scaler and scaler.words,
+    )
 
 
 CASES = [  # the share of the steps' norms that is above max_norm
-    ("1f1b", 3, 5, None, False, None), ("zb-h1", 3, 5, 0.5, False, None), ("zb-h2", 4, 8, 0.7, False, None), ("gpipe", 2, 3, 0.5, True, 2),
-    ("zb-h2", 3, 6, None, True, 1), ("interleaved", 2, 4, 0.5, False, 3), ("zb-v", 3, 6, 0.3, True, 2), ("dualpipe", 2, 4, 0.5, False, 2),
-    ("1f1b", 1, 2, 0.4, True, 0), ("zb-h1", 5, 3, 0.9, False, 4),
-]  # fmt: skip
+    ("1f1b", 3, 5, None, False, None),
+    ("zb-h1", 3, 5, 0.5, False, None),
+    ("zb-h2", 4, 8, 0.7, False, None),
+    ("gpipe", 2, 3, 0.5, True, 2),
+    ("zb-h2", 3, 6, None, True, 1),
+    ("interleaved", 2, 4, 0.5, False, 3),
+    ("zb-v", 3, 6, 0.3, True, 2),
+    ("dualpipe", 2, 4, 0.5, False, 2),
+    ("1f1b", 1, 2, 0.4, True, 0),
+    ("zb-h1", 5, 3, 0.9, False, 4),
+]
 
 
 def limit(plan, optimizer, share):
@@ -140,7 +172,9 @@ def test_it_equals_the_step_that_waits(name, p, m, share, scaled, bad, optimizer
 def timed(comm, plan, times, validated):
     stages, _ = split_model(mlp(plan.stages), plan.stages, plan.stages_of(comm.rank))
     if validated:
-        pipe = PostValidatedPipeline(comm, plan, stages, mlp_loss, partial(make_optimizer, "sgd"), max_norm=1e300, times=times)
+        pipe = PostValidatedPipeline(
+            comm, plan, stages, mlp_loss, partial(make_optimizer, "sgd"), max_norm=1e300, times=times
+        )
     else:
         pipe = Pipeline(comm, plan, stages, mlp_loss, times=times)
     begin = comm.time()
@@ -157,8 +191,9 @@ def timed(comm, plan, times, validated):
 
 @pytest.mark.parametrize(("name", "p", "m", "each"), [("zb-h2", 4, 8, 0), ("zb-h1", 4, 8, 3), ("1f1b", 3, 6, 6)])
 def test_there_is_no_wait_between_steps(name, p, m, each):
-    """Idle time of four steps on the virtual clock: none for ZB-H2; a barrier after each step costs it the skew of its ranks each
-    time. (Under ZB-H1 and 1F1B rank 0, which begins first, also ends last: it never waits for a norm.)"""
+    """Idle time of four steps on the virtual clock: none for ZB-H2; a barrier after each step costs it the skew of its
+    ranks each time. (Under ZB-H1 and 1F1B rank 0, which begins first, also ends last: it never waits for a norm.)
+    """
     plan = plan_of(name, p, m)
     times = uniform(plan.stages)
     no_latency = {"links": LinkModel(0.0, 0.0)}
@@ -224,7 +259,9 @@ def test_an_overflow_on_one_rank_is_everybodys():
 def test_wrong_settings_are_one_sentence():
     def main(comm, plan, **options):
         stages, _ = split_model(mlp(2), 2, plan.stages_of(comm.rank))
-        PostValidatedPipeline(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum(), partial(make_optimizer, "sgd"), **options)
+        PostValidatedPipeline(
+            comm, plan, stages, lambda y, t: (y * Tensor(t)).sum(), partial(make_optimizer, "sgd"), **options
+        )
 
     with pytest.raises(UsageError, match="max_norm is 0; it must be above 0"):
         SimWorld(2).run(main, plan_of("1f1b", 2, 2), max_norm=0)

@@ -1,4 +1,6 @@
-"""The runtime against one device, bit for bit: every synchronous schedule, ragged micro-batches, tied embeddings, both worlds."""
+"""The runtime against one device, bit for bit: every synchronous schedule, ragged micro-batches, tied embeddings, both
+worlds.
+"""
 
 import itertools
 from functools import partial
@@ -37,14 +39,31 @@ from tests.pipeline.cases import (
 )
 from tests.pipeline.test_plans import random_plans, takes
 
-SYNCHRONOUS = ["naive", "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
+SYNCHRONOUS = [
+    "naive",
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "interleaved",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "dualpipe",
+    "dualpipev",
+]
 
 
 def equal_mlp(plan, optimizer="sgd", **options):
     make, m = partial(mlp, plan.stages), plan.microbatches
     names, tied = stage_names(make, plan)
     expected = reference(make(), mlp_loss, lambda s: mlp_batches(m, s), plan, names, optimizer, 1, tied)
-    assert_equal(SimWorld(plan.ranks).run(pipeline_main, make, mlp_loss, lambda s: mlp_batches(m, s), plan, optimizer, 1, **options), expected)
+    assert_equal(
+        SimWorld(plan.ranks).run(
+            pipeline_main, make, mlp_loss, lambda s: mlp_batches(m, s), plan, optimizer, 1, **options
+        ),
+        expected,
+    )
     return expected
 
 
@@ -53,13 +72,18 @@ def equal_gpt(plan, optimizer="adam", steps=2, dropout=0.0, layers=None, cuts=No
     names, tied = stage_names(make, plan, cuts)
     batches = partial(gpt_batches, m)
     expected = reference(make(), gpt_loss(96.0), batches, plan, names, optimizer, steps, tied)
-    assert_equal(SimWorld(plan.ranks).run(pipeline_main, make, gpt_loss(96.0), batches, plan, optimizer, steps, cuts, **options), expected)
+    assert_equal(
+        SimWorld(plan.ranks).run(pipeline_main, make, gpt_loss(96.0), batches, plan, optimizer, steps, cuts, **options),
+        expected,
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_mlp_in_the_exact_tier(name, optimizer):
-    """Integer values: the gradient is also that of the plain sum in any order, which shows each contribution exactly once."""
+    """Integer values: the gradient is also that of the plain sum in any order, which shows each contribution exactly
+    once.
+    """
     ran = 0
     for p, m in itertools.product((1, 2, 3, 4, 5, 8), range(1, 10)):
         if takes(name, p, m) and (optimizer == "sgd" or (p + m) % 3 == 1):
@@ -83,15 +107,21 @@ def empty_stages(plan):
 
 
 def sample(name):
-    """(p, m, optimizer, empty stages?): every p with fewer and with more micro-batches than ranks, where the schedule takes them,
-    and every pair of optimizer and model with either of them. The whole product is in test_exhaustive.py."""
+    """(p, m, optimizer, empty stages?): every p with fewer and with more micro-batches than ranks, where the schedule
+    takes them, and every pair of optimizer and model with either of them. The whole product is in test_exhaustive.py.
+    """
     for number, p in enumerate(RANKS):
         few = [m for m in range(1, p) if takes(name, p, m)]
         many = [m for m in range(p, 10) if takes(name, p, m)]
         for turn, sizes in enumerate((few, many)):
             if sizes:
                 draw = number + turn + SYNCHRONOUS.index(name)
-                yield p, sizes[(2 * draw) % len(sizes)], ("sgd", "adam")[(number + turn) % 2], p > 1 and (number // 2 + turn) % 2 == 1
+                yield (
+                    p,
+                    sizes[(2 * draw) % len(sizes)],
+                    ("sgd", "adam")[(number + turn) % 2],
+                    p > 1 and (number // 2 + turn) % 2 == 1,
+                )
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
@@ -99,15 +129,23 @@ def test_gpt_with_tied_embeddings_in_the_ordered_tier(name):
     for p, m, optimizer, empty in sample(name):
         plan = plan_of(name, p, m)
         cuts = empty_stages(plan) if empty and plan.stages > 1 else None
-        equal_gpt(plan, optimizer, steps=2, dropout=0.1 if p == 2 else 0.0, layers=sum(cuts) if cuts else None, cuts=cuts)
+        equal_gpt(
+            plan, optimizer, steps=2, dropout=0.1 if p == 2 else 0.0, layers=sum(cuts) if cuts else None, cuts=cuts
+        )
 
 
 def test_the_sample_is_stratified():
-    """Each schedule meets each number of ranks that it can; both optimizers meet both models, with few and many micro-batches."""
+    """Each schedule meets each number of ranks that it can; both optimizers meet both models, with few and many
+    micro-batches.
+    """
     drawn = {(name, *case) for name in SYNCHRONOUS for case in sample(name)}
     for name in SYNCHRONOUS:
-        assert {p for n, p, *_ in drawn if n == name} == {p for p in RANKS if any(takes(name, p, m) for m in range(1, 10))}
-    assert {(m < p, optimizer, empty) for _, p, m, optimizer, empty in drawn} == set(itertools.product((False, True), ("sgd", "adam"), (False, True)))
+        assert {p for n, p, *_ in drawn if n == name} == {
+            p for p in RANKS if any(takes(name, p, m) for m in range(1, 10))
+        }
+    assert {(m < p, optimizer, empty) for _, p, m, optimizer, empty in drawn} == set(
+        itertools.product((False, True), ("sgd", "adam"), (False, True))
+    )
     assert {m for _, _, m, *_ in drawn} == set(range(1, 10))
 
 
@@ -138,7 +176,9 @@ def test_a_stage_without_blocks_and_one_without_parameters():
 
 
 def test_a_users_own_schedules(tmp_path):
-    (tmp_path / "mine.py").write_text("def f(p, m):\n    return [[f'{s}{k}{i}' for k in 'FB' for i in range(m)] for s in range(p)]\n")
+    (tmp_path / "mine.py").write_text(
+        "def f(p, m):\n    return [[f'{s}{k}{i}' for k in 'FB' for i in range(m)] for s in range(p)]\n"
+    )
     (tmp_path / "mine.csv").write_text(plan_of("zb-v", 2, 3).to_csv())
     equal_mlp(load_plan(f"{tmp_path}/mine.py:f", 3, 4))
     equal_mlp(load_plan(f"{tmp_path}/mine.csv"))
@@ -218,7 +258,9 @@ def test_with_a_data_axis(name):
     def main(comm):
         data = comm.split(comm.rank % p, comm.rank)
         pipe = comm.split(comm.rank // p, comm.rank)
-        return pipeline_main(pipe, make, gpt_loss(96.0), partial(batches, comm.rank // p), plan, data=data, reduction="ordered")
+        return pipeline_main(
+            pipe, make, gpt_loss(96.0), partial(batches, comm.rank // p), plan, data=data, reduction="ordered"
+        )
 
     halves = [reference(make(), gpt_loss(96.0), partial(batches, r), plan, names, tied=tied)[0][1] for r in range(2)]
     expected = {name_: halves[0][name_] + halves[1][name_] for name_ in halves[0]}
@@ -235,7 +277,9 @@ def test_the_clip_norm_is_that_of_the_whole_model(name):
 
     def main(comm):
         stages, tied = split_model(make(), plan.stages, plan.stages_of(comm.rank))
-        pipe = Pipeline(comm, plan, stages, gpt_loss(96.0), tied=tied, coordinates=lambda i: batch_coordinates(0, 2 * i, 9))
+        pipe = Pipeline(
+            comm, plan, stages, gpt_loss(96.0), tied=tied, coordinates=lambda i: batch_coordinates(0, 2 * i, 9)
+        )
         pipe.step(*gpt_batches(4))
         norm = pipe.clip_grad_norm_(0.01)
         return norm, [(p.name, np.array(p.grad)) for s in stages for p in s.flat.parameters]
@@ -275,7 +319,9 @@ def test_the_measured_bubble_is_the_timing_tools(name, cost):
         expected = time_plan(plan, times, spans=True)
         measured = SimWorld(p, links=LinkModel(0.0, 0.0)).run(timed, plan, times)
         for rank, spans in enumerate(measured):
-            order = [str(unpack(a)) for item in plan.orders[rank] for a in (item if isinstance(item, tuple) else (item,))]
+            order = [
+                str(unpack(a)) for item in plan.orders[rank] for a in (item if isinstance(item, tuple) else (item,))
+            ]
             assert [span[0] for span in spans] == order
             assert spans[0][1] == pytest.approx(expected.first_start[rank])
             assert spans[-1][2] == pytest.approx(expected.last_end[rank])
@@ -357,9 +403,13 @@ def attempt(comm, **changes):
         ({"numbers": [0]}, UsageError, "was built with .0.; build the stages"),
         ({"m": 4}, UsageError, "is for 3 micro-batches and got 4"),
         ({"loss": None}, UsageError, "needs a loss"),
-        ({"options": {"tied": ["layers.0.wight"]}}, UsageError, "'layers.0.wight' is on no stage .did you mean 'layers.[01].weight'"),
+        (
+            {"options": {"tied": ["layers.0.wight"]}},
+            UsageError,
+            "'layers.0.wight' is on no stage .did you mean 'layers.[01].weight'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_sentence_and_never_a_hang(changes, error, sentence):
     with pytest.raises(error, match=sentence):
         SimWorld(2).run(lambda comm: attempt(comm, **changes))
@@ -379,7 +429,10 @@ def test_unequal_copies_of_a_tied_parameter_are_told():
         stages, tied = split_model(model, 2, [comm.rank])
         Pipeline(comm, plan_of("1f1b", 2, 2), stages, gpt_loss(1.0), tied=tied)
 
-    with pytest.raises(MismatchError, match=r"copies of parameter 'transformer.wte.weight' differ between stage 0 on rank 0 and stage 1 on rank 1"):
+    with pytest.raises(
+        MismatchError,
+        match=r"copies of parameter 'transformer.wte.weight' differ between stage 0 on rank 0 and stage 1 on rank 1",
+    ):
         SimWorld(2).run(main)
 
 

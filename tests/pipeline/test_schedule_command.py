@@ -76,7 +76,9 @@ def test_csv_comes_back_as_the_same_plan(call, tmp_path):
 
 
 def test_a_users_function(call, tmp_path):
-    (tmp_path / "mine.py").write_text("def plan(p, m):\n    return [[f'{s}{k}{i}' for i in range(m) for k in 'FB'] for s in range(p)]\n")
+    (tmp_path / "mine.py").write_text(
+        "def plan(p, m):\n    return [[f'{s}{k}{i}' for i in range(m) for k in 'FB'] for s in range(p)]\n"
+    )
     mine = json.loads(call("schedule", "mine.py:plan", "--stages", 3, "--microbatches", 2, "--format", "json")[1])
     naive = json.loads(call("schedule", "naive", "--stages", 3, "--microbatches", 2, "--format", "json")[1])
     assert mine["orders"] == naive["orders"]
@@ -84,11 +86,20 @@ def test_a_users_function(call, tmp_path):
 
 
 def test_svg_has_numbers_bubble_and_legend(call, tmp_path):
-    code, _, err = call("schedule", "zb-h1", "dualpipe", "--stages", 4, "--microbatches", 8, "--format", "svg", "-o", "a.svg")
+    code, _, err = call(
+        "schedule", "zb-h1", "dualpipe", "--stages", 4, "--microbatches", 8, "--format", "svg", "-o", "a.svg"
+    )
     assert (code, "written: a.svg" in err) == (0, True)
     text = (tmp_path / "a.svg").read_text()
     xml.fromstring(text)
-    for expected in ("bubble 12.5 % of ideal, 11.1 % of total", "I input gradient", "W weight gradient", "B full backward", ">7<", "minidist schedule"):
+    for expected in (
+        "bubble 12.5 % of ideal, 11.1 % of total",
+        "I input gradient",
+        "W weight gradient",
+        "B full backward",
+        ">7<",
+        "minidist schedule",
+    ):
         assert expected in text, expected
     figure = gantt([time_plan(get_schedule("gpipe").plan(2, 2), spans=True)])
     bars = {bar.get_gid(): (bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches if bar.get_gid()}
@@ -116,9 +127,15 @@ def test_the_strips_show_how_many_activations_are_alive():
         assert lowest == pytest.approx(rank + 0.45 - 0.9 * timing.peak[rank] / 4)
 
 
-@pytest.mark.parametrize(("name", "m", "options"), [
-    ("pipedream", 9, {}), ("pipedream-vertical-sync", 9, {}), ("pipedream-2bw", 4, {"batches": 3}), ("pipedream", 9, {"replicas": (2, 1, 1)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "m", "options"),
+    [
+        ("pipedream", 9, {}),
+        ("pipedream-vertical-sync", 9, {}),
+        ("pipedream-2bw", 4, {"batches": 3}),
+        ("pipedream", 9, {"replicas": (2, 1, 1)}),
+    ],
+)
 def test_version_lanes_are_the_laws(name, m, options):
     plan = get_schedule(name).plan(4, m, **options)
     timing = time_plan(plan, spans=True)
@@ -126,7 +143,11 @@ def test_version_lanes_are_the_laws(name, m, options):
         p, s = plan.stages, row[0][0].stage
         k = options.get("replicas", (1,) * p)[s]
         ahead = (sum(options["replicas"][s:]) - 1) // k if "replicas" in options else p - 1 - s
-        law = {"stash": lambda t, k=k, a=ahead: max(0, t // k - a), "vertical-sync": lambda t: max(0, t - 3), "2bw": lambda t: max(t // m - 1, 0)}[plan.updates]
+        law = {
+            "stash": lambda t, k=k, a=ahead: max(0, t // k - a),
+            "vertical-sync": lambda t: max(0, t - 3),
+            "2bw": lambda t: max(t // m - 1, 0),
+        }[plan.updates]
         assert all(version == law(action.microbatch) for action, version in row)
         assert max(kept(timing, rank)[1]) == validate(plan).weight_versions[rank]
     bars = {bar.get_gid() for bar in version_lanes([timing]).axes[0].patches if bar.get_gid()}
@@ -134,8 +155,13 @@ def test_version_lanes_are_the_laws(name, m, options):
 
 
 def test_without_stashing_the_colours_differ(call, tmp_path):
-    assert ("B1", 1) in {(f"{a.kind}{a.microbatch}", v) for a, v in versions_seen(get_schedule("pipedream").plan(3, 4, stashing=False))[0]}
-    code, _, err = call("schedule", "pipedream", "--stages", 3, "--microbatches", 4, "--format", "versions", "-o", "v.svg")
+    assert ("B1", 1) in {
+        (f"{a.kind}{a.microbatch}", v)
+        for a, v in versions_seen(get_schedule("pipedream").plan(3, 4, stashing=False))[0]
+    }
+    code, _, err = call(
+        "schedule", "pipedream", "--stages", 3, "--microbatches", 4, "--format", "versions", "-o", "v.svg"
+    )
     assert (code, "written: v.svg" in err) == (0, True)
     assert "versions of the weights kept, at most 3 2 1" in (tmp_path / "v.svg").read_text()
     code, _, err = call("schedule", "1f1b", "--stages", 3, "--microbatches", 4, "--format", "versions")
@@ -143,7 +169,9 @@ def test_without_stashing_the_colours_differ(call, tmp_path):
 
 
 def test_perfetto(call):
-    events = json.loads(call("schedule", "1f1b", "--stages", 2, "--microbatches", 2, "--format", "perfetto")[1])["traceEvents"]
+    events = json.loads(call("schedule", "1f1b", "--stages", 2, "--microbatches", 2, "--format", "perfetto")[1])[
+        "traceEvents"
+    ]
     assert sum(event.get("ph") == "X" for event in events) == 8
 
 
@@ -152,7 +180,9 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
         return json.loads(call("schedule", *arguments, "--stages", 4, "--microbatches", 8, "--format", "json")[1])
 
     assert read("gpipe", "--option", "backward_order=forward")["orders"][0][8] == "0B0"
-    assert read("1f1b", "--times", "F=2,I=1,W=1,comm=0.5")["makespan"] > read("1f1b", "--times", "F=2,I=1,W=1")["makespan"]
+    assert (
+        read("1f1b", "--times", "F=2,I=1,W=1,comm=0.5")["makespan"] > read("1f1b", "--times", "F=2,I=1,W=1")["makespan"]
+    )
     assert read("1f1b", "--recompute")["cost"] == 41  # not 11 * 4: the first recomputations run where the bubble was
     assert read("1f1b", "--receives", "blocking")["idle"][0] == 21
     assert read("pipedream", "--option", "stashing=0")["weight_versions"] == [1, 1, 1, 1]
@@ -186,7 +216,10 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("1f1b", "--stages", 2, "--microbatches", 0), "--microbatches is 0"),
         (("interleaved", "--stages", 2, "--microbatches", 2, "--chunks", 0), "--chunks is 0"),
         (("interleaved", "--stages", 4, "--microbatches", 6), "take 4 or 8"),
-        (("1f1b", "--stages", 10**8, "--microbatches", 10**8), "do not fit in memory; a plan has at most 50,000,000 forwards"),
+        (
+            ("1f1b", "--stages", 10**8, "--microbatches", 10**8),
+            "do not fit in memory; a plan has at most 50,000,000 forwards",
+        ),
         (("pipedream", "--stages", 3, "--microbatches", 6, "--option", "replicas=2,2"), "make 4 ranks and there are 3"),
         (("bad.csv",), "bad.csv, line 2, cell 2: '1Q0' is not an action"),
         (("none.csv",), "cannot read the plan 'none.csv'"),
@@ -204,7 +237,10 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("1f1b", "--stages", 2, "--microbatches", 2, "--receives", "eager"), "must be 'latency' or 'blocking'"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F=1,F=2"), "--times gives F twice"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--memory-limit", "nan"), "--memory-limit is nan"),
-        (("1f1b", "--stages", 2, "--microbatches", 2, "--output", "no/such/folder"), "cannot open 'no/such/folder' (No such file"),
+        (
+            ("1f1b", "--stages", 2, "--microbatches", 2, "--output", "no/such/folder"),
+            "cannot open 'no/such/folder' (No such file",
+        ),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "p=3"), "has no option 'p'"),
         (("pipedream", "--stages", 2, "--microbatches", 2, "--option", "stashing=maybe"), "must be true or false"),
         (("pipedream-2bw", "--stages", 2, "--microbatches", 2, "--option", "batches=x"), "must be a whole number"),
@@ -221,7 +257,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("bad.py:no_batch", "--stages", 1, "--microbatches", 1), "whole numbers of at least 1"),
         (("bad.py:no_updates", "--stages", 1, "--microbatches", 1), "updates one of flush, none"),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_sentence(call, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.setattr("minidist.pipeline.plan.load.LARGEST", 1000)
     (tmp_path / "fine.csv").write_text("0F0,0B0\n")

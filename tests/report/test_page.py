@@ -21,7 +21,15 @@ from tests.report.browser import look, screenshot
 from tests.report.perfetto_rules import broken_rules
 
 JOB = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "steps": 2, "data": "markov"}
-SECTIONS = ("Mesh", "Gantt", "Space and time", "Memory over time", "Bytes from rank to rank", "Bytes by purpose", "Loss")
+SECTIONS = (
+    "Mesh",
+    "Gantt",
+    "Space and time",
+    "Memory over time",
+    "Bytes from rank to rank",
+    "Bytes by purpose",
+    "Loss",
+)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +128,10 @@ def test_a_screenshot_of_a_comparison_is_kept(runs, tmp_path):
 
 def test_the_look_at_a_page_sees_an_error_on_its_console(tmp_path):
     path = tmp_path / "bad.html"
-    path.write_text("<html><body><figure id='x'><svg width='0' height='0'></svg></figure><script>nothing.here()</script></body></html>")
+    path.write_text(
+        "<html><body><figure id='x'><svg width='0'"
+        " height='0'></svg></figure><script>nothing.here()</script></body></html>"
+    )
     facts, console = look(path, tmp_path)
     assert "ReferenceError" in console[0]
     assert facts["boxes"][0]["width"] == 0
@@ -169,7 +180,14 @@ NAME = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "
         ([NAME, SLICE, {**SLICE, "ts": 1.0}], "crosses one"),
         ([NAME, {**SLICE, "dur": -1.0}], "duration"),
         ([NAME, SLICE, {"ph": "s", "name": "m", "cat": "c", "id": 1, "pid": 0, "tid": 1, "ts": 1.0}], "not one start"),
-        ([NAME, SLICE, *({"ph": ph, "name": "m", "cat": "c", "id": 1, "pid": 0, "tid": 1, "ts": 9.0} for ph in "sf")], "no slice around"),
+        (
+            [
+                NAME,
+                SLICE,
+                *({"ph": ph, "name": "m", "cat": "c", "id": 1, "pid": 0, "tid": 1, "ts": 9.0} for ph in "sf"),
+            ],
+            "no slice around",
+        ),
         ([{"ph": "Q", "name": "a", "pid": 0}], "unknown"),
     ],
 )

@@ -325,9 +325,9 @@ def test_intervals():
 
 
 def test_colours_of_spans():
-    assert [kind_of(name) for name in ("F3", "forward", "B", "2B0", "W12", "1RECOMPUTE3", "Backbone", "recompute", "step")] == [
-        "F", "F", "B", "B", "W", "recompute", "compute", "recompute", "compute",
-    ]  # fmt: skip
+    assert [
+        kind_of(name) for name in ("F3", "forward", "B", "2B0", "W12", "1RECOMPUTE3", "Backbone", "recompute", "step")
+    ] == ["F", "F", "B", "B", "W", "recompute", "compute", "recompute", "compute"]
 
 
 def test_many_messages_become_one_collection():

@@ -11,9 +11,14 @@ from minidist.cli import app
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
 CASES = [
-    {"tp": 1}, {"tp": 2}, {"tp": 3, "heads": 6, "width": 24}, {"tp": 4, "vocab": 13},
-    {"model": "llama", "tp": 4, "heads": 8, "kv_heads": 2}, {"tp": 2, "experts": 4, "ep": 2}, {"tp": 1, "experts": 4, "ep": 4},
-]  # fmt: skip
+    {"tp": 1},
+    {"tp": 2},
+    {"tp": 3, "heads": 6, "width": 24},
+    {"tp": 4, "vocab": 13},
+    {"model": "llama", "tp": 4, "heads": 8, "kv_heads": 2},
+    {"tp": 2, "experts": 4, "ep": 2},
+    {"tp": 1, "experts": 4, "ep": 4},
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -67,11 +72,18 @@ def test_what_cannot_be_cut_is_said():
         model_tiles(ep=2)
 
 
-@pytest.mark.parametrize(("case", "sentence"), [
-    ({"width": 0}, "--width 0; it must be at least 1"), ({"tp": 0}, "--tp 0; it must be at least 1"), ({"vocab": -3}, "--vocab -3"),
-    ({"heads": 0}, "--heads 0"), ({"experts": -1}, "--experts -1; it must be at least 0"), ({"experts": 2, "ep": 0}, "--ep 0"),
-    ({"kv_heads": 2}, "--kv-heads 2 belongs to --model llama, not to gpt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ({"width": 0}, "--width 0; it must be at least 1"),
+        ({"tp": 0}, "--tp 0; it must be at least 1"),
+        ({"vocab": -3}, "--vocab -3"),
+        ({"heads": 0}, "--heads 0"),
+        ({"experts": -1}, "--experts -1; it must be at least 0"),
+        ({"experts": 2, "ep": 0}, "--ep 0"),
+        ({"kv_heads": 2}, "--kv-heads 2 belongs to --model llama, not to gpt"),
+    ],
+)
 def test_sizes_that_are_none_are_refused(case, sentence):
     with pytest.raises(UsageError, match=sentence):
         model_tiles(**case)

@@ -1,4 +1,6 @@
-"""Asynchronous schedules in train and compare: equal to a replay with the same delays, volumes in closed form, one sentence."""
+"""Asynchronous schedules in train and compare: equal to a replay with the same delays, volumes in closed form, one
+sentence.
+"""
 
 import pytest
 
@@ -11,7 +13,16 @@ from minidist.train.session import number_of_ranks, summarize
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 
-SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 6, "micro_batch": 2, "layers": 3, "reduction": "ordered"}
+SMALL = {
+    "width": 8,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 6,
+    "micro_batch": 2,
+    "layers": 3,
+    "reduction": "ordered",
+}
 NAMES = ["pipedream", "pipedream-vertical-sync", "pipedream-2bw"]
 
 
@@ -25,10 +36,15 @@ def test_every_step_equals_the_replay(name, optimizer):
     assert result.losses == result.reference_losses
 
 
-@pytest.mark.parametrize(("ranks", "values"), [
-    (3, {"model": "mlp", "data": "glyphs", "replicas": "2,1"}), (4, {"model": "llama", "replicas": "1,2,1", "steps": 5}),
-    (4, {"model": "mlp", "data": "glyphs", "replicas": "1,3", "partition": "1,3"}), (2, {"model": "mlp", "data": "glyphs", "partition": "3,1"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [
+        (3, {"model": "mlp", "data": "glyphs", "replicas": "2,1"}),
+        (4, {"model": "llama", "replicas": "1,2,1", "steps": 5}),
+        (4, {"model": "mlp", "data": "glyphs", "replicas": "1,3", "partition": "1,3"}),
+        (2, {"model": "mlp", "data": "glyphs", "partition": "3,1"}),
+    ],
+)
 def test_replicated_and_uneven_stages(ranks, values):
     result = verdict(ranks, **{**SMALL, "schedule": "pipedream", "pp": ranks, **values})
     assert result.equal, result.first_difference
@@ -42,10 +58,15 @@ def test_a_delay_of_one_too_few_is_found(monkeypatch):
     assert not result.equal
 
 
-@pytest.mark.parametrize("values", [
-    {"schedule": "pipedream", "pp": 3}, {"schedule": "pipedream-2bw", "pp": 2, "microbatches": 3, "clip": None},
-    {"schedule": "pipedream", "pp": 3, "model": "mlp", "data": "glyphs", "replicas": "2,1"}, {"schedule": "pipedream-vertical-sync", "pp": 2},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schedule": "pipedream", "pp": 3},
+        {"schedule": "pipedream-2bw", "pp": 2, "microbatches": 3, "clip": None},
+        {"schedule": "pipedream", "pp": 3, "model": "mlp", "data": "glyphs", "replicas": "2,1"},
+        {"schedule": "pipedream-vertical-sync", "pp": 2},
+    ],
+)
 def test_volumes_equal_the_closed_form(values, tmp_path):
     config = TrainConfig.make(**{**SMALL, **values})
     outcome = execute(train, config, ranks=values["pp"])
@@ -65,15 +86,26 @@ def test_a_step_is_one_mini_batch_but_for_2bw():
     assert resolve_batches(TrainConfig.make(pp=4, schedule="pipedream-2bw"), 4).accumulation == 8
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ({"microbatches": 2}, "updates after every micro-batch, and a step has 2; take --microbatches 1, or pipedream-2bw"),
-    ({"clip": 1.0}, "--clip 1.0 needs the gradients of all stages at one time"), ({"dp": 2}, "without --dp 2; take --replicas"),
-    ({"tp": 2}, "without --tp 2; take a synchronous schedule"), ({"recompute": "full"}, "--recompute full does not combine with --schedule pipedream"),
-    ({"zero": 1}, "--zero 1 does not combine"), ({"replicas": "1,1"}, "a GPT's embedding is on two of them"),
-    ({"model": "mlp", "data": "glyphs", "replicas": "2,1"}, "replicas=.2, 1. make 3 ranks and there are 2"),
-    ({"model": "mlp", "data": "glyphs", "replicas": "a"}, "--replicas 'a'; write the ranks of each stage"), ({"schedule": "1f1b", "replicas": "1,1"}, "and this is 1f1b; take --dp"),
-    ({"pp": 1, "replicas": "1"}, "add --pp 2 or more and --schedule pipedream"), ({"schedule": "pipedream-2bw", "microbatches": 1}, "it needs at least 2 in a batch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"microbatches": 2},
+            "updates after every micro-batch, and a step has 2; take --microbatches 1, or pipedream-2bw",
+        ),
+        ({"clip": 1.0}, "--clip 1.0 needs the gradients of all stages at one time"),
+        ({"dp": 2}, "without --dp 2; take --replicas"),
+        ({"tp": 2}, "without --tp 2; take a synchronous schedule"),
+        ({"recompute": "full"}, "--recompute full does not combine with --schedule pipedream"),
+        ({"zero": 1}, "--zero 1 does not combine"),
+        ({"replicas": "1,1"}, "a GPT's embedding is on two of them"),
+        ({"model": "mlp", "data": "glyphs", "replicas": "2,1"}, "replicas=.2, 1. make 3 ranks and there are 2"),
+        ({"model": "mlp", "data": "glyphs", "replicas": "a"}, "--replicas 'a'; write the ranks of each stage"),
+        ({"schedule": "1f1b", "replicas": "1,1"}, "and this is 1f1b; take --dp"),
+        ({"pp": 1, "replicas": "1"}, "add --pp 2 or more and --schedule pipedream"),
+        ({"schedule": "pipedream-2bw", "microbatches": 1}, "it needs at least 2 in a batch"),
+    ],
+)
 def test_what_does_not_fit_is_one_sentence(values, sentence):
     with pytest.raises(UsageError, match=sentence):
         number_of_ranks(TrainConfig.make(**{**SMALL, "pp": 2, "schedule": "pipedream", **values}), None)

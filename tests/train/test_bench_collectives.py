@@ -18,17 +18,28 @@ from minidist.train import bench_virtual_collectives as virtual
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
     """Its table: allreduce 2 (n-1)/n; reduce-scatter, all-gather, all-to-all (n-1)/n; broadcast, reduce 1."""
-    factors = {name: closed_form.bus_factor(name, 4) for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
+    factors = {
+        name: closed_form.bus_factor(name, 4) for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+    }
     assert factors == {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75}
     assert closed_form.bus_factor("broadcast", 4) == closed_form.bus_factor("reduce", 4) == 1.0
 
 
 def test_rows_of_measured_times():
     """Ratios round by round, the best of ours by its median; never an opponent of itself."""
-    times = {"ring": [4e-3, 4e-3, 6e-3], "naive": [5e-3, 5e-3, 5e-3], "auto": [1e-3] * 3, "MPI_Allreduce": [2e-3, 4e-3, 2e-3]}
+    times = {
+        "ring": [4e-3, 4e-3, 6e-3],
+        "naive": [5e-3, 5e-3, 5e-3],
+        "auto": [1e-3] * 3,
+        "MPI_Allreduce": [2e-3, 4e-3, 2e-3],
+    }
     rows = {row["side"]: row for row in real.rows(times, 8_000_000, 4, 3)}
     assert set(rows) == {"best of ours", "ring", "naive", "auto"}
-    assert (rows["ring"]["ratio"], rows["best of ours"]["algorithm"], rows["best of ours"]["ratio"]) == (2.0, "ring", 2.0)
+    assert (rows["ring"]["ratio"], rows["best of ours"]["algorithm"], rows["best of ours"]["ratio"]) == (
+        2.0,
+        "ring",
+        2.0,
+    )
     assert (rows["ring"]["algbw"], rows["ring"]["busbw"]) == (2.0, 3.0)
     text = real.table({"rows": list(rows.values())})
     assert "* ring" in text
@@ -58,8 +69,12 @@ def test_the_virtual_table_is_the_clock(operation):
     links = LinkModel(alpha=2.0**-10, beta=2.0**-20)
     result = virtual.bench_virtual_collectives(operation, 8, links, [64, 2**20])
     for row in result["rows"]:
-        assert row["median_s"] == virtual_time.TIMES[operation, row["algorithm"]](row["bytes"], 8, links.alpha, links.beta)
-        assert row["busbw"] == pytest.approx(row["bytes"] / row["median_s"] / 1e9 * closed_form.bus_factor(operation, 8))
+        assert row["median_s"] == virtual_time.TIMES[operation, row["algorithm"]](
+            row["bytes"], 8, links.alpha, links.beta
+        )
+        assert row["busbw"] == pytest.approx(
+            row["bytes"] / row["median_s"] / 1e9 * closed_form.bus_factor(operation, 8)
+        )
         assert row["side"] != "auto" or row["ratio"] <= 1.05
     assert {row["side"] for row in result["rows"]} == {*algorithms()[operation], "auto"}
     for nbytes in (64, 2**20):
@@ -83,7 +98,18 @@ def test_the_crossover_picture_has_a_line_for_each_algorithm_and_says_whom_auto_
 
 def test_the_command(tmp_path):
     picture = tmp_path / "crossover.svg"
-    words = ["bench", "collectives", "--simulated", "--ranks", "4", "--sizes", "8,4096", "--picture", str(picture), "--json"]
+    words = [
+        "bench",
+        "collectives",
+        "--simulated",
+        "--ranks",
+        "4",
+        "--sizes",
+        "8,4096",
+        "--picture",
+        str(picture),
+        "--json",
+    ]
     answer = subprocess.run([sys.executable, "-m", "minidist", *words], capture_output=True, text=True, check=True)
     result = json.loads(answer.stdout)
     assert result["environment"]["ranks"] == 4
@@ -98,7 +124,10 @@ def test_the_command(tmp_path):
         (lambda: virtual.bench_virtual_collectives(ranks=0), "at least 1 rank"),
         (lambda: real.bench_collectives(1), "at least 2 processes"),
         (lambda: virtual.bench_virtual_collectives(sizes=[8, -1]), "--sizes 8,-1; .* at least 0 bytes"),
-        (lambda: virtual.bench_virtual_collectives(links=LinkModel(alpha=float("nan"))), "alpha is nan; it must be at least 0 seconds"),
+        (
+            lambda: virtual.bench_virtual_collectives(links=LinkModel(alpha=float("nan"))),
+            "alpha is nan; it must be at least 0 seconds",
+        ),
         (lambda: virtual.bench_virtual_collectives(links=LinkModel(beta=float("inf"))), "beta is inf; .* finite"),
         (lambda: real.bench_collectives(2, 0), "--rounds 0; a median takes at least 1"),
         (lambda: real.bench_collectives(2, 8, [6]), "multiples of 4"),

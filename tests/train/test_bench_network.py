@@ -30,7 +30,9 @@ def test_the_interface_counts_the_traces_bytes_and_the_time_is_set_beside_the_cl
     assert row["trace_bytes"] == 4 * closed_form.all_reduce(nbytes // 4, 3, 0)[1]
     assert row["trace_bytes"] * network.FRAME / network.PAYLOAD <= 1.01 * row["wire_bytes"] <= 1.15 * row["trace_bytes"]
     assert clock["beta"] == pytest.approx(8 / 10e6 * network.FRAME / network.PAYLOAD)
-    assert row["predicted_s"] == pytest.approx(virtual_time.TIMES["all_reduce", "ring"](nbytes, 3, clock["alpha"], clock["beta"]))
+    assert row["predicted_s"] == pytest.approx(
+        virtual_time.TIMES["all_reduce", "ring"](nbytes, 3, clock["alpha"], clock["beta"])
+    )
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert f"md{os.getpid()}" not in left  # all is taken away again
 
@@ -40,9 +42,15 @@ def test_without_the_tools_or_the_rights_one_sentence_says_so(monkeypatch):
     with pytest.raises(LauncherError, match="bench network needs tc, which is missing; install iproute2"):
         network.bench_network()
     monkeypatch.setattr(shutil, "which", lambda program: f"/sbin/{program}")
-    refuse = lambda command, **_: subprocess.CompletedProcess(command, 1, "", "mkdir /run/netns failed: Permission denied\n")  # noqa: E731
+
+    def refuse(command, **_):
+        return subprocess.CompletedProcess(command, 1, "", "mkdir /run/netns failed: Permission denied\n")
+
     monkeypatch.setattr(subprocess, "run", refuse)
-    with pytest.raises(LauncherError, match=r"(?s)needs the right to make network namespaces .*`ip netns add md\d+x` said: .*Permission denied$"):
+    with pytest.raises(
+        LauncherError,
+        match=r"(?s)needs the right to make network namespaces .*`ip netns add md\d+x` said: .*Permission denied$",
+    ):
         network.bench_network()
 
 

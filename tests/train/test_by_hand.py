@@ -1,4 +1,6 @@
-"""A run against a few lines of NumPy that share nothing with the trainer: the batch, the loss's divisor, schedule and clip."""
+"""A run against a few lines of NumPy that share nothing with the trainer: the batch, the loss's divisor, schedule and
+clip.
+"""
 
 import numpy as np
 import pytest
@@ -26,7 +28,9 @@ def snapshots(ranks, **values):
     return SimWorld(ranks).run(program)[0]
 
 
-@pytest.mark.parametrize(("ranks", "micro", "accumulation"), [(1, 12, 1), (1, 3, 4), (2, 6, 1), (2, 2, 3), (3, 2, 2), (4, 1, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "micro", "accumulation"), [(1, 12, 1), (1, 3, 4), (2, 6, 1), (2, 2, 3), (3, 2, 2), (4, 1, 3)]
+)
 @pytest.mark.parametrize("zero", [0, 2])
 def test_any_split_gives_the_gradient_of_the_global_batch(ranks, micro, accumulation, zero):
     ((gradients, _),) = snapshots(ranks, steps=1, micro_batch=micro, accumulation=accumulation, zero=zero)

@@ -1,4 +1,6 @@
-"""`--compression`: bytes in closed form on every layout, nothing lost across a checkpoint, and sentences for what is not meant."""
+"""`--compression`: bytes in closed form on every layout, nothing lost across a checkpoint, and sentences for what is
+not meant.
+"""
 
 import numpy as np
 import pytest
@@ -42,11 +44,16 @@ def test_the_bytes_are_the_closed_form(method, ranks):
     assert len({r.digest for r in results}) == 1  # replicas stay replicas
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [(4, {"pp": 2, "microbatches": 2}), (4, {"tp": 2}), (2, {"synchronize_each": True, "accumulation": 3})])
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [(4, {"pp": 2, "microbatches": 2}), (4, {"tp": 2}), (2, {"synchronize_each": True, "accumulation": 3})],
+)
 def test_on_the_data_axis_of_other_layouts(ranks, layout):
     made, world, results = run(ranks, **{**layout, "layers": 2, "compression": "topk:0.05"})
     sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
-    assert sent == closed_form_bytes(made, resolve_batches(made, ranks), [r.sizes for r in results])["gradient_reduce"] > 0
+    assert (
+        sent == closed_form_bytes(made, resolve_batches(made, ranks), [r.sizes for r in results])["gradient_reduce"] > 0
+    )
 
 
 def test_top_k_of_everything_has_the_bits_of_data_parallelism():
@@ -106,10 +113,11 @@ def test_a_residual_is_not_lost_in_silence(tmp_path):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"compression": "topk"}, "such as topk:0.01"), ({"compression": "zip"}, "it must be one of none, fp16"),
+        ({"compression": "topk"}, "such as topk:0.01"),
+        ({"compression": "zip"}, "it must be one of none, fp16"),
         ({"compression": "sign", "zero": 1}, "--zero 1 reduces by another way"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together(values, sentence):
     made = config(**values)
     with pytest.raises(UsageError, match=sentence):

@@ -10,7 +10,12 @@ from minidist.train.config import TrainConfig, resolve_batches
 sizes = st.integers(1, 12)
 
 
-@given(micro=sizes, accumulation=sizes, ranks=sizes, missing=st.sampled_from(["global_batch", "micro_batch", "accumulation"]))
+@given(
+    micro=sizes,
+    accumulation=sizes,
+    ranks=sizes,
+    missing=st.sampled_from(["global_batch", "micro_batch", "accumulation"]),
+)
 def test_any_two_batch_sizes_give_the_third(micro, accumulation, ranks, missing):
     values = {"global_batch": micro * accumulation * ranks, "micro_batch": micro, "accumulation": accumulation}
     values.pop(missing)

@@ -22,7 +22,9 @@ sequence-parallel = true
 
 def test_tables_only_arrange(tmp_path):
     (tmp_path / "job.toml").write_text(TOML)
-    (tmp_path / "job.json").write_text(json.dumps({"steps": 2, "a": {"width": 24, "b": {"context": 8}}, "dp": 2, "tp": 2, "sequence_parallel": True}))
+    (tmp_path / "job.json").write_text(
+        json.dumps({"steps": 2, "a": {"width": 24, "b": {"context": 8}}, "dp": 2, "tp": 2, "sequence_parallel": True})
+    )
     settings = {"steps": 2, "width": 24, "context": 8, "dp": 2, "tp": 2, "sequence_parallel": True}
     assert read_config(tmp_path / "job.toml") == read_config(tmp_path / "job.json") == settings
 
@@ -30,23 +32,37 @@ def test_tables_only_arrange(tmp_path):
 def test_a_flag_overrides_the_file(tmp_path, capsys):
     (tmp_path / "job.toml").write_text(TOML)
     with pytest.raises(SystemExit) as done:
-        main(["train", "--config", str(tmp_path / "job.toml"), "--dp", "1", "--json", "--trace", str(tmp_path / "trace.jsonl")])
+        main(
+            [
+                "train",
+                "--config",
+                str(tmp_path / "job.toml"),
+                "--dp",
+                "1",
+                "--json",
+                "--trace",
+                str(tmp_path / "trace.jsonl"),
+            ]
+        )
     assert done.value.code == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["ranks"], len(summary["losses"])) == (2, 2)
     assert "regather" in summary["bytes_by_purpose"]
 
 
-@pytest.mark.parametrize(("name", "content", "sentence"), [
-    ("job.toml", "[axes]\ntpp = 2", r"unknown setting 'axes\.tpp' \(did you mean 'tp'\?\)"),
-    ("job.toml", "tp = 2\n[axes]\ntp = 4", r"'tp' stands there twice, the second time as 'axes\.tp'"),
-    ("job.toml", "tp = ", "is no TOML"),
-    ("job.json", "{", "is no JSON"),
-    ("job.json", "[1]", "holds a list"),
-    ("job.json", "[" * 100_000, "is no JSON"),
-    ("job.yaml", "tp: 2", r"must be a \.toml or a \.json file"),
-    ("none.toml", None, "No such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("job.toml", "[axes]\ntpp = 2", r"unknown setting 'axes\.tpp' \(did you mean 'tp'\?\)"),
+        ("job.toml", "tp = 2\n[axes]\ntp = 4", r"'tp' stands there twice, the second time as 'axes\.tp'"),
+        ("job.toml", "tp = ", "is no TOML"),
+        ("job.json", "{", "is no JSON"),
+        ("job.json", "[1]", "holds a list"),
+        ("job.json", "[" * 100_000, "is no JSON"),
+        ("job.yaml", "tp: 2", r"must be a \.toml or a \.json file"),
+        ("none.toml", None, "No such file"),
+    ],
+)
 def test_what_is_wrong_is_one_sentence(name, content, sentence, tmp_path):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -74,7 +90,13 @@ def test_a_dotted_override_is_stronger_than_the_file_and_weaker_than_a_flag(tmp_
 
 def test_an_override_is_a_toml_value_or_a_word():
     words = ["optimization.lr=1e-2", "a.b.sequence-parallel=true", "optimizer=sgd", 'data="text:a=b"', "dp = 3"]
-    assert read_overrides(words) == {"lr": 0.01, "sequence_parallel": True, "optimizer": "sgd", "data": "text:a=b", "dp": 3}
+    assert read_overrides(words) == {
+        "lr": 0.01,
+        "sequence_parallel": True,
+        "optimizer": "sgd",
+        "data": "text:a=b",
+        "dp": 3,
+    }
     for text, sentence in (("axes.tp", "KEY=VALUE"), ("axes.tpp=2", r"'axes\.tpp' \(did you mean 'tp'\?\)")):
         with pytest.raises(UsageError, match=sentence):
             read_overrides([text])

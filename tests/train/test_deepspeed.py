@@ -1,4 +1,6 @@
-"""DeepSpeed's file: each key is honoured or named as not honoured, the batch triple has DeepSpeed's rules, figures are counted."""
+"""DeepSpeed's file: each key is honoured or named as not honoured, the batch triple has DeepSpeed's rules, figures are
+counted.
+"""
 
 import json
 from pathlib import Path
@@ -30,38 +32,85 @@ def keys_of(content, prefix=""):
 
 
 FULL = {
-    "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True}},
-    "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 30, "warmup_num_steps": 3, "warmup_min_ratio": 0.1}},
-    "bf16": {"enabled": False}, "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
-    "zero_optimization": {
-        "stage": 1, "reduce_bucket_size": 5e8, "overlap_comm": True, "allgather_bucket_size": 5e8,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True}, "offload_param": {"device": "cpu"},
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {
+        "type": "Adam",
+        "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True},
     },
-    "gradient_clipping": 1.0, "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False, "profile": False},
-    "steps_per_print": 100, "flops_profiler": {"enabled": True, "detailed": True}, "wall_clock_breakdown": False,
-}  # fmt: skip
+    "scheduler": {
+        "type": "WarmupCosineLR",
+        "params": {"total_num_steps": 30, "warmup_num_steps": 3, "warmup_min_ratio": 0.1},
+    },
+    "bf16": {"enabled": False},
+    "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
+    "zero_optimization": {
+        "stage": 1,
+        "reduce_bucket_size": 5e8,
+        "overlap_comm": True,
+        "allgather_bucket_size": 5e8,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu"},
+    },
+    "gradient_clipping": 1.0,
+    "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False, "profile": False},
+    "steps_per_print": 100,
+    "flops_profiler": {"enabled": True, "detailed": True},
+    "wall_clock_breakdown": False,
+}
 
 
 def test_every_key_that_matters_becomes_a_setting():
     said = translate(FULL)
     assert said.settings == {
-        "global_batch": 16, "micro_batch": 2, "accumulation": 2, "optimizer": "adam", "lr": 0.001, "weight_decay": 0.1, "decay": "cosine",
-        "warmup": 3, "steps": 30, "zero": 1, "reduce_bucket_size": 500_000_000, "offload": "optimizer", "clip": 1.0, "recompute": "full",
-    }  # fmt: skip
+        "global_batch": 16,
+        "micro_batch": 2,
+        "accumulation": 2,
+        "optimizer": "adam",
+        "lr": 0.001,
+        "weight_decay": 0.1,
+        "decay": "cosine",
+        "warmup": 3,
+        "steps": 30,
+        "zero": 1,
+        "reduce_bucket_size": 500_000_000,
+        "offload": "optimizer",
+        "clip": 1.0,
+        "recompute": "full",
+    }
     assert [key for key, _ in said.ignored] == [
-        "optimizer.params.betas", "scheduler.params.warmup_min_ratio", "zero_optimization.allgather_bucket_size",
-        "zero_optimization.offload_optimizer.pin_memory", "zero_optimization.offload_param.device",
-        "activation_checkpointing.partition_activations", "steps_per_print", "flops_profiler.enabled", "flops_profiler.detailed", "wall_clock_breakdown",
-    ]  # fmt: skip
+        "optimizer.params.betas",
+        "scheduler.params.warmup_min_ratio",
+        "zero_optimization.allgather_bucket_size",
+        "zero_optimization.offload_optimizer.pin_memory",
+        "zero_optimization.offload_param.device",
+        "activation_checkpointing.partition_activations",
+        "steps_per_print",
+        "flops_profiler.enabled",
+        "flops_profiler.detailed",
+        "wall_clock_breakdown",
+    ]
 
 
 VALUES = st.one_of(st.booleans(), st.integers(0, 9), st.just("auto"), st.text("ab", max_size=2))
-SECTIONS = ["optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "activation_checkpointing", "tensorboard", "comms_logger"]
+SECTIONS = [
+    "optimizer",
+    "scheduler",
+    "fp16",
+    "bf16",
+    "zero_optimization",
+    "activation_checkpointing",
+    "tensorboard",
+    "comms_logger",
+]
 
 
 @given(
-    st.dictionaries(st.sampled_from(SECTIONS), st.dictionaries(st.sampled_from(["enabled", "type", "x", "overlap_comm"]), VALUES, max_size=3)),
+    st.dictionaries(
+        st.sampled_from(SECTIONS),
+        st.dictionaries(st.sampled_from(["enabled", "type", "x", "overlap_comm"]), VALUES, max_size=3),
+    ),
     st.dictionaries(st.sampled_from(["steps_per_print", "y", "prescale_gradients"]), VALUES),
 )
 def test_no_key_is_passed_over_in_silence(sections, rest):
@@ -103,7 +152,13 @@ def deepspeeds_triple(total, micro, steps, world):
     return (total, micro, steps) if total == micro * steps * world else None
 
 
-@given(st.sampled_from([None, 4, 8, 12, 16]), st.sampled_from([None, 1, 2, 3]), st.sampled_from([None, 1, 2, 4]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
+@given(
+    st.sampled_from([None, 4, 8, 12, 16]),
+    st.sampled_from([None, 1, 2, 3]),
+    st.sampled_from([None, 1, 2, 4]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+)
 def test_the_batch_triple_has_deepspeeds_rules(total, micro, steps, world, pp):
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     content = {name: value for name, value in zip(names, (total, micro, steps), strict=True) if value}
@@ -145,20 +200,41 @@ def test_wrong_files(content, words):
 
 def test_an_unusual_beta_is_listed_whatever_it_is():
     for betas in (0.9, [0.9], None):
-        assert "optimizer.params.betas" in translate({**SMALL, "optimizer": {"type": "Adam", "params": {"betas": betas}}}).warning()
+        assert (
+            "optimizer.params.betas"
+            in translate({**SMALL, "optimizer": {"type": "Adam", "params": {"betas": betas}}}).warning()
+        )
 
 
 def test_what_is_auto_is_left_to_the_flags():
-    said = translate({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})
+    said = translate(
+        {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        }
+    )
     assert said.settings == {"optimizer": "adamw"}
-    assert [key for key, _ in said.ignored] == ["train_batch_size", "train_micro_batch_size_per_gpu", "optimizer.params.lr"]
+    assert [key for key, _ in said.ignored] == [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "optimizer.params.lr",
+    ]
 
 
 def test_deepspeeds_own_adam_is_adamw_and_its_warmup_logarithmic():
-    said = translate({**SMALL, "optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}})
+    said = translate(
+        {**SMALL, "optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}}
+    )
     assert said.settings["optimizer"] == "adamw"
-    assert ("scheduler.params.warmup_type", "DeepSpeed's default is a logarithmic warm-up; minidist's is linear") in said.ignored
-    assert translate({**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1}}}).settings == {"global_batch": 8, "accumulation": 1}
+    assert (
+        "scheduler.params.warmup_type",
+        "DeepSpeed's default is a logarithmic warm-up; minidist's is linear",
+    ) in said.ignored
+    assert translate({**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1}}}).settings == {
+        "global_batch": 8,
+        "accumulation": 1,
+    }
 
 
 def test_precision_comes_from_the_section_that_is_enabled():
@@ -167,8 +243,11 @@ def test_precision_comes_from_the_section_that_is_enabled():
     said = translate({**SMALL, "fp16": {"enabled": True, "auto_cast": True, **scale}})
     assert said.settings["precision"] == "fp16"
     assert {key: value for key, value in said.settings.items() if key.startswith("loss_scale")} == {
-        "loss_scale": 4096.0, "loss_scale_interval": 100, "loss_scale_hysteresis": 3, "loss_scale_floor": 2,
-    }  # fmt: skip
+        "loss_scale": 4096.0,
+        "loss_scale_interval": 100,
+        "loss_scale_hysteresis": 3,
+        "loss_scale_floor": 2,
+    }
     assert [key for key, _ in said.ignored] == ["fp16.auto_cast"]
     fixed = translate({**SMALL, "fp16": {"enabled": True, "loss_scale": 128}})
     assert "loss_scale" not in fixed.settings
@@ -208,13 +287,27 @@ def test_the_commands(tmp_path, capsys):
     for row in answer["purposes"].values():
         assert row["bytes"] == row["closed_form"] > 0
         assert row["messages"] > 0
-    # ZeRO 2: each of 2 micro-batches' buckets are reduced by sends of n - 1 parts from each of 4 ranks; one gather a step.
+    # ZeRO 2: each of 2 micro-batches' buckets are reduced by sends of n - 1 parts from each of 4 ranks; one gather a
+    # step.
     assert answer["purposes"]["parameter_gather"]["messages"] == 4 * 3
     assert answer["purposes"]["gradient_reduce"]["bytes"] == 2 * answer["purposes"]["parameter_gather"]["bytes"]
     assert answer["peak_by_purpose"]["optimizer"] > 0
     assert answer["model_states"] == {"parameters": 2000, "gradients": 500, "optimizer": 3000, "total": 5500}
     with pytest.raises(SystemExit):
-        main(["train", "--deepspeed", str(EXAMPLE), "--dp", "2", "--steps", "1", "--trace", str(tmp_path / "t.jsonl"), *flags])
+        main(
+            [
+                "train",
+                "--deepspeed",
+                str(EXAMPLE),
+                "--dp",
+                "2",
+                "--steps",
+                "1",
+                "--trace",
+                str(tmp_path / "t.jsonl"),
+                *flags,
+            ]
+        )
     captured = capsys.readouterr()
     assert "not honoured: zero_optimization.contiguous_gradients, steps_per_print" in captured.err
     assert json.loads(captured.out)["ranks"] == 2

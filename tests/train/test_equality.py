@@ -9,7 +9,16 @@ from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.trainer import train
 from minidist.train.volumes import closed_form_bytes
 
-SMALL_GPT = {"model": "gpt", "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5}
+SMALL_GPT = {
+    "model": "gpt",
+    "layers": 1,
+    "width": 8,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 3,
+    "clip": 0.5,
+}
 SMALL_MLP = {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "steps": 3}
 RANKS = [1, 2, 3, 4, 5, 8]
 
@@ -26,9 +35,17 @@ def verdict(ranks, eager_bytes=0, **values):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_gpt_with_tied_weights_is_bitwise_equal_in_the_ordered_tier(ranks, optimizer):
     result = verdict(
-        ranks, eager_bytes=1 << 20 if ranks % 2 else 0, **SMALL_GPT, optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0,
-        micro_batch=2, accumulation=2, reduction="ordered", bucket_cap_mb=0.001, dropout=0.1,
-    )  # fmt: skip
+        ranks,
+        eager_bytes=1 << 20 if ranks % 2 else 0,
+        **SMALL_GPT,
+        optimizer=optimizer,
+        momentum=0.9 if optimizer == "sgd" else 0.0,
+        micro_batch=2,
+        accumulation=2,
+        reduction="ordered",
+        bucket_cap_mb=0.001,
+        dropout=0.1,
+    )
     assert result.equal, result.first_difference
     assert (result.tier, result.bound, result.steps, result.ranks) == ("ordered", 0.0, 3, ranks)
     assert set(result.max_difference.values()) == {0.0}
@@ -66,7 +83,9 @@ def test_bits_do_not_depend_on_the_buckets_in_the_ordered_tier():
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("synchronize_each", [False, True])
 def test_every_byte_is_in_the_closed_form(ranks, synchronize_each):
-    config = TrainConfig.make(**SMALL_GPT, micro_batch=1, accumulation=2, bucket_cap_mb=0.001, synchronize_each=synchronize_each)
+    config = TrainConfig.make(
+        **SMALL_GPT, micro_batch=1, accumulation=2, bucket_cap_mb=0.001, synchronize_each=synchronize_each
+    )
     world = SimWorld(ranks)
     results = world.run(train, config)
     assert len(results[0].sizes[0].buckets) > 1
@@ -102,7 +121,9 @@ def test_a_wrong_gradient_is_found_and_named(ranks, monkeypatch):
     from minidist.parallel import gradients
 
     whole = gradients.GradientReducer.__init__
-    monkeypatch.setattr(gradients.GradientReducer, "__init__", lambda self, *a, **k: whole(self, *a, **{**k, "op": "avg"}))
+    monkeypatch.setattr(
+        gradients.GradientReducer, "__init__", lambda self, *a, **k: whole(self, *a, **{**k, "op": "avg"})
+    )
     result = verdict(ranks, **SMALL_MLP, optimizer="sgd", micro_batch=2, reduction="ordered")
     assert not result.equal
     assert "gradients" in result.first_difference
@@ -110,7 +131,9 @@ def test_a_wrong_gradient_is_found_and_named(ranks, monkeypatch):
 
 
 def test_the_float_tier_measures_each_kind_of_state_by_itself():
-    """A square is 1e-4 where a counter is 3: a shift of 1e-12 is within the bound of neither, though 1e-12 of the counter's."""
+    """A square is 1e-4 where a counter is 3: a shift of 1e-12 is within the bound of neither, though 1e-12 of the
+    counter's.
+    """
     config = TrainConfig.make(**SMALL_GPT, optimizer="adam", micro_batch=2, precision="fp64")
     expected = expected_snapshots(config, 2)
     for step in expected:

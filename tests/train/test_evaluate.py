@@ -1,4 +1,6 @@
-"""Held-out loss: of data that is never trained on, the same on every rank and on one device, and it leaves training as it was."""
+"""Held-out loss: of data that is never trained on, the same on every rank and on one device, and it leaves training as
+it was.
+"""
 
 import json
 from collections import Counter
@@ -17,7 +19,17 @@ from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 from minidist.train.volumes import closed_form_bytes
 
-JOB = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 6, "global_batch": 8, "dropout": 0.3}
+JOB = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 6,
+    "global_batch": 8,
+    "dropout": 0.3,
+}
 
 
 def test_nothing_held_out_is_trained_on():
@@ -34,7 +46,9 @@ def test_nothing_held_out_is_trained_on():
 def test_all_ranks_have_the_digits_of_one_device(ranks, zero):
     layout = {"zero": zero, "accumulation": 2, "precision": "fp64", "reduction": "ordered"}
     results = SimWorld(ranks).run(train, TrainConfig.make(**JOB, **layout, evaluate_every=2))
-    alone = SimWorld(1).run(train, TrainConfig.make(**{**JOB, "precision": "fp64", "micro_batch": 8 // ranks // 2}, evaluate_every=2))[0]
+    alone = SimWorld(1).run(
+        train, TrainConfig.make(**{**JOB, "precision": "fp64", "micro_batch": 8 // ranks // 2}, evaluate_every=2)
+    )[0]
     assert list(alone.held_out) == [2, 4, 6]
     for result in results:
         assert result.held_out == results[0].held_out
@@ -51,28 +65,45 @@ def test_evaluating_changes_nothing_of_the_training():
     assert often[0].held_out[6] != often[0].losses[-1]
 
 
-@pytest.mark.parametrize(("ranks", "values"), [
-    (2, {"pp": 2, "microbatches": 3, "global_batch": 6, "dropout": 0.2}),
-    (2, {"pp": 2, "schedule": "zb-v", "layers": 4, "microbatches": 4, "zero": 1}),
-    (2, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "zero": 2}),
-    (4, {"pp": 2, "zero": 3, "schedule": "interleaved", "chunks": 2, "layers": 4, "microbatches": 2, "global_batch": 4}),
-    (2, {"pp": 2, "model": "mlp", "data": "glyphs", "precision": "fp16"}),
-    (4, {"pp": 2, "tp": 2, "model": "mlp", "data": "glyphs", "layers": 1}),
-    (5, {"zero": 3, "global_batch": 5, "recompute": "sqrt"}),
-    (4, {"zero": 3, "persistence_threshold": 40, "dp_replicate": 2}),
-    (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "microbatches": 2}),
-    (3, {"cp": 3, "context": 7, "experts": 2}),
-    (4, {"tp": 2, "model": "llama", "kv_heads": 1, "zero": 3}),
-    (4, {"ep": 2, "experts": 4, "pp": 2, "microbatches": 2, "recompute": "full"}),
-    (2, {"local_steps": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [
+        (2, {"pp": 2, "microbatches": 3, "global_batch": 6, "dropout": 0.2}),
+        (2, {"pp": 2, "schedule": "zb-v", "layers": 4, "microbatches": 4, "zero": 1}),
+        (2, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "zero": 2}),
+        (
+            4,
+            {
+                "pp": 2,
+                "zero": 3,
+                "schedule": "interleaved",
+                "chunks": 2,
+                "layers": 4,
+                "microbatches": 2,
+                "global_batch": 4,
+            },
+        ),
+        (2, {"pp": 2, "model": "mlp", "data": "glyphs", "precision": "fp16"}),
+        (4, {"pp": 2, "tp": 2, "model": "mlp", "data": "glyphs", "layers": 1}),
+        (5, {"zero": 3, "global_batch": 5, "recompute": "sqrt"}),
+        (4, {"zero": 3, "persistence_threshold": 40, "dp_replicate": 2}),
+        (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "microbatches": 2}),
+        (3, {"cp": 3, "context": 7, "experts": 2}),
+        (4, {"tp": 2, "model": "llama", "kv_heads": 1, "zero": 3}),
+        (4, {"ep": 2, "experts": 4, "pp": 2, "microbatches": 2, "recompute": "full"}),
+        (2, {"local_steps": 2}),
+    ],
+)
 def test_every_layout_has_the_loss_of_one_device(ranks, values):
     """Bit for bit where no sum is cut, else to 1e-12; and every byte is in the closed form under its purpose."""
     values = {**JOB, "precision": "fp64", "reduction": "ordered", "steps": 2, "dropout": 0.0, **values}
     config = TrainConfig.make(**values, evaluate_every=2)
     batches = resolve_batches(config, ranks)
     check_axes(config, batches)
-    judges = [Judge(expected_snapshots(config, ranks, rank), tier_of(config, batches.dims)) for rank in range(2 if config.local_steps else 1)]
+    judges = [
+        Judge(expected_snapshots(config, ranks, rank), tier_of(config, batches.dims))
+        for rank in range(2 if config.local_steps else 1)
+    ]
     results = SimWorld(ranks).run(lambda comm: train(comm, config, [judges[comm.rank % len(judges)]]))
     assert [judge.verdict.first_difference for judge in judges] == [None] * len(judges)
     assert all(list(result.held_out) == [2] and result.held_out == results[0].held_out for result in results)
@@ -87,7 +118,21 @@ def test_every_layout_has_the_loss_of_one_device(ranks, values):
 
 
 def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, capsys):
-    flags = ["--dp", "3", "--steps", "4", "--width", "16", "--heads", "2", "--context", "8", "--evaluate-every", "2", "--json"]
+    flags = [
+        "--dp",
+        "3",
+        "--steps",
+        "4",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--context",
+        "8",
+        "--evaluate-every",
+        "2",
+        "--json",
+    ]
     with pytest.raises(SystemExit) as end:
         main(["train", *flags, "--metrics", str(tmp_path / "m.jsonl"), "--trace", str(tmp_path / "t.jsonl")])
     assert not end.value.code
@@ -96,4 +141,9 @@ def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, caps
     assert answer["bytes_by_purpose"]["evaluation"] == {"measured": 2 * 3 * 2 * 8, "closed_form": 2 * 3 * 2 * 8}
     for volume in answer["bytes_by_purpose"].values():
         assert volume["measured"] == volume["closed_form"]
-    assert [record.get("held_out_loss") for record in read_metrics(tmp_path / "m.jsonl")] == [None, answer["held_out"]["2"], None, answer["held_out"]["4"]]
+    assert [record.get("held_out_loss") for record in read_metrics(tmp_path / "m.jsonl")] == [
+        None,
+        answer["held_out"]["2"],
+        None,
+        answer["held_out"]["4"],
+    ]

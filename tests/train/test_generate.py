@@ -17,7 +17,17 @@ from minidist.train.job import make_model
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 
-GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "pydoc", "global_batch": 8, "dropout": 0.2, "steps": 2}
+GPT = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 8,
+    "data": "pydoc",
+    "global_batch": 8,
+    "dropout": 0.2,
+    "steps": 2,
+}
 
 
 def trained(folder, ranks=1, **values):
@@ -36,9 +46,13 @@ def alone(tmp_path_factory):
 
 
 LAYOUTS = [
-    {"dp": 4, "zero": 0}, {"dp": 3, "zero": 2, "global_batch": 9}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "microbatches": 4},
+    {"dp": 4, "zero": 0},
+    {"dp": 3, "zero": 2, "global_batch": 9},
+    {"dp": 2, "zero": 3},
+    {"tp": 2},
+    {"pp": 2, "microbatches": 4},
     {"dp": 2, "pp": 2, "tp": 2, "zero": 1, "microbatches": 4},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -100,7 +114,12 @@ def test_bytes_become_text():
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"temperature": -1.0}, "at least 0"), ({"top_k": 0}, "at least 1"), ({"prompt": ""}, "at least one token"), ({"count": -1}, "at least 0")],
+    [
+        ({"temperature": -1.0}, "at least 0"),
+        ({"top_k": 0}, "at least 1"),
+        ({"prompt": ""}, "at least one token"),
+        ({"count": -1}, "at least 0"),
+    ],
 )
 def test_wrong_settings(alone, values, words):
     asked = {"prompt": "a", "count": 1, "temperature": 1.0, "top_k": None, "seed": 0, **values}
@@ -117,7 +136,22 @@ def test_a_classifier_generates_nothing(tmp_path):
 
 
 def test_the_command_and_the_metrics_file(tmp_path, capsys):
-    job = ["--steps", "3", "--dp", "2", "--width", "16", "--heads", "2", "--context", "8", "--save", str(tmp_path / "c"), "--warmup", "2"]
+    job = [
+        "--steps",
+        "3",
+        "--dp",
+        "2",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--context",
+        "8",
+        "--save",
+        str(tmp_path / "c"),
+        "--warmup",
+        "2",
+    ]
     lines = tmp_path / "m" / "metrics.jsonl"
     with pytest.raises(SystemExit):
         main(["train", *job, "--metrics", str(lines), "--trace", str(tmp_path / "t.jsonl"), "--json"])
@@ -138,7 +172,13 @@ def test_callbacks_see_every_step_on_every_rank(tmp_path):
 
     seen = []
     config = TrainConfig.make(**GPT)
-    run_training(config, 2, 60.0, tmp_path / "t.jsonl", callbacks=[lambda state: seen.append((state.rank, state.step, state.loss))])
+    run_training(
+        config,
+        2,
+        60.0,
+        tmp_path / "t.jsonl",
+        callbacks=[lambda state: seen.append((state.rank, state.step, state.loss))],
+    )
     assert sorted(step[:2] for step in seen) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert len({loss for _, step, loss in seen if step == 1}) == 1
 

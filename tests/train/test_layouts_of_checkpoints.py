@@ -1,4 +1,6 @@
-"""A job saved on any layout of (dp, tp, pp, ep, zero) goes on on any other, with every weight and optimizer state in its place."""
+"""A job saved on any layout of (dp, tp, pp, ep, zero) goes on on any other, with every weight and optimizer state in
+its place.
+"""
 
 from types import SimpleNamespace
 
@@ -20,9 +22,17 @@ from minidist.train.resume import resume_job, save_job
 from minidist.train.trainer import train
 
 SMALL = {
-    "layers": 2, "width": 24, "heads": 4, "context": 6, "data": "markov", "clip": 0.5, "global_batch": 8, "warmup": 3,
-    "reduction": "ordered", "precision": "fp64",
-}  # fmt: skip
+    "layers": 2,
+    "width": 24,
+    "heads": 4,
+    "context": 6,
+    "data": "markov",
+    "clip": 0.5,
+    "global_batch": 8,
+    "warmup": 3,
+    "reduction": "ordered",
+    "precision": "fp64",
+}
 LAYOUTS = {
     "one device": (1, {}),
     "ZeRO 3": (4, {"zero": 3}),
@@ -50,7 +60,11 @@ def again(comm, before, after, flags):
 
 
 @settings(max_examples=6)
-@given(before=st.sampled_from(sorted(LAYOUTS)), after=st.sampled_from(sorted(LAYOUTS)), model=st.sampled_from(["gpt", "llama"]))
+@given(
+    before=st.sampled_from(sorted(LAYOUTS)),
+    after=st.sampled_from(sorted(LAYOUTS)),
+    model=st.sampled_from(["gpt", "llama"]),
+)
 def test_any_layout_goes_on_from_any_other(before, after, model, tmp_path_factory):
     first, second = (tmp_path_factory.mktemp("checkpoint") for _ in range(2))
     run(before, steps=2, save=str(first), model=model)
@@ -101,9 +115,14 @@ def test_boxes_cover_a_stretch_once_and_in_order(shape, data):
 
 
 @given(
-    blocks=st.sampled_from([1, 3]), ranks=st.integers(1, 4), each=st.integers(1, 3), other=st.integers(1, 3), dim=st.integers(0, 1),
-    padding=st.integers(0, 2), data=st.data(),
-)  # fmt: skip
+    blocks=st.sampled_from([1, 3]),
+    ranks=st.integers(1, 4),
+    each=st.integers(1, 3),
+    other=st.integers(1, 3),
+    dim=st.integers(0, 1),
+    padding=st.integers(0, 2),
+    data=st.data(),
+)
 def test_the_pieces_of_all_tiles_are_the_tensor(blocks, ranks, each, other, dim, padding, data):
     padding = 0 if blocks > 1 else min(padding, ranks * each - 1)
     length = blocks * ranks * each - padding

@@ -37,7 +37,11 @@ def test_in_the_float_tier_too():
 def states(ranks, **values):
     """Weights of each rank after each step."""
     seen = {}
-    SimWorld(ranks).run(train, config(**values), [lambda state: seen.update({(state.rank, state.step): state.strategy.tensors()["weights"]})])
+    SimWorld(ranks).run(
+        train,
+        config(**values),
+        [lambda state: seen.update({(state.rank, state.step): state.strategy.tensors()["weights"]})],
+    )
     return seen
 
 
@@ -84,11 +88,16 @@ def test_a_planted_bug_is_caught():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"zero": 1}, "no --zero"), ({"tp": 2}, "no other axis"), ({"strategy": "ps"}, "no --strategy ps"), ({"clip": 1.0}, "--clip does not go"),
-        ({"save": "x"}, "--save does not go"), ({"compression": "sign"}, "sends no gradients"), ({"precision": "bf16"}, "averages weights in fp32"),
+        ({"zero": 1}, "no --zero"),
+        ({"tp": 2}, "no other axis"),
+        ({"strategy": "ps"}, "no --strategy ps"),
+        ({"clip": 1.0}, "--clip does not go"),
+        ({"save": "x"}, "--save does not go"),
+        ({"compression": "sign"}, "sends no gradients"),
+        ({"precision": "bf16"}, "averages weights in fp32"),
         ({"noise_scale": True}, "--noise-scale does not go"),
     ],
-)  # fmt: skip
+)
 def test_what_it_does_not_go_with(values, sentence):
     made = config(local_steps=2, **values)
     with pytest.raises(UsageError, match=sentence):

@@ -17,7 +17,9 @@ from minidist.train.trainer import train
 RANKS = 8
 VALID, REFUSED = matrix.enumerate_layouts(RANKS)
 SAMPLE = matrix.stratified(VALID, 12, seed=1)
-UNDER_MPI = matrix.stratified([layout for layout in matrix.enumerate_layouts(4)[0] if layout["precision"] != "fp16"], 4, seed=3)
+UNDER_MPI = matrix.stratified(
+    [layout for layout in matrix.enumerate_layouts(4)[0] if layout["precision"] != "fp16"], 4, seed=3
+)
 
 
 @pytest.mark.parametrize("layout", SAMPLE, ids=matrix.name_of)
@@ -43,7 +45,16 @@ def test_the_matrix_is_large_and_every_kind_of_parallelism_is_in_it():
 
 def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
     """Not left out in silence: the same words as for a user."""
-    layout = {**SAMPLE[0], "pp": 1, "dp": 4, "cp": 1, "tp": 2, "precision": "fp32", "zero": 0, "sequence_parallel": False}
+    layout = {
+        **SAMPLE[0],
+        "pp": 1,
+        "dp": 4,
+        "cp": 1,
+        "tp": 2,
+        "precision": "fp32",
+        "zero": 0,
+        "sequence_parallel": False,
+    }
     why = matrix.refusal(layout, RANKS)
     assert why in REFUSED
     assert "--tp 2 cuts the sums" in why
@@ -62,9 +73,23 @@ def test_a_sample_holds_every_value_and_is_the_same_for_the_same_seed():
 
 
 def test_a_bug_is_a_row_that_differs_and_an_error_one_too(monkeypatch):
-    layout = {**SAMPLE[0], "pp": 1, "dp": 2, "cp": 1, "tp": 1, "zero": 0, "recompute": "none", "precision": "fp64", "sequence_parallel": False}
+    layout = {
+        **SAMPLE[0],
+        "pp": 1,
+        "dp": 2,
+        "cp": 1,
+        "tp": 1,
+        "zero": 0,
+        "recompute": "none",
+        "precision": "fp64",
+        "sequence_parallel": False,
+    }
     assert matrix.judge(layout, 2, {}).equal
-    monkeypatch.setattr(GradientReducer, "launch", lambda self, bucket: self.works.append(type("Nothing", (), {"wait": lambda self: None})()))
+    monkeypatch.setattr(
+        GradientReducer,
+        "launch",
+        lambda self, bucket: self.works.append(type("Nothing", (), {"wait": lambda self: None})()),
+    )
     row = matrix.judge(layout, 2, {})
     assert not row.equal
     assert "gradients" in row.first_difference
@@ -83,7 +108,9 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monk
     assert len(answer["layouts"]) == 3
     assert answer["ranks"] == 2
     assert sum(answer["refused"].values()) > 0
-    monkeypatch.setattr(GradientReducer, "_all_reduce", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})())
+    monkeypatch.setattr(
+        GradientReducer, "_all_reduce", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
+    )
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--sample", "12"])
     text = capsys.readouterr().err
@@ -100,10 +127,17 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
     assert "is one of what --matrix goes through" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (["--matrix", "--sample", "0"], "--sample is 0"), (["--matrix", "--sample", "-3"], "--sample is -3"), (["--matrix", "--ranks", "0"], "--ranks is 0"),
-    (["--matrix", "--processes", "0"], "--processes is 0"), (["--sample", "3"], "add --matrix"), (["--steps", "1", "--timeout", "nan"], "--timeout nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--matrix", "--sample", "0"], "--sample is 0"),
+        (["--matrix", "--sample", "-3"], "--sample is -3"),
+        (["--matrix", "--ranks", "0"], "--ranks is 0"),
+        (["--matrix", "--processes", "0"], "--processes is 0"),
+        (["--sample", "3"], "add --matrix"),
+        (["--steps", "1", "--timeout", "nan"], "--timeout nan"),
+    ],
+)
 def test_nothing_compared_is_not_everything_equal(flags, words, capsys):
     with pytest.raises(SystemExit) as end:
         main(["compare", *flags])

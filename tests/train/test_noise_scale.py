@@ -1,4 +1,6 @@
-"""`--noise-scale`: the number that one device computes from the same micro-batches, for 8 bytes a step, and no other weights."""
+"""`--noise-scale`: the number that one device computes from the same micro-batches, for 8 bytes a step, and no other
+weights.
+"""
 
 import json
 
@@ -16,7 +18,17 @@ from minidist.train.job import build
 from minidist.train.session import Summary, run_training
 from minidist.train.trainer import train
 
-SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 1, "micro_batch": 2, "accumulation": 2, "noise_scale": True, "precision": "fp64"}
+SMALL = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 8,
+    "steps": 1,
+    "micro_batch": 2,
+    "accumulation": 2,
+    "noise_scale": True,
+    "precision": "fp64",
+}
 
 
 def config(**values):
@@ -43,7 +55,9 @@ def test_it_is_what_one_device_computes(ranks, reduction):
 
 
 def test_it_costs_one_number_and_changes_nothing(tmp_path):
-    with_it, without = (run_training(config(dp=3, steps=4, noise_scale=on), None, 60.0, tmp_path / "t.jsonl") for on in (True, False))
+    with_it, without = (
+        run_training(config(dp=3, steps=4, noise_scale=on), None, 60.0, tmp_path / "t.jsonl") for on in (True, False)
+    )
     assert with_it.digest == without.digest
     assert with_it.volumes_hold()
     more = with_it.bytes_by_purpose["metrics"]["measured"] - without.bytes_by_purpose["metrics"]["measured"]
@@ -54,13 +68,31 @@ def test_it_costs_one_number_and_changes_nothing(tmp_path):
 
 
 def test_a_gradient_that_is_lost_in_its_noise():
-    summary = Summary("simulated", [1.0], 2, {}, [0], "t", 0.0, "d", noise_scale={"samples": None, "gradient_square": -1.0, "noise": 4.0})
+    summary = Summary(
+        "simulated",
+        [1.0],
+        2,
+        {},
+        [0],
+        "t",
+        0.0,
+        "d",
+        noise_scale={"samples": None, "gradient_square": -1.0, "noise": 4.0},
+    )
     assert "lost in its noise" in summary.table()
     assert NoiseScale().simple == float("inf")
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"zero": 1, "dp": 2}, {"tp": 2}, {"dp": 2, "compression": "sign"}, {"dp": 2, "synchronize_each": True}, {"strategy": "ps"}]
+    "values",
+    [
+        {},
+        {"zero": 1, "dp": 2},
+        {"tp": 2},
+        {"dp": 2, "compression": "sign"},
+        {"dp": 2, "synchronize_each": True},
+        {"strategy": "ps"},
+    ],
 )
 def test_what_it_does_not_go_with(values):
     made = config(**values)

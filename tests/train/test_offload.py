@@ -17,9 +17,19 @@ from minidist.train.job import check
 from minidist.train.trainer import train
 
 GPT = {
-    "model": "gpt", "layers": 3, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5,
-    "micro_batch": 1, "accumulation": 2, "reduction": "ordered", "dropout": 0.1,
-}  # fmt: skip
+    "model": "gpt",
+    "layers": 3,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 3,
+    "clip": 0.5,
+    "micro_batch": 1,
+    "accumulation": 2,
+    "reduction": "ordered",
+    "dropout": 0.1,
+}
 ACTIVATIONS = {"offload": "activations", "recompute": "full"}
 
 
@@ -57,7 +67,9 @@ def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize(("zero", "offload"), [(0, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")])
 def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, precision):
-    """ZeRO-Offload's volume; masters and moments never cross. Shards on the host go up once more, for forward, and with padding."""
+    """ZeRO-Offload's volume; masters and moments never cross. Shards on the host go up once more, for forward, and with
+    padding.
+    """
     config = TrainConfig.make(**{**GPT, "steps": 2}, precision=precision, zero=zero, offload=offload)
     verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
     assert verdict.equal, verdict.first_difference
@@ -83,11 +95,17 @@ def test_the_blocks_inputs_wait_on_the_host():
     (result,), _ = run(1, **ACTIVATIONS)
     an_input = 1 * GPT["context"] * GPT["width"] * 4
     crossings = GPT["layers"] * GPT["accumulation"] * GPT["steps"]
-    assert result.host == {"peak": GPT["layers"] * an_input, "to_host": crossings * an_input, "to_device": crossings * an_input}
+    assert result.host == {
+        "peak": GPT["layers"] * an_input,
+        "to_host": crossings * an_input,
+        "to_device": crossings * an_input,
+    }
 
 
 def test_what_is_on_the_host_is_not_on_the_device():
-    """With three blocks' inputs away, the peak (in the last block's replay) falls by all but its own and the next one's."""
+    """With three blocks' inputs away, the peak (in the last block's replay) falls by all but its own and the next
+    one's.
+    """
     large = {"context": 32, "micro_batch": 8, "optimizer": "sgd", "dropout": 0.0}
     (away,), _ = run(1, **ACTIVATIONS, **large)
     (kept,), _ = run(1, recompute="full", **large)
@@ -129,7 +147,9 @@ def test_activations_cross_while_blocks_compute(prefetch, ratio):
 
     def main(comm):
         pool, seconds = HostPool(comm, bandwidth=1e6, prefetch=prefetch), 1000 * 4 / 1e6
-        operations = ratio * seconds * 1e11  # FLOPs, as a meter reports them: time passes only when somebody asks for it
+        operations = (
+            ratio * seconds * 1e11
+        )  # FLOPs, as a meter reports them: time passes only when somebody asks for it
 
         def block(x):
             counted.add("forward", operations, 0)

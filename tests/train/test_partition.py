@@ -41,7 +41,9 @@ def test_an_uneven_split_equals_one_device(partition, values):
 
 def test_a_profile_is_cut_by_forward_and_backward_together(tmp_path):
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps([{"op": "", "fwd_ms": 1, "bwd_ms": ms, "act_bytes": 0, "param_bytes": 0} for ms in (9, 1, 1, 1)]))
+    path.write_text(
+        json.dumps([{"op": "", "fwd_ms": 1, "bwd_ms": ms, "act_bytes": 0, "param_bytes": 0} for ms in (9, 1, 1, 1)])
+    )
     assert stage_sizes(str(path), MLP([8, 8, 8, 8, 2]), 2) == [1, 3]
 
 
@@ -66,7 +68,18 @@ def test_the_profile_sees_the_slow_layer_and_the_cut_avoids_it(monkeypatch, tmp_
     assert read_profile(str(path)) == layers
     assert stage_sizes(str(path), MLP([8, 8, 8, 8, 2]), 2) == [1, 3]
     assert [s.last + 1 for s in by_slowest([x.fwd_ms for x in layers], 2)] == [1, 4]
-    result = verdict(2, model="mlp", layers=3, width=8, data="glyphs", steps=2, pp=2, microbatches=2, partition=str(path), reduction="ordered")
+    result = verdict(
+        2,
+        model="mlp",
+        layers=3,
+        width=8,
+        data="glyphs",
+        steps=2,
+        pp=2,
+        microbatches=2,
+        partition=str(path),
+        reduction="ordered",
+    )
     assert result.equal, result.first_difference
 
 
@@ -77,10 +90,15 @@ def test_every_model_can_be_profiled(values):
     assert min(layer.bwd_ms for layer in layers) > 0
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ({"partition": "2,3"}, "cuts .2, 3. do not make 2 stages of 4 layers"), ({"partition": "tim"}, "--partition 'tim'; it must be uniform"),
-    ({"partition": "none.json"}, "cannot read the profile 'none.json'"), ({"partition": "3,1", "pp": 1}, "cuts a pipeline's stages; add --pp 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"partition": "2,3"}, "cuts .2, 3. do not make 2 stages of 4 layers"),
+        ({"partition": "tim"}, "--partition 'tim'; it must be uniform"),
+        ({"partition": "none.json"}, "cannot read the profile 'none.json'"),
+        ({"partition": "3,1", "pp": 1}, "cuts a pipeline's stages; add --pp 2"),
+    ],
+)
 def test_wrong_partitions_are_one_sentence(values, sentence):
     with pytest.raises(UsageError, match=sentence):
         number_of_ranks(TrainConfig.make(**{**SMALL, "layers": 4, "pp": 2, **values}), None)
@@ -112,7 +130,8 @@ def test_the_commands(capsys, monkeypatch, tmp_path):
     assert [stage["replicas"] for stage in json.loads(out)["stages"]] == [1, 1]
     assert call("partition", path, "--machines", 2, "--bandwidth", 1e9)[0] == 0
     for arguments, sentence in [
-        ((), "--method pipedream needs --bandwidth"), (("--method", "time", "--bandwidth", 1e9), "looks at no link"),
+        ((), "--method pipedream needs --bandwidth"),
+        (("--method", "time", "--bandwidth", 1e9), "looks at no link"),
         (("--method", "x"), "--method 'x'"),
     ]:
         code, out, err = call("partition", path, "--machines", 2, *arguments)

@@ -18,18 +18,27 @@ from tests.train.test_equality import verdict
 SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}
 
 
-@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"])
+@pytest.mark.parametrize(
+    "name", ["naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_every_schedule_equals_one_device(name, optimizer):
-    result = verdict(2, **SMALL, pp=2, layers=4, schedule=name, microbatches=4, clip=0.5, dropout=0.1, optimizer=optimizer)
+    result = verdict(
+        2, **SMALL, pp=2, layers=4, schedule=name, microbatches=4, clip=0.5, dropout=0.1, optimizer=optimizer
+    )
     assert result.equal, result.first_difference
     assert (result.tier, result.steps, result.ranks) == ("ordered", 2, 2)
 
 
-@pytest.mark.parametrize(("ranks", "values"), [
-    (4, {"pp": 4, "schedule": "zb-h1", "microbatches": 8}), (6, {"pp": 3, "schedule": "1f1b", "microbatches": 2}),
-    (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}), (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": "full"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [
+        (4, {"pp": 4, "schedule": "zb-h1", "microbatches": 8}),
+        (6, {"pp": 3, "schedule": "1f1b", "microbatches": 2}),
+        (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}),
+        (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": "full"}),
+    ],
+)
 def test_with_replicas_clipping_and_recomputation(ranks, values):
     result = verdict(ranks, **SMALL, layers=4, clip=0.1, warmup=1, decay="cosine", **values)
     assert result.equal, result.first_difference
@@ -41,15 +50,42 @@ def test_recomputation_is_in_the_plan():
     assert kinds.count("RECOMPUTE") == kinds.count("F") == 2 * 3
 
 
-@pytest.mark.parametrize("values", [{"schedule": "1f1b"}, {"schedule": "zb-v", "layers": 4}, {"schedule": "1f1b", "zero": 2}])
+@pytest.mark.parametrize(
+    "values", [{"schedule": "1f1b"}, {"schedule": "zb-v", "layers": 4}, {"schedule": "1f1b", "zero": 2}]
+)
 def test_the_copies_of_a_tied_weight_keep_the_same_bits_on_a_ring(values):
-    """Three replicas: a ring adds an element in an order that depends on its place, and the copies lie in different places."""
-    config = TrainConfig.make(**{**SMALL, "layers": 2, "pp": 2, "dp": 3, "microbatches": 4, "reduction": "ring", "check_replicas": True, "steps": 3, **values})
+    """Three replicas: a ring adds an element in an order that depends on its place, and the copies lie in different
+    places.
+    """
+    config = TrainConfig.make(
+        **{
+            **SMALL,
+            "layers": 2,
+            "pp": 2,
+            "dp": 3,
+            "microbatches": 4,
+            "reduction": "ring",
+            "check_replicas": True,
+            "steps": 3,
+            **values,
+        }
+    )
     assert len(SimWorld(6).run(lambda comm: train(comm, config).losses)[0]) == 3
 
 
 def test_an_mlp_and_the_float_tier():
-    result = verdict(3, model="mlp", layers=3, width=9, data="glyphs", steps=3, pp=3, microbatches=3, reduction="ordered", micro_batch=3)
+    result = verdict(
+        3,
+        model="mlp",
+        layers=3,
+        width=9,
+        data="glyphs",
+        steps=3,
+        pp=3,
+        microbatches=3,
+        reduction="ordered",
+        micro_batch=3,
+    )
     assert result.equal, result.first_difference
     ring = {**SMALL, "reduction": "ring", "precision": "fp64"}
     result = verdict(4, **ring, pp=2, layers=2, microbatches=3)
@@ -65,15 +101,23 @@ def test_a_planted_difference_is_found(monkeypatch):
     assert "transformer.wte.weight" in result.first_difference
 
 
-@pytest.mark.parametrize(("ranks", "values"), [
-    (3, {"pp": 3}), (6, {"pp": 3, "clip": 0.1}), (2, {"pp": 2, "schedule": "zb-v"}), (4, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "clip": 1.0}),
-    (2, {"pp": 2, "schedule": "interleaved", "chunks": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [
+        (3, {"pp": 3}),
+        (6, {"pp": 3, "clip": 0.1}),
+        (2, {"pp": 2, "schedule": "zb-v"}),
+        (4, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "clip": 1.0}),
+        (2, {"pp": 2, "schedule": "interleaved", "chunks": 2}),
+    ],
+)
 def test_volumes_equal_the_closed_form(ranks, values, tmp_path):
     config = TrainConfig.make(**SMALL, layers=4, **values)
     outcome = execute(train, config, ranks=ranks)
     summary = summarize(config, outcome, tmp_path / "run.jsonl", 1.0)
-    assert {"pipeline_activation", "pipeline_gradient", "tied", "metrics", "startup"} - {"tied"} <= set(summary.bytes_by_purpose)
+    assert {"pipeline_activation", "pipeline_gradient", "tied", "metrics", "startup"} - {"tied"} <= set(
+        summary.bytes_by_purpose
+    )
     assert summary.volumes_hold(), summary.table()
 
 
@@ -84,18 +128,21 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
     assert result.equal, result.first_difference
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ({"pp": 4, "layers": 2}, "cannot cut 2 layers into 4 stages.*--layers 4"),
-    ({"pp": 2, "schedule": "1f1"}, "unknown schedule '1f1'"),
-    ({"pp": 2, "layers": 4, "schedule": "interleaved", "microbatches": 3}, "take 2 or 4"),
-    ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
-    ({"pp": 2, "zero": 3, "schedule": "zb-h1"}, r"computes weight gradients \(W\) later"),
-    ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),
-    ({"pp": 2, "synchronize_each": True}, "no meaning in a pipeline"),
-    ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
-    ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
-    ({"pp": 2, "schedule": "idle.csv"}, "leaves rank 1 without a stage.*take --pp 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"pp": 4, "layers": 2}, "cannot cut 2 layers into 4 stages.*--layers 4"),
+        ({"pp": 2, "schedule": "1f1"}, "unknown schedule '1f1'"),
+        ({"pp": 2, "layers": 4, "schedule": "interleaved", "microbatches": 3}, "take 2 or 4"),
+        ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
+        ({"pp": 2, "zero": 3, "schedule": "zb-h1"}, r"computes weight gradients \(W\) later"),
+        ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),
+        ({"pp": 2, "synchronize_each": True}, "no meaning in a pipeline"),
+        ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
+        ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
+        ({"pp": 2, "schedule": "idle.csv"}, "leaves rank 1 without a stage.*take --pp 1"),
+    ],
+)
 def test_what_does_not_fit_is_one_sentence(values, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")

@@ -16,16 +16,34 @@ from minidist.train.trainer import train
 from minidist.train.volumes import closed_form_bytes
 
 GPT = {
-    "model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 4, "clip": 0.5, "lr": 0.03,
-    "micro_batch": 1, "accumulation": 2, "loss_scale": 2.0**18, "bucket_cap_mb": 0.001, "reduce_bucket_size": 3000,
-}  # fmt: skip
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 4,
+    "clip": 0.5,
+    "lr": 0.03,
+    "micro_batch": 1,
+    "accumulation": 2,
+    "loss_scale": 2.0**18,
+    "bucket_cap_mb": 0.001,
+    "reduce_bucket_size": 3000,
+}
 LAYOUTS = {
-    "one rank": (1, {}), "dp 3": (3, {"dropout": 0.1}), "dp 2, each micro-batch": (2, {"synchronize_each": True}),
-    "zero 1": (3, {"zero": 1}), "zero 2": (5, {"zero": 2}), "zero 3": (4, {"zero": 3, "recompute": "full"}),
-    "pp 2": (2, {"pp": 2, "schedule": "zb-h1", "accumulation": 3}), "pp 2, dp 2, zero 1": (4, {"pp": 2, "zero": 1, "recompute": "full"}),
+    "one rank": (1, {}),
+    "dp 3": (3, {"dropout": 0.1}),
+    "dp 2, each micro-batch": (2, {"synchronize_each": True}),
+    "zero 1": (3, {"zero": 1}),
+    "zero 2": (5, {"zero": 2}),
+    "zero 3": (4, {"zero": 3, "recompute": "full"}),
+    "pp 2": (2, {"pp": 2, "schedule": "zb-h1", "accumulation": 3}),
+    "pp 2, dp 2, zero 1": (4, {"pp": 2, "zero": 1, "recompute": "full"}),
     "offload": (2, {"zero": 1, "offload": "optimizer"}),
-    "llama": (2, {"model": "llama"}), "mlp": (3, {"model": "mlp", "data": "glyphs", "loss_scale": 2.0**20}),
-}  # fmt: skip
+    "llama": (2, {"model": "llama"}),
+    "mlp": (3, {"model": "mlp", "data": "glyphs", "loss_scale": 2.0**20}),
+}
 
 
 def config_of(layout, precision, **more):
@@ -53,7 +71,9 @@ def test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form(layou
     for trace in world.traces:
         for purpose, volume in trace.bytes_by_purpose().items():
             measured[purpose] = measured.get(purpose, 0) + volume
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results], skipped)
+    assert measured == closed_form_bytes(
+        config, resolve_batches(config, ranks), [result.sizes for result in results], skipped
+    )
     assert ("overflow" in measured) == (precision == "fp16" and ranks > 1)
 
 
@@ -75,7 +95,9 @@ def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, precision, 
 
 def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path):
     folder = str(tmp_path)
-    first = SimWorld(3).run(train, config_of("zero 3", "fp16", recompute="none", steps=4, save=folder, global_batch=6, accumulation=None))
+    first = SimWorld(3).run(
+        train, config_of("zero 3", "fp16", recompute="none", steps=4, save=folder, global_batch=6, accumulation=None)
+    )
     settings = {"steps": 5, "save": folder, "resume": True, "global_batch": 6, "accumulation": None}
     for layout in ("zero 1", "dp 3"):
         (tmp_path / "latest").write_text("step-00000004")
@@ -88,8 +110,12 @@ def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path):
 @pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("sgd", 0.3)])  # Adam does not see a scale, SGD does
 def test_the_loss_falls_as_in_float32(optimizer, lr):
     def last(precision):
-        config = TrainConfig.make(**{**GPT, "loss_scale": 2.0**14, "steps": 30, "micro_batch": 4, "precision": precision})
-        config = config.model_copy(update={"lr": lr, "optimizer": optimizer, "clip": 0.5 if optimizer == "adamw" else None})
+        config = TrainConfig.make(
+            **{**GPT, "loss_scale": 2.0**14, "steps": 30, "micro_batch": 4, "precision": precision}
+        )
+        config = config.model_copy(
+            update={"lr": lr, "optimizer": optimizer, "clip": 0.5 if optimizer == "adamw" else None}
+        )
         return np.array(SimWorld(1).run(train, config)[0].losses)
 
     whole = last("fp32")
@@ -127,15 +153,24 @@ def test_wrong_settings_of_the_scaler_are_one_sentence(settings, sentence):
 
 @pytest.mark.parametrize(
     ("ranks", "axes"),
-    [(4, {"tp": 2, "zero": 1, "sequence_parallel": True}), (2, {"cp": 2}), (4, {"tp": 2, "pp": 2}), (4, {"pp": 2, "experts": 2, "ep": 2})],
+    [
+        (4, {"tp": 2, "zero": 1, "sequence_parallel": True}),
+        (2, {"cp": 2}),
+        (4, {"tp": 2, "pp": 2}),
+        (4, {"pp": 2, "experts": 2, "ep": 2}),
+    ],
 )
 def test_axes_that_split_sums_train_as_in_float32_and_every_byte_is_in_the_closed_form(ranks, axes):
     def run(precision):
-        config = TrainConfig.make(**{**GPT, "lr": 3e-3, "loss_scale": 2.0**10, "steps": 3, "precision": precision, **axes})
+        config = TrainConfig.make(
+            **{**GPT, "lr": 3e-3, "loss_scale": 2.0**10, "steps": 3, "precision": precision, **axes}
+        )
         world = SimWorld(ranks)
         results = world.run(train, config)
         measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
-        assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results])
+        assert measured == closed_form_bytes(
+            config, resolve_batches(config, ranks), [result.sizes for result in results]
+        )
         return np.array(results[0].losses), measured
 
     (whole, _), (half, measured) = run("fp32"), run("fp16")

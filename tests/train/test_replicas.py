@@ -10,9 +10,14 @@ from minidist.train.trainer import train
 from tests.train.test_volumes import SMALL, table
 
 LAYOUTS = [
-    (4, {"tp": 2, "zero": 3}), (8, {"tp": 2, "pp": 2, "sequence_parallel": True}), (6, {"pp": 2, "microbatches": 3}), (6, {"pp": 2, "microbatches": 3, "zero": 2}),
-    (4, {"tp": 4, "model": "llama", "kv_heads": 2}), (4, {"experts": 4, "ep": 2, "dp": 4}), (4, {"cp": 2, "zero": 1}),
-]  # fmt: skip
+    (4, {"tp": 2, "zero": 3}),
+    (8, {"tp": 2, "pp": 2, "sequence_parallel": True}),
+    (6, {"pp": 2, "microbatches": 3}),
+    (6, {"pp": 2, "microbatches": 3, "zero": 2}),
+    (4, {"tp": 4, "model": "llama", "kv_heads": 2}),
+    (4, {"experts": 4, "ep": 2, "dp": 4}),
+    (4, {"cp": 2, "zero": 1}),
+]
 
 
 @pytest.mark.parametrize(("ranks", "values"), LAYOUTS)

@@ -39,7 +39,8 @@ def compared(made, ranks, **options):
 
 
 @pytest.mark.parametrize(
-    ("servers", "workers", "optimizer"), [(1, 1, "adamw"), (1, 3, "adamw"), (2, 2, "sgd"), (2, 2, "adamw"), (3, 5, "sgd"), (3, 4, "adamw"), (2, 8, "adamw")]
+    ("servers", "workers", "optimizer"),
+    [(1, 1, "adamw"), (1, 3, "adamw"), (2, 2, "sgd"), (2, 2, "adamw"), (3, 5, "sgd"), (3, 4, "adamw"), (2, 8, "adamw")],
 )
 def test_bsp_is_one_device_bit_for_bit(servers, workers, optimizer):
     made = config(servers=servers, optimizer=optimizer, accumulation=2, dropout=0.1, weight_decay=0.1, warmup=2)
@@ -74,12 +75,17 @@ def test_staleness_aware_rates():
 def test_a_run_under_mpi_is_replayed_in_the_simulated_world(tmp_path):
     """The order in which the servers' wildcards matched under MPI, chosen again: the same bits, the same messages."""
     consistency = "asp"
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "servers": 2, "consistency": consistency}.items()]
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in {**SMALL, "servers": 2, "consistency": consistency}.items()
+    ]
     trace = tmp_path / "mpi.jsonl"
     command = [mpiexec(), "-n", "5", sys.executable, "-m", "minidist", "train", *flags, "--trace", str(trace), "--json"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=True)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=True
+    )
     summary, (traces, _) = json.loads(answer.stdout), read_traces(trace)
     assert all(volume["measured"] == volume["closed_form"] for volume in summary["bytes_by_purpose"].values())
     world = SimWorld(5, chooser=replay(traces))
@@ -122,8 +128,11 @@ def test_bytes_by_hand():
     """1 server, 2 workers, 3 steps, 10 elements of 4 B: 40 B of weights, a head of 16 B."""
     made = config(servers=1, dp=2)
     assert served_bytes(made, resolve_batches(made, 3), AxisSizes(0, False, [10], [], {"w": 10})) == {
-        "startup": 2 * 40, "parameter_push": 6 * 56, "parameter_pull": 2 * 2 * 40 + 2 * 40, "metrics": 2 * 2 * 3 * 8,
-    }  # fmt: skip
+        "startup": 2 * 40,
+        "parameter_push": 6 * 56,
+        "parameter_pull": 2 * 2 * 40 + 2 * 40,
+        "metrics": 2 * 2 * 3 * 8,
+    }
 
 
 def tensors_of(path):
@@ -138,7 +147,9 @@ def test_a_checkpoint_goes_on_with_servers_or_without(tmp_path):
 
     def run(way, path, steps, resume):
         ranks, values = ways[way]
-        return SimWorld(ranks).run(train, config(**common, **values, steps=steps, save=str(tmp_path / path), resume=resume))[0]
+        return SimWorld(ranks).run(
+            train, config(**common, **values, steps=steps, save=str(tmp_path / path), resume=resume)
+        )[0]
 
     whole = run("dp", "whole", 4, False)
     expected, state = tensors_of(tmp_path / "whole")
@@ -201,7 +212,11 @@ def test_a_worker_whose_loss_is_not_finite_is_named():
 
 BAD = {
     "servers": ({"servers": 3}, 3, "--servers 3 of 3 ranks leave no worker"),
-    "ranks": ({"servers": 2, "dp": 3}, 4, "--dp 3 workers and --servers 2 are not 4 ranks; take --dp 2, or start 5 ranks"),
+    "ranks": (
+        {"servers": 2, "dp": 3},
+        4,
+        "--dp 3 workers and --servers 2 are not 4 ranks; take --dp 2, or start 5 ranks",
+    ),
     "bound": ({"consistency": "ssp:-2"}, 3, "bound -2; it must be at least 0"),
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
     "zero": ({"zero": 2}, 3, "does not go with --zero 2"),
@@ -212,7 +227,7 @@ BAD = {
     "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),
     "rates": ({"staleness_aware": True}, 3, "--staleness-aware has no meaning with --consistency bsp"),
     "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -229,7 +244,11 @@ def test_the_reference_shares_no_order_with_the_servers():
 
     original = ps.Updates.apply
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ps.Updates, "apply", lambda self, gradients, clock, staleness: original(self, gradients[::-1], clock, staleness))
+        patch.setattr(
+            ps.Updates,
+            "apply",
+            lambda self, gradients, clock, staleness: original(self, gradients[::-1], clock, staleness),
+        )
         verdict, _, _ = compared(made, 4)
     assert not verdict.equal
     assert "gradients" in verdict.first_difference

@@ -50,10 +50,15 @@ def test_every_byte_is_in_the_closed_form(zero, ranks):
 
 
 FLAGS = [
-    {"dp_replicate": 2}, {"dp_replicate": 4}, {"reshard_after_forward": "false"}, {"reshard_after_forward": "2"},
-    {"persistence_threshold": 100}, {"dp_replicate": 2, "persistence_threshold": 300, "prefetch": 2}, {"offload": "parameters"},
+    {"dp_replicate": 2},
+    {"dp_replicate": 4},
+    {"reshard_after_forward": "false"},
+    {"reshard_after_forward": "2"},
+    {"persistence_threshold": 100},
+    {"dp_replicate": 2, "persistence_threshold": 300, "prefetch": 2},
+    {"offload": "parameters"},
     {"offload": "parameters", "dp_replicate": 2, "recompute": "sqrt"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2, "zero": 3}], ids=str)

@@ -15,11 +15,18 @@ def gigabytes(stages):
 
 def test_the_zero_paper_s_figure_1():
     """7.5 B parameters on 64 devices: 120, 31.4, 16.6 and 1.9 GB."""
-    assert gigabytes(model_states(7_500_000_000, 64)) == {"stage0": 120, "stage1": 31.40625, "stage2": 16.640625, "stage3": 1.875}
+    assert gigabytes(model_states(7_500_000_000, 64)) == {
+        "stage0": 120,
+        "stage1": 31.40625,
+        "stage2": 16.640625,
+        "stage3": 1.875,
+    }
 
 
 def test_other_accountings():
-    assert gigabytes(model_states(10**9, 1, "fp32-accumulation")) == dict.fromkeys(["stage0", "stage1", "stage2", "stage3"], 20)
+    assert gigabytes(model_states(10**9, 1, "fp32-accumulation")) == dict.fromkeys(
+        ["stage0", "stage1", "stage2", "stage3"], 20
+    )
     estimate = model_states(11_000_000_000, 32, "deepspeed", largest_layer=32_000_000)
     assert estimate["stage2"]["total"] == 4 * 11_000_000_000 + 16 * 11_000_000_000 // 32
     assert estimate["stage3"]["total"] == 4 * 32_000_000 + 18 * 11_000_000_000 // 32
@@ -27,7 +34,9 @@ def test_other_accountings():
 
 
 def test_deepspeed_s_estimators_with_states_on_the_host(capsys):
-    """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N, or 4 L; P max(4 n, 18 / nodes) 1.5."""
+    """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N, or 4 L; P max(4 n, 18 /
+    nodes) 1.5.
+    """
     p, layer = 2_851_000_000, 32_000_000
     rows = deepspeed_offload(p, 16, layer)
     assert rows["stage2 offload_optimizer"] == {"device": 2 * p, "host": p * 32 * 3 // 2}
@@ -70,14 +79,19 @@ def test_activations_are_korthikanti_s():
 
 def test_square_root_segments_keep_their_inputs_and_one_segment():
     xl, s, b, h = MODELS["gpt2-xl"], 1024, 1, 1600
-    assert model_peak("gpt2-xl", 1, recompute="sqrt")["stage0"]["activations"] == 7 * 2 * s * b * h + 7 * xl.block_activations(b, s, "none")
+    assert model_peak("gpt2-xl", 1, recompute="sqrt")["stage0"][
+        "activations"
+    ] == 7 * 2 * s * b * h + 7 * xl.block_activations(b, s, "none")
 
 
 def test_both_forms_of_a_block_stand_beside_each_other(capsys):
     from minidist.nn import block_bytes
 
     block = model_peak("gpt2", 1, batch=2, length=100)["activations_of_a_block"]
-    assert block == {"unfused": 34 * 100 * 2 * 768 + 5 * 12 * 100 * 100 * 2, "fused": block_bytes.fused(100, 2, 768, 12, 2, True)}
+    assert block == {
+        "unfused": 34 * 100 * 2 * 768 + 5 * 12 * 100 * 100 * 2,
+        "fused": block_bytes.fused(100, 2, 768, 12, 2, True),
+    }
     with pytest.raises(SystemExit):
         main(["memory", "--model", "gpt2", "--batch", "2", "--seq", "100"])
     assert "34 s b h + 5 a s^2 b = 6.42 MB" in capsys.readouterr().err
@@ -97,7 +111,12 @@ def test_the_command_prints_one_json_object(capsys):
     assert done.value.code == 0
     stages = json.loads(capsys.readouterr().out)
     assert list(stages) == ["stage0", "stage1", "stage2", "stage3"]
-    assert stages["stage1"] == {"parameters": 15 * 10**9, "gradients": 15 * 10**9, "optimizer": 1_406_250_000, "total": 31_406_250_000}
+    assert stages["stage1"] == {
+        "parameters": 15 * 10**9,
+        "gradients": 15 * 10**9,
+        "optimizer": 1_406_250_000,
+        "total": 31_406_250_000,
+    }
 
 
 def test_the_command_draws_the_bars(tmp_path):
@@ -146,7 +165,9 @@ def test_whole_number():
 
 
 def test_what_a_gated_block_keeps_term_by_term():
-    """2-byte values of a LLaMA block: the two norms with their outputs, q, k, v, the attention's output; gate, up, silu(gate), their product."""
+    """2-byte values of a LLaMA block: the two norms with their outputs, q, k, v, the attention's output; gate, up,
+    silu(gate), their product.
+    """
     h, i, heads, s, b = 4096, 11008, 32, 512, 3
     norms, attention, mlp = 4 * h, 3 * h + h, 4 * i
     block = MODELS["llama-7b"]

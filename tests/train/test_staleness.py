@@ -64,10 +64,15 @@ def main_without_exit(arguments):
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
-    [({"workers": 0}, "0 workers"), ({"slow": 0}, "0 times slower"), ({"seconds": float("nan")}, "for nan s"), ({"slow": float("inf")}, "inf times"),
-     ({"who": "me"}, "'me'; it must be 'last'"),
-     ({"consistencies": ["ssp:-1"]}, "bound -1")],
-)  # fmt: skip
+    [
+        ({"workers": 0}, "0 workers"),
+        ({"slow": 0}, "0 times slower"),
+        ({"seconds": float("nan")}, "for nan s"),
+        ({"slow": float("inf")}, "inf times"),
+        ({"who": "me"}, "'me'; it must be 'last'"),
+        ({"consistencies": ["ssp:-1"]}, "bound -1"),
+    ],
+)
 def test_wrong_numbers(values, sentence):
     with pytest.raises(UsageError, match=sentence):
         staleness_runs(**values)

@@ -8,8 +8,14 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[Shape, Shape]] = [
-    ((3,), (3,)), ((2, 3), (3,)), ((3,), (2, 3)), ((2, 1), (2, 3)), ((2, 3), ()), ((4, 1, 3), (2, 1)), ((1, 1), (5, 1)),
-]  # fmt: skip
+    ((3,), (3,)),
+    ((2, 3), (3,)),
+    ((3,), (2, 3)),
+    ((2, 1), (2, 3)),
+    ((2, 3), ()),
+    ((4, 1, 3), (2, 1)),
+    ((1, 1), (5, 1)),
+]
 
 
 def add_backward(gradient: np.ndarray, shape_a: Shape, shape_b: Shape) -> tuple[np.ndarray, np.ndarray]:
@@ -90,8 +96,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "wrong" and "got [" in f.message,
-                "the shape is right and the values are not: a repeated value gets the sum of its gradients, not their mean "
-                "and not the first of them",
+                "the shape is right and the values are not: a repeated value gets the sum of its gradients, not their"
+                " mean and not the first of them",
             ),
         ),
     ),

@@ -11,8 +11,15 @@ from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 # rows, widths: sometimes the activations are the larger part, sometimes the weights
-SHAPES = [(4, (2, 2, 2, 2)), (40, (3, 3, 3, 3)), (2, (9, 9, 9, 9)), (8, (3, 7, 5, 6)), (30, (5, 4, 9, 2)),
-          (5, (9, 2, 8, 3)), (16, (16, 16, 16, 16, 16))]  # fmt: skip
+SHAPES = [
+    (4, (2, 2, 2, 2)),
+    (40, (3, 3, 3, 3)),
+    (2, (9, 9, 9, 9)),
+    (8, (3, 7, 5, 6)),
+    (30, (5, 4, 9, 2)),
+    (5, (9, 2, 8, 3)),
+    (16, (16, 16, 16, 16, 16)),
+]
 
 
 class Layer:
@@ -147,19 +154,20 @@ EXERCISES = [
             ),
             Hint(
                 keeps_gradients,
-                "two weight gradients are alive at once: update each layer as soon as you can, and then `del` the name that "
-                "holds its gradient",
+                "two weight gradients are alive at once: update each layer as soon as you can, and then `del` the name"
+                " that holds its gradient",
             ),
             Hint(
                 keeps_activations,
-                "activations are alive after their last use: a layer's input is needed for its weight gradient and never "
-                "again, the last output for loss_gradient; a list, a loop variable or a name may still hold them",
+                "activations are alive after their last use: a layer's input is needed for its weight gradient and"
+                " never again, the last output for loss_gradient; a list, a loop variable or a name may still hold"
+                " them",
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "correct, and the order could be better: while the input gradient is made, the layer's input need not be "
-                "alive any more",
+                "correct, and the order could be better: while the input gradient is made, the layer's input need not"
+                " be alive any more",
             ),
         ),
-    ),
+    )
 ]

@@ -84,8 +84,8 @@ EXERCISES = [
         hints=(
             Hint(
                 unchanged,
-                "the array is as it was. The sum must be written into it, and also when there are fewer elements than ranks: "
-                "size // n is 0 then; np.array_split gives the first chunks one element more",
+                "the array is as it was. The sum must be written into it, and also when there are fewer elements than"
+                " ranks: size // n is 0 then; np.array_split gives the first chunks one element more",
             ),
             Hint(
                 lambda f: f.raised(UsageError) and "names rank" in f.message,
@@ -93,8 +93,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.raised(MismatchError),
-                "what a rank sends is not the chunk that its neighbour expects: in step s of the first half rank r sends "
-                "chunk r-1-s and receives r-2-s",
+                "what a rank sends is not the chunk that its neighbour expects: in step s of the first half rank r"
+                " sends chunk r-1-s and receives r-2-s",
             ),
             Hint(
                 lambda f: f.kind == "limit",
@@ -119,8 +119,9 @@ EXERCISES = [
         hints=(
             Hint(
                 nearly,
-                "right up to rounding, and wrong in the last bits: the additions are in another order. Rank 0's part comes first on "
-                "every rank, then rank 1's, ...; a rank's own part comes when its turn is, and nothing is added on the way",
+                "right up to rounding, and wrong in the last bits: the additions are in another order. Rank 0's part"
+                " comes first on every rank, then rank 1's, ...; a rank's own part comes when its turn is, and nothing"
+                " is added on the way",
             ),
             Hint(
                 lambda f: f.kind == "limit",

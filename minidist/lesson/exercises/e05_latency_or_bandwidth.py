@@ -118,33 +118,34 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
-                "the array is as it was: the sum must be written into it, and size // 2 is one element short when the size is odd",
+                "the array is as it was: the sum must be written into it, and size // 2 is one element short when the"
+                " size is odd",
             ),
             Hint(
                 lambda f: f.raised(UsageError) and "names rank" in f.message,
-                "rank xor distance is a rank only when n is a power of two: let the ranks beyond the largest power of two "
-                "hand their part to another rank first, and wait for the sum",
+                "rank xor distance is a rank only when n is a power of two: let the ranks beyond the largest power of"
+                " two hand their part to another rank first, and wait for the sum",
             ),
             Hint(
                 lambda f: f.raised(MismatchError) or (f.kind == "wrong" and is_power(f.case.ranks)),
-                "where does the array end up cut? size // 2 twice is one element short when the size is odd, and what one rank "
-                "keeps must be what its partner gives: cut once, into as many chunks as ranks take part, and exchange runs of "
-                "chunks",
+                "where does the array end up cut? size // 2 twice is one element short when the size is odd, and what"
+                " one rank keeps must be what its partner gives: cut once, into as many chunks as ranks take part, and"
+                " exchange runs of chunks",
             ),
             Hint(
                 lambda f: f.kind == "limit" and f.metric == "messages",
-                "the sums are right in more messages than 2 log2 n (and two for a rank that works for another): that is a ring's "
-                "number, or a boss's",
+                "the sums are right in more messages than 2 log2 n (and two for a rank that works for another): that is"
+                " a ring's number, or a boss's",
             ),
             Hint(
                 lambda f: f.kind == "limit" and f.metric == "bytes",
-                "the sums are right, but whole arrays travel in every round: that is recursive doubling. Give away half, then a "
-                "quarter, then an eighth",
+                "the sums are right, but whole arrays travel in every round: that is recursive doubling. Give away"
+                " half, then a quarter, then an eighth",
             ),
             Hint(
                 lambda f: f.kind == "wrong" and not is_power(f.case.ranks),
-                "right when n is a power of two. Is the part of every rank beyond it in the sum, and does each of them get the "
-                "sum back?",
+                "right when n is a power of two. Is the part of every rank beyond it in the sum, and does each of them"
+                " get the sum back?",
             ),
         ),
     ),
@@ -165,21 +166,23 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: answered(f, "ring"),
-                "a ring sends as few bytes as rabenseifner, in 2 (n-1) messages instead of 2 log2 n: count the latencies too",
+                "a ring sends as few bytes as rabenseifner, in 2 (n-1) messages instead of 2 log2 n: count the"
+                " latencies too",
             ),
             Hint(
                 lambda f: answered(f, "binomial"),
-                "a tree up and a tree down take 2 log2 n rounds with the whole array; recursive doubling needs half of them",
+                "a tree up and a tree down take 2 log2 n rounds with the whole array; recursive doubling needs half of"
+                " them",
             ),
             Hint(
                 lambda f: answered(f, "recursive_doubling"),
-                "here bytes decide: recursive doubling sends the whole array in each of its log2 n rounds, rabenseifner "
-                "2 (n-1)/n of it in all. Compare alpha with beta times what is saved",
+                "here bytes decide: recursive doubling sends the whole array in each of its log2 n rounds, rabenseifner"
+                " 2 (n-1)/n of it in all. Compare alpha with beta times what is saved",
             ),
             Hint(
                 lambda f: answered(f, "rabenseifner"),
-                "here latency decides: rabenseifner has twice as many rounds as recursive doubling. The border depends on n, alpha "
-                "and beta, not on the bytes alone",
+                "here latency decides: rabenseifner has twice as many rounds as recursive doubling. The border depends"
+                " on n, alpha and beta, not on the bytes alone",
             ),
         ),
     ),

@@ -72,8 +72,8 @@ EXERCISES = [
             Hint(not_a_number, "a rank without rows has the mean nan, and 0 * nan is nan: let it contribute zeros"),
             Hint(
                 lambda f: f.kind == "wrong" and f.answers[0] is not None and differs(f.answers),
-                "the ranks got different averages, so their replicas would drift apart: the divisor must be summed over all "
-                "ranks too",
+                "the ranks got different averages, so their replicas would drift apart: the divisor must be summed over"
+                " all ranks too",
             ),
         ),
     )

@@ -90,8 +90,9 @@ def use_counts(case: Case, rank: int) -> list[int]:
 
 
 def contributions(case: Case, rank: int) -> list[tuple[int, np.ndarray]]:
-    """(parameter, values) in the order of this rank's backward: from the last one to the first, not quite, and the second
-    contribution of a parameter comes some time after the first."""
+    """(parameter, values) in the order of this rank's backward: from the last one to the first, not quite, and the
+    second contribution of a parameter comes some time after the first.
+    """
     draw = case.generator(rank, 2)
     sizes, _ = parameters(case)
     places = [
@@ -169,16 +170,18 @@ EXERCISES = [
             ),
             Hint(
                 unreduced,
-                "part of the gradient is this rank's own: was every bucket launched, and every launched one waited for?",
+                "part of the gradient is this rank's own: was every bucket launched, and every launched one waited"
+                " for?",
             ),
             Hint(
                 lambda f: f.kind == "wrong" and reused(f),
-                "a bucket left before it was whole: a parameter that is used twice contributes twice; count down uses[p]",
+                "a bucket left before it was whole: a parameter that is used twice contributes twice; count down"
+                " uses[p]",
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "the sums are right and leave late: launch a bucket inside the loop, as soon as nothing in it is to come; "
-                "one that waits for an unused parameter holds up all buckets behind it",
+                "the sums are right and leave late: launch a bucket inside the loop, as soon as nothing in it is to"
+                " come; one that waits for an unused parameter holds up all buckets behind it",
             ),
         ),
     )

@@ -74,27 +74,36 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
     total, _ = answers[0]
     if total is None or np.shape(total) != (workers,) or not np.array_equal(total, np.full(workers, case.size)):
         got = "None" if total is None else short(np.asarray(total))
-        return f"rank 0 returned {got}; {case.size} gradients from each of {workers} workers make {short(np.full(workers, case.size))}"
+        return (
+            f"rank 0 returned {got}; {case.size} gradients from each of {workers} workers make"
+            f" {short(np.full(workers, case.size))}"
+        )
     simulated = answers[0][1]
     for rank, (_, seen) in list(enumerate(answers))[1:]:
         if [clock for clock, *_ in seen] != list(range(case.size)):
-            return f"rank {rank} computed the clocks {[clock for clock, *_ in seen]}; it should be 0 to {case.size - 1}, each once"
+            return (
+                f"rank {rank} computed the clocks {[clock for clock, *_ in seen]}; it should be 0 to {case.size - 1},"
+                " each once"
+            )
         for clock, weights, _ in seen:
             if weights[rank - 1] != clock:
-                return f"rank {rank} at clock {clock} saw {int(weights[rank - 1])} of its own updates; it must see all {clock}"
+                return (
+                    f"rank {rank} at clock {clock} saw {int(weights[rank - 1])} of its own updates; it must see all"
+                    f" {clock}"
+                )
             if weights.min() < clock - bound:
                 slowest = int(weights.argmin()) + 1
                 return (
-                    f"bound {bound}: rank {rank} started clock {clock} with {int(weights.min())} updates of rank {slowest} in its "
-                    f"weights; it needs at least {clock - bound}"
+                    f"bound {bound}: rank {rank} started clock {clock} with {int(weights.min())} updates of rank"
+                    f" {slowest} in its weights; it needs at least {clock - bound}"
                 )
         if simulated:  # only there a second is a second
             for clock, _, time in seen:
                 allowed = float(starts(case)[rank - 1, clock])
                 if time > allowed + SLACK:
                     return (
-                        f"bound {bound}: rank {rank} waited too long: it started clock {clock} at {time:.0f} s, and could have at "
-                        f"{allowed:.0f} s"
+                        f"bound {bound}: rank {rank} waited too long: it started clock {clock} at {time:.0f} s, and"
+                        f" could have at {allowed:.0f} s"
                     )
     return ""
 
@@ -116,21 +125,26 @@ EXERCISES = [
         arguments=lambda case, comm: (case.size, bound_of(case), Compute(case, comm)),
         expected=lambda case: (),
         answer=lambda arguments, returned: (
-            (returned, arguments[2].comm.world.kind == "simulated") if returned is not None else (None, arguments[2].seen)
+            (returned, arguments[2].comm.world.kind == "simulated")
+            if returned is not None
+            else (None, arguments[2].seen)
         ),
         judge=judge,
         par=Case(4, 6),
         unit="clock",
         cases=lambda: sorted(
             [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (1, 2, 5)]
-            + [Case(ranks, size, seed) for ranks, size, seed in ((3, 4, 49), (3, 7, 2), (4, 6, 3), (5, 8, 4), (6, 5, 5), (7, 3, 6))]
+            + [
+                Case(ranks, size, seed)
+                for ranks, size, seed in ((3, 4, 49), (3, 7, 2), (4, 6, 3), (5, 8, 4), (6, 5, 5), (7, 3, 6))
+            ]
         ),
         limits=("messages", "bytes"),
         hints=(
             Hint(
                 lambda f: f.raised(DeadlockError),
-                "a worker that was kept waiting must be answered when the slowest moves on, not when it pushes itself: look at "
-                "everybody who waits after each push",
+                "a worker that was kept waiting must be answered when the slowest moves on, not when it pushes itself:"
+                " look at everybody who waits after each push",
             ),
             Hint(
                 lambda f: too_early(f) and nobody_waits(f),
@@ -138,13 +152,13 @@ EXERCISES = [
             ),
             Hint(
                 too_early,
-                "off by one: a worker may start clock c when the slowest has made c - s pushes; count pushes that are done, the "
-                "worker's own last one too",
+                "off by one: a worker may start clock c when the slowest has made c - s pushes; count pushes that are"
+                " done, the worker's own last one too",
             ),
             Hint(
                 lambda f: "waited too long" in f.message and bound_of(f.case) > 0,
-                "a worker waits although the bound lets it go on: is it waiting for everybody at each clock, or the server for "
-                "one rank after the other? Receive from ANY, and answer at once who may go on",
+                "a worker waits although the bound lets it go on: is it waiting for everybody at each clock, or the"
+                " server for one rank after the other? Receive from ANY, and answer at once who may go on",
             ),
             Hint(
                 lambda f: "waited too long" in f.message,

@@ -15,7 +15,9 @@ RATE = 2.0**-10
 
 
 class Shard:
-    """One rank's elements: `backward(scale)` is their gradient, `step(gradient)` a step and an all-gather of the new values."""
+    """One rank's elements: `backward(scale)` is their gradient, `step(gradient)` a step and an all-gather of the new
+    values.
+    """
 
     def __init__(self, case: Case, comm: Comm) -> None:
         self.comm, self.case, self.now = comm, case, 0
@@ -36,7 +38,9 @@ class Shard:
         self.whole = whole
 
 
-def scaled_training(comm: Comm, steps: int, backward: Callable[[float], np.ndarray], step: Callable[..., None]) -> float:
+def scaled_training(
+    comm: Comm, steps: int, backward: Callable[[float], np.ndarray], step: Callable[..., None]
+) -> float:
     """Ask everybody whether a gradient overflowed; skip and halve together, or divide in float32 and step together."""
     scale, good = FIRST, 0
     for _ in range(steps):
@@ -60,7 +64,9 @@ def steps_of(case: Case) -> int:
 def gradients(case: Case, rank: int) -> np.ndarray:
     """(step, element): small ones, and on one rank, now and then, one that a large scale makes infinite."""
     draw = case.generator(rank, 5)
-    values = draw.uniform(1, 2, (steps_of(case), case.size + 1)) * 2.0 ** draw.integers(-27, -20, (steps_of(case), case.size + 1))
+    values = draw.uniform(1, 2, (steps_of(case), case.size + 1)) * 2.0 ** draw.integers(
+        -27, -20, (steps_of(case), case.size + 1)
+    )
     guilty = case.generator(6)
     for step in range(steps_of(case)):
         if guilty.random() < 0.5 and guilty.integers(case.ranks) == rank:
@@ -122,7 +128,9 @@ def same(failure: Failure, **mistake: bool) -> bool:
     if failure.kind != "wrong" or any(got is None for got in failure.answers):
         return False
     wanted = play(failure.case, **mistake)
-    return all(np.array_equal(g[0], w[0]) and np.array_equal(g[1], w[1]) for g, w in zip(failure.answers, wanted, strict=True))
+    return all(
+        np.array_equal(g[0], w[0]) and np.array_equal(g[1], w[1]) for g, w in zip(failure.answers, wanted, strict=True)
+    )
 
 
 def disagree(failure: Failure) -> bool:
@@ -145,8 +153,8 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f),
-                "one rank saw an overflow and skipped the step, the others are in the step's all-gather: all must know before "
-                "anybody steps, so ask everybody (an all-reduce with 'max')",
+                "one rank saw an overflow and skipped the step, the others are in the step's all-gather: all must know"
+                " before anybody steps, so ask everybody (an all-reduce with 'max')",
             ),
             Hint(
                 lambda f: same(f, unscale_wide=False),
@@ -155,12 +163,15 @@ EXERCISES = [
             Hint(lambda f: same(f, grow=False), "the scale only falls: after 3 good steps in a row double it"),
             Hint(lambda f: same(f, reset=False), "an overflow ends the row: count good steps from 0 again"),
             Hint(
-                lambda f: f.kind == "wrong" and any(got is not None and not np.isfinite(got[0]).all() for got in f.answers),
+                lambda f: (
+                    f.kind == "wrong" and any(got is not None and not np.isfinite(got[0]).all() for got in f.answers)
+                ),
                 "an infinity has reached the weights, and nothing takes it out again: look before you step",
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "right, but too many bytes: a rank need not see the others' gradients, only whether one of them overflowed: one byte",
+                "right, but too many bytes: a rank need not see the others' gradients, only whether one of them"
+                " overflowed: one byte",
             ),
         ),
     )

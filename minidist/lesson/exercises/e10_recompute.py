@@ -151,8 +151,8 @@ EXERCISES = [
             ),
             Hint(
                 inputs_forgotten,
-                "each segment keeps its input until its turn in backward: with k segments only budget - k * boundary is left "
-                "for what is inside one",
+                "each segment keeps its input until its turn in backward: with k segments only budget - k * boundary is"
+                " left for what is inside one",
             ),
             Hint(
                 lambda f: " needs " in f.message,
@@ -181,8 +181,8 @@ EXERCISES = [
         hints=(
             Hint(
                 wrong_at(2),
-                "the gradient belongs to another mask than the output: the replay must draw what forward drew, so keep the "
-                "generator as it was *before* forward (copy.deepcopy)",
+                "the gradient belongs to another mask than the output: the replay must draw what forward drew, so keep"
+                " the generator as it was *before* forward (copy.deepcopy)",
             ),
             Hint(
                 wrong_at(3),
@@ -190,8 +190,8 @@ EXERCISES = [
             ),
             Hint(
                 wrong_at(0, 1, 4),
-                "later draws differ from those of a run without recomputation: forward must advance the generator that it was "
-                "given, and backward must leave it alone",
+                "later draws differ from those of a run without recomputation: forward must advance the generator that"
+                " it was given, and backward must leave it alone",
             ),
         ),
     ),

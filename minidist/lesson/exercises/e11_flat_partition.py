@@ -103,7 +103,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: right_in_places(f) and not all(np.array_equal(w, f.answers[0][0]) for w, _ in f.answers),
-                "each rank has its own shard's new weights only, and the replicas differ: gather the shards after the update",
+                "each rank has its own shard's new weights only, and the replicas differ: gather the shards after the"
+                " update",
             ),
             Hint(
                 right_in_places,
@@ -111,13 +112,13 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: "its share is" in f.message,
-                "a rank does more than 1/n of the update (and would keep more than 1/n of the optimizer's state): cut the flat "
-                "array, not the list of parameters",
+                "a rank does more than 1/n of the update (and would keep more than 1/n of the optimizer's state): cut"
+                " the flat array, not the list of parameters",
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "right, but too many bytes: a rank needs the summed gradient of its own shard only, so a reduce-scatter is "
-                "enough",
+                "right, but too many bytes: a rank needs the summed gradient of its own shard only, so a reduce-scatter"
+                " is enough",
             ),
             Hint(
                 lambda f: f.raised(MismatchError, UsageError, ValueError),

@@ -109,13 +109,13 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.metric == "memory",
-                "more than two whole layers are alive at once: gather one layer ahead, not all, and keep no list of what has "
-                "been used",
+                "more than two whole layers are alive at once: gather one layer ahead, not all, and keep no list of"
+                " what has been used",
             ),
             Hint(
                 lambda f: f.metric == "time",
-                "the ranks wait for gathers that could have travelled before: start the gather of the next layer *before* you "
-                "compute this one, and wait for it after",
+                "the ranks wait for gathers that could have travelled before: start the gather of the next layer"
+                " *before* you compute this one, and wait for it after",
             ),
             Hint(lambda f: f.metric == "bytes", "some layer is gathered more than once"),
             Hint(

@@ -66,7 +66,11 @@ class Run:
 
 
 def offloaded_step(
-    comm: Comm, pieces: int, down: Callable[[int], Any], step: Callable[[int, np.ndarray], np.ndarray], up: Callable[[int, np.ndarray], Any]
+    comm: Comm,
+    pieces: int,
+    down: Callable[[int], Any],
+    step: Callable[[int, np.ndarray], np.ndarray],
+    up: Callable[[int, np.ndarray], Any],
 ) -> None:
     """While piece i steps, the gradient of i + 1 comes down and the values of i - 1 go up."""
     coming: Any = down(0) if pieces else None
@@ -123,16 +127,18 @@ EXERCISES = [
             Hint(lambda f: f.raised(IndexError), "after the last piece there is none to bring down"),
             Hint(
                 lambda f: f.raised(UnwaitedRequestError),
-                "something was sent over the link and never waited for: wait for every way down and for every way up, the last one too",
+                "something was sent over the link and never waited for: wait for every way down and for every way up,"
+                " the last one too",
             ),
             Hint(
                 lambda f: f.metric == "memory",
-                "more than two gradients are on the host at once: begin to bring down one piece ahead, not all, and keep none that has been used",
+                "more than two gradients are on the host at once: begin to bring down one piece ahead, not all, and"
+                " keep none that has been used",
             ),
             Hint(
                 lambda f: f.metric == "time",
-                "link and host wait for each other: begin to bring down piece i + 1 *before* you step piece i, and wait for "
-                "the way up of piece i - 1 only after that",
+                "link and host wait for each other: begin to bring down piece i + 1 *before* you step piece i, and wait"
+                " for the way up of piece i - 1 only after that",
             ),
             Hint(lambda f: f.kind == "wrong", "each piece comes down, is stepped, and its new values go up, once"),
         ),

@@ -49,7 +49,13 @@ def attention(qkv: np.ndarray, heads: int) -> np.ndarray:
 def mlp_parts(case: Case) -> dict[str, np.ndarray]:
     """Whole matrices; `case.size` columns of A for each rank. Integers, so that any order of adding is right."""
     draw, hidden = case.generator(), case.ranks * case.size
-    shapes = {"x": (ROWS, WIDTH), "a": (WIDTH, hidden), "b": (hidden, WIDTH), "bias": (WIDTH,), "gradient": (ROWS, WIDTH)}
+    shapes = {
+        "x": (ROWS, WIDTH),
+        "a": (WIDTH, hidden),
+        "b": (hidden, WIDTH),
+        "bias": (WIDTH,),
+        "gradient": (ROWS, WIDTH),
+    }
     return {name: draw.integers(-4, 5, shape) * 1.0 for name, shape in shapes.items()}
 
 
@@ -82,7 +88,12 @@ def attention_parts(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, int
     """x, fused Q|K|V, projection, heads: `case.size` heads of 2 on each rank (one when the size is 0)."""
     draw, heads = case.generator(), case.ranks * max(1, case.size % 4)
     width = heads * HEAD
-    return draw.normal(size=(ROWS, WIDTH)), draw.normal(size=(WIDTH, 3 * width)), draw.normal(size=(width, WIDTH)), heads
+    return (
+        draw.normal(size=(ROWS, WIDTH)),
+        draw.normal(size=(WIDTH, 3 * width)),
+        draw.normal(size=(width, WIDTH)),
+        heads,
+    )
 
 
 def attention_arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
@@ -94,7 +105,9 @@ def attention_truth(case: Case) -> Sequence[np.ndarray]:
     return [attention(x @ qkv, heads) @ projection] * case.ranks
 
 
-def attention_by_tiles(case: Case, contiguous: bool = False, all_heads: bool = False, summed: bool = True) -> list[np.ndarray]:
+def attention_by_tiles(
+    case: Case, contiguous: bool = False, all_heads: bool = False, summed: bool = True
+) -> list[np.ndarray]:
     """The answer of one who cuts the fused matrix contiguously, keeps the number of heads, or sums nothing."""
     x, qkv, projection, heads = attention_parts(case)
     n, width = case.ranks, qkv.shape[1] // 3
@@ -125,13 +138,12 @@ EXERCISES = [
                 "the bias is in the sum n times: add it once, after the all-reduce",
             ),
             Hint(
-                lambda f: answers(f, partial),
-                "nothing is summed: a rank has a summand of y only, and of x's gradient",
+                lambda f: answers(f, partial), "nothing is summed: a rank has a summand of y only, and of x's gradient"
             ),
             Hint(
                 lambda f: answers(f, lambda case, rank: (mlp_truth(case)[0], partial(case, rank)[1])),
-                "y is right, x's gradient is a summand: x went into every rank's columns, so backward sums over the ranks (that "
-                "is f)",
+                "y is right, x's gradient is a summand: x went into every rank's columns, so backward sums over the"
+                " ranks (that is f)",
             ),
             Hint(
                 lambda f: answers(f, lambda case, rank: (partial(case, rank)[0], mlp_truth(case)[1])),
@@ -139,8 +151,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "right, but too many bytes: neither matrices nor hidden columns need to travel, the rows of B take the columns as "
-                "they are",
+                "right, but too many bytes: neither matrices nor hidden columns need to travel, the rows of B take the"
+                " columns as they are",
             ),
         ),
     ),

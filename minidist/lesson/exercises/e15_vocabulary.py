@@ -118,22 +118,27 @@ EXERCISES = [
         limits=("bytes",),
         hints=(
             Hint(
-                lambda f: f.kind == "wrong" and any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a),
-                "a logit of 1,000 overflows exp, or its logarithm: subtract the largest logit of *all* words from every one",
+                lambda f: (
+                    f.kind == "wrong"
+                    and any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a)
+                ),
+                "a logit of 1,000 overflows exp, or its logarithm: subtract the largest logit of *all* words from"
+                " every one",
             ),
             Hint(
                 lambda f: by_rank(f, own_softmax),
-                "every rank normalises its own words: the largest logit and the sum of exponentials are those of all words",
+                "every rank normalises its own words: the largest logit and the sum of exponentials are those of all"
+                " words",
             ),
             Hint(
                 own_maxima,
-                "exponentials that were shifted by different numbers cannot be added: what is subtracted must be the largest "
-                "logit of all words, the same on every rank",
+                "exponentials that were shifted by different numbers cannot be added: what is subtracted must be the"
+                " largest logit of all words, the same on every rank",
             ),
             Hint(
                 losses_of_the_ranks,
-                "the ranks disagree on the loss: the largest logit, the target's logit and the sum of exponentials are all three "
-                "numbers of all words, so each is reduced",
+                "the ranks disagree on the loss: the largest logit, the target's logit and the sum of exponentials are"
+                " all three numbers of all words, so each is reduced",
             ),
             Hint(
                 lambda f: f.kind == "limit",
@@ -141,12 +146,14 @@ EXERCISES = [
             ),
             Hint(
                 target_elsewhere,
-                "the target's logit is with one rank only: the one with first <= target < first + (its number of words); the "
-                "others add 0 (a negative index counts from the end, and the last word of a range belongs to it)",
+                "the target's logit is with one rank only: the one with first <= target < first + (its number of"
+                " words); the others add 0 (a negative index counts from the end, and the last word of a range belongs"
+                " to it)",
             ),
             Hint(
                 lambda f: f.raised(IndexError),
-                "a target that is not among a rank's words has no place in its logits: look at first <= target < first + words",
+                "a target that is not among a rank's words has no place in its logits: look at first <= target < first"
+                " + words",
             ),
             Hint(lambda f: f.raised(MismatchError), "do all ranks call the same reductions, with as many rows?"),
         ),

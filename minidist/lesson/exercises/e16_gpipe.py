@@ -88,8 +88,8 @@ COMMON = (
     ),
     Hint(
         says("deadlock", "waits for", "before"),
-        "a stage waits for something that comes later: F needs the F of the stage before it, B the stage's own F and the B "
-        "of the stage after it",
+        "a stage waits for something that comes later: F needs the F of the stage before it, B the stage's own F and"
+        " the B of the stage after it",
     ),
 )
 
@@ -102,8 +102,8 @@ EXERCISES = [
         (
             Hint(
                 says("it takes"),
-                "stages wait for each other: let a stage start its next forward while the one after it works on the last; no "
-                "backward before all forwards, and the same order of backwards on all stages",
+                "stages wait for each other: let a stage start its next forward while the one after it works on the"
+                " last; no backward before all forwards, and the same order of backwards on all stages",
             ),
         ),
     )

@@ -27,12 +27,13 @@ EXERCISES = [
         (
             Hint(
                 says("are enough"),
-                "a stage runs too far ahead: stage s needs p-1-s forwards before its first pair of F and B, the last stage none",
+                "a stage runs too far ahead: stage s needs p-1-s forwards before its first pair of F and B, the last"
+                " stage none",
             ),
             Hint(
                 says("it takes"),
-                "some stage has too little in flight and waits: stage s starts with p-1-s forwards, so that the first gradient "
-                "comes back just when they are done",
+                "some stage has too little in flight and waits: stage s starts with p-1-s forwards, so that the first"
+                " gradient comes back just when they are done",
             ),
         ),
     )

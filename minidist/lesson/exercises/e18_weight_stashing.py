@@ -1,4 +1,6 @@
-"""Lesson 18: one stage of PipeDream: each mini-batch keeps the weights it began with; then 2BW, which keeps two versions."""
+"""Lesson 18: one stage of PipeDream: each mini-batch keeps the weights it began with; then 2BW, which keeps two
+versions.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +26,9 @@ def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> l
 
 
 def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, m: int) -> list[np.ndarray]:
-    """Micro-batch k of batches of m: version max(k // m - 1, 0); the gradients of a batch are added and make one update."""
+    """Micro-batch k of batches of m: version max(k // m - 1, 0); the gradients of a batch are added and make one
+    update.
+    """
     versions, total, history = {0: weights}, np.zeros_like(weights), []
     for action in order:
         kind, k = action[0], int(action[1:])
@@ -122,10 +126,15 @@ EXERCISES = [
         label=lambda case: f"{case.size} forwards ahead, {count(case)} mini-batches",
         communicates=False,
         hints=(
-            Hint(in_place, "the history is one array many times: `-=` changes the weights in place, and every stashed reference with them"),
+            Hint(
+                in_place,
+                "the history is one array many times: `-=` changes the weights in place, and every stashed reference"
+                " with them",
+            ),
             Hint(
                 lambda f: same(f, latest_weights(*arguments(f.case))),
-                "this backward uses the newest weights, and the forward saw older ones: keep, for each mini-batch, what its F saw",
+                "this backward uses the newest weights, and the forward saw older ones: keep, for each mini-batch, what"
+                " its F saw",
             ),
             Hint(wrong_length, "return a list with the weights after each update, one for each B of the order"),
         ),
@@ -137,15 +146,21 @@ EXERCISES = [
         expected=lambda case: [tuple(two_versions(*two_arguments(case)))],
         cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3) for seed in (0, 1)],
         par=Case(1, 3, 1),
-        label=lambda case: f"{case.size} forwards ahead, {batches_of(case)} micro-batches in batches of {case.size + 1}",
+        label=lambda case: (
+            f"{case.size} forwards ahead, {batches_of(case)} micro-batches in batches of {case.size + 1}"
+        ),
         communicates=False,
         hints=(
             Hint(in_place, "the history is one array many times: make a new array for each version"),
             Hint(
                 lambda f: same(f, with_delay(f.case, 0)),
-                "batch b used version b, which is not there when its first forwards run: it is the batch before that delays it by one",
+                "batch b used version b, which is not there when its first forwards run: it is the batch before that"
+                " delays it by one",
             ),
-            Hint(lambda f: same(f, with_delay(f.case, 1, mean=True)), "the micro-batches' gradients are added, not averaged: each has its share of the loss already"),
+            Hint(
+                lambda f: same(f, with_delay(f.case, 1, mean=True)),
+                "the micro-batches' gradients are added, not averaged: each has its share of the loss already",
+            ),
             Hint(wrong_length, "one update a batch: return one array for each m backwards"),
         ),
     ),

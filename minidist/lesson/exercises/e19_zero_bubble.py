@@ -39,7 +39,10 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
         if held > max(old.peak):
             return f"stage {stage} holds {held} micro-batches at once; 1F1B's fullest stage holds {max(old.peak)}"
     if mine.makespan > par.makespan:
-        return f"it takes {mine.makespan:g}, {par.makespan:g} is possible and 1F1B takes {old.makespan:g} (F, I and W take 1 each)"
+        return (
+            f"it takes {mine.makespan:g}, {par.makespan:g} is possible and 1F1B takes {old.makespan:g} (F, I and W take"
+            " 1 each)"
+        )
     return ""
 
 
@@ -57,14 +60,22 @@ EXERCISES = [
         hints=(
             Hint(
                 says("holds"),
-                "a micro-batch is alive until its W: put W off only as long as the stage would have waited, s micro-batches on stage s",
+                "a micro-batch is alive until its W: put W off only as long as the stage would have waited, s"
+                " micro-batches on stage s",
             ),
             Hint(
                 says("it takes"),
-                "the stage before waits for I, nobody waits for W: do I as soon as the gradient is there, and W where a stage would wait",
+                "the stage before waits for I, nobody waits for W: do I as soon as the gradient is there, and W where a"
+                " stage would wait",
             ),
-            Hint(says("one list for each"), "the answer is a list with one list of names for each stage: [['F0', 'I0', 'W0'], ...]"),
-            Hint(says("W", "is missing", "has no action"), "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage"),
+            Hint(
+                says("one list for each"),
+                "the answer is a list with one list of names for each stage: [['F0', 'I0', 'W0'], ...]",
+            ),
+            Hint(
+                says("W", "is missing", "has no action"),
+                "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage",
+            ),
             *COMMON,
         ),
     )

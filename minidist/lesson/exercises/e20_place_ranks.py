@@ -50,10 +50,16 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
         return f"return one node for each of the {ranks} ranks of the mesh {shape}"
     counts = Counter(int(node) for node in nodes)
     if counts != Counter(dict.fromkeys(range(ranks // node_size), node_size)):
-        return f"mesh {shape}: the nodes hold {dict(sorted(counts.items()))} ranks; each of 0 to {ranks // node_size - 1} must hold {node_size}"
+        return (
+            f"mesh {shape}: the nodes hold {dict(sorted(counts.items()))} ranks; each of 0 to {ranks // node_size - 1}"
+            f" must hold {node_size}"
+        )
     mine, best = crossing(shape, traffic, nodes), crossing(shape, traffic, place_ranks(shape, traffic, node_size))
     if mine > best:
-        return f"mesh {shape} with traffic {traffic} and nodes of {node_size}: {mine:g} B between nodes, {best:g} are enough"
+        return (
+            f"mesh {shape} with traffic {traffic} and nodes of {node_size}: {mine:g} B between nodes, {best:g} are"
+            " enough"
+        )
     return ""
 
 
@@ -82,12 +88,22 @@ EXERCISES = [
         label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
         communicates=False,
         hints=(
-            Hint(says("return one node"), "a list with the node of rank 0, rank 1, and so on; np.ndindex(*shape) goes through them in order"),
-            Hint(says("the nodes hold"), "every node holds node_size ranks: number the ranks in some order, then divide by node_size"),
-            Hint(is_the_least_chatty_inside, "the other way round: the axis with the *most* bytes must be the fastest in your order"),
+            Hint(
+                says("return one node"),
+                "a list with the node of rank 0, rank 1, and so on; np.ndindex(*shape) goes through them in order",
+            ),
+            Hint(
+                says("the nodes hold"),
+                "every node holds node_size ranks: number the ranks in some order, then divide by node_size",
+            ),
+            Hint(
+                is_the_least_chatty_inside,
+                "the other way round: the axis with the *most* bytes must be the fastest in your order",
+            ),
             Hint(
                 says("between nodes"),
-                "the order in which you number the ranks may be another one than the mesh's: the axis with the most bytes fastest, then the next",
+                "the order in which you number the ranks may be another one than the mesh's: the axis with the most"
+                " bytes fastest, then the next",
             ),
         ),
     )

@@ -137,7 +137,10 @@ def swapped_back(case: Case) -> list[np.ndarray]:
         arrived = np.stack([slots_of(case, source).reshape(n, here, capacity, WIDTH)[rank] for source in range(n)])
         done = np.stack([compute(rank * here + e, arrived[:, e].reshape(-1, WIDTH)) for e in range(here)])
         sent.append(done.reshape(n, -1))  # pieces for the ranks, of an array in the order (experts, sources)
-    return [np.concatenate([sent[source][rank] for source in range(n)]).reshape(experts, capacity, WIDTH) for rank in range(n)]
+    return [
+        np.concatenate([sent[source][rank] for source in range(n)]).reshape(experts, capacity, WIDTH)
+        for rank in range(n)
+    ]
 
 
 EXERCISES = [
@@ -170,12 +173,13 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: wrong_in(f) == {"gradient"},
-                "only the gradient is wrong: it runs through P alone (a count has no gradient), and P is a mean over the tokens: "
-                "N f / tokens in every row",
+                "only the gradient is wrong: it runs through P alone (a count has no gradient), and P is a mean over"
+                " the tokens: N f / tokens in every row",
             ),
             Hint(
                 lambda f: wrong_in(f) == {"slots"},
-                "only the slots are wrong: slot number expert x capacity + place, and -1 for a token that finds its expert full",
+                "only the slots are wrong: slot number expert x capacity + place, and -1 for a token that finds its"
+                " expert full",
             ),
         ),
     ),
@@ -185,12 +189,13 @@ EXERCISES = [
         arguments=arguments,
         expected=truth,
         par=Case(4, 5),
-        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts with {shapes(case)[1]} slots a rank",
+        label=lambda case: (
+            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts with {shapes(case)[1]} slots a rank"
+        ),
         limits=("bytes",),
         hints=(
             Hint(
-                lambda f: f.raised(LookupError),
-                "that expert's weights are on another rank: send it the rows instead",
+                lambda f: f.raised(LookupError), "that expert's weights are on another rank: send it the rows instead"
             ),
             Hint(
                 lambda f: f.answers_are([slots_of(f.case, rank) for rank in range(f.case.ranks)]),
@@ -198,8 +203,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.answers_are(swapped_back(f.case)),
-                "an all-to-all sends piece j to rank j, so on the way back the *source rank* is the first dim, as it was when the "
-                "rows arrived",
+                "an all-to-all sends piece j to rank j, so on the way back the *source rank* is the first dim, as it"
+                " was when the rows arrived",
             ),
             Hint(
                 lambda f: f.kind == "limit",
@@ -207,7 +212,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "wrong" and f.case.ranks > 1,
-                "compare with the picture: from rank r you got (experts here, capacity) rows, in the order of your experts",
+                "compare with the picture: from rank r you got (experts here, capacity) rows, in the order of your"
+                " experts",
             ),
             Hint(lambda f: f.raised(MismatchError), "does every rank send and receive pieces of the same size, twice?"),
         ),

@@ -109,7 +109,8 @@ EXERCISES = [
             Hint(not_finite, "scores of hundreds overflow exp: shift by the largest score so far, and remember it"),
             Hint(
                 lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs.mean(axis=0))),
-                "the mean of the blocks' outputs gives every block the same weight; its weight is its sum of exponentials",
+                "the mean of the blocks' outputs gives every block the same weight; its weight is its sum of"
+                " exponentials",
             ),
             Hint(
                 lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs[0])),
@@ -117,7 +118,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.answers_are(without_scaling(f.case)),
-                "when the maximum grows, what was summed before was shifted by less: multiply sum and output by exp(old - new)",
+                "when the maximum grows, what was summed before was shifted by less: multiply sum and output by exp(old"
+                " - new)",
             ),
             Hint(
                 lambda f: f.raised(MismatchError),

@@ -20,7 +20,10 @@ class Reader:
 
     def __call__(self, old: int) -> np.ndarray:
         if not 0 <= old < len(self.rows):
-            raise UsageError(f"there is no saved residual {old}; the checkpoint was made by {len(self.rows)} ranks, 0 to {len(self.rows) - 1}")
+            raise UsageError(
+                f"there is no saved residual {old}; the checkpoint was made by {len(self.rows)} ranks, 0 to"
+                f" {len(self.rows) - 1}"
+            )
         self.taken.append(old)
         return self.rows[old].copy()
 
@@ -42,18 +45,28 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
     rows = saved(case)
     for rank, (residual, _) in enumerate(answers):
         if residual is None or np.shape(residual) != (LENGTH,):
-            return f"rank {rank} returned {'None' if residual is None else f'an array of shape {np.shape(residual)}'}; a residual has {LENGTH} numbers"
+            return (
+                f"rank {rank} returned {'None' if residual is None else f'an array of shape {np.shape(residual)}'}; a"
+                f" residual has {LENGTH} numbers"
+            )
     total, wanted = np.sum([residual for residual, _ in answers], axis=0), rows.sum(axis=0)
     if not np.array_equal(total, wanted):
-        return f"the residuals of all {case.ranks} ranks add up to {total.tolist()}; those saved by {case.size} ranks to {wanted.tolist()}"
+        return (
+            f"the residuals of all {case.ranks} ranks add up to {total.tolist()}; those saved by {case.size} ranks to"
+            f" {wanted.tolist()}"
+        )
     if case.size == case.ranks:
         for rank, (residual, _) in enumerate(answers):
             if not np.array_equal(residual, rows[rank]):
-                return f"rank {rank} of as many ranks as before: {difference(residual, rows[rank], 0)}, its own saved one"
+                return (
+                    f"rank {rank} of as many ranks as before: {difference(residual, rows[rank], 0)}, its own saved one"
+                )
     most = -(-case.size // case.ranks)
     for rank, (_, taken) in enumerate(answers):
         if len(taken) > most:
-            return f"the sum is right, but rank {rank} read {len(taken)} of {case.size} saved residuals; {most} would do"
+            return (
+                f"the sum is right, but rank {rank} read {len(taken)} of {case.size} saved residuals; {most} would do"
+            )
     return ""
 
 
@@ -77,7 +90,8 @@ EXERCISES = [
         par=Case(3, 8),
         unit="saved residual",
         cases=lambda: sorted(
-            [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (1, 2, 3, 4, 7, 8)] + [Case(3, 0), Case(6, 11, 1), Case(7, 23, 2)]
+            [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (1, 2, 3, 4, 7, 8)]
+            + [Case(3, 0), Case(6, 11, 1), Case(7, 23, 2)]
         ),
         limits=("messages",),
         hints=(
@@ -94,24 +108,30 @@ EXERCISES = [
                 "every rank has everybody's residual, so each counts once a rank: give each saved one to one rank only",
             ),
             Hint(
-                lambda f: adds_up(f) and f.case.size > f.case.ranks and len({old for _, taken in f.answers for old in taken}) < f.case.size,
+                lambda f: (
+                    adds_up(f)
+                    and f.case.size > f.case.ranks
+                    and len({old for _, taken in f.answers for old in taken}) < f.case.size
+                ),
                 "some saved residuals are read by nobody: with fewer ranks than before, a rank takes over several",
             ),
             Hint(
                 adds_up,
-                "what will be sent is the sum over the ranks, so the *sum* must be kept: add up what falls to a rank, without a mean",
+                "what will be sent is the sum over the ranks, so the *sum* must be kept: add up what falls to a rank,"
+                " without a mean",
             ),
             Hint(
                 lambda f: "as many ranks" in f.message,
-                "on as many ranks as before the job must go on bit for bit: each gets its own residual back, not a share of the sum",
+                "on as many ranks as before the job must go on bit for bit: each gets its own residual back, not a"
+                " share of the sum",
             ),
             Hint(
                 lambda f: "would do" in f.message,
-                "right, but a rank reads residuals that are not its own to keep: rank r needs those of r, r + n, r + 2n, ...",
+                "right, but a rank reads residuals that are not its own to keep: rank r needs those of r, r + n, r +"
+                " 2n, ...",
             ),
             Hint(
-                lambda f: f.kind == "limit",
-                "right, but nobody need send anything: every rank can read the checkpoint",
+                lambda f: f.kind == "limit", "right, but nobody need send anything: every rank can read the checkpoint"
             ),
         ),
     )

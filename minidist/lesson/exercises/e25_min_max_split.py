@@ -57,7 +57,10 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
         return f"a stage of {sizes} is without a layer"
     mine, best = slowest(times, sizes), slowest(times, min_max_split(times, stages))
     if mine > best:
-        return f"layers {[round(t) for t in times]} on {stages} stages as {sizes}: the slowest takes {mine:g}, {best:g} can be had"
+        return (
+            f"layers {[round(t) for t in times]} on {stages} stages as {sizes}: the slowest takes {mine:g}, {best:g}"
+            " can be had"
+        )
     return ""
 
 
@@ -75,17 +78,26 @@ EXERCISES = [
         arguments=lambda case, comm: (times_of(case), case.seed),
         expected=lambda case: (),
         judge=judge,
-        cases=lambda: [Case(1, layers, stages) for layers in (1, 2, 3, 5, 8, 12) for stages in (1, 2, 3, 4, 8) if stages <= layers],
+        cases=lambda: [
+            Case(1, layers, stages) for layers in (1, 2, 3, 5, 8, 12) for stages in (1, 2, 3, 4, 8) if stages <= layers
+        ],
         par=Case(1, 8, 4),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)}, {case.seed} stage{'s' * (case.seed != 1)}",
         communicates=False,
         hints=(
-            Hint(says("return a list"), "a list of whole numbers, one for each stage, that add up to the number of layers"),
-            Hint(says("without a layer", "stages instead", "layers together"), "every layer is in one stage and every stage has a layer"),
+            Hint(
+                says("return a list"),
+                "a list of whole numbers, one for each stage, that add up to the number of layers",
+            ),
+            Hint(
+                says("without a layer", "stages instead", "layers together"),
+                "every layer is in one stage and every stage has a layer",
+            ),
             Hint(
                 says("can be had"),
-                "stages with as many layers each do not take as long each, and filling stage after stage up to the average leaves the last "
-                "one with the rest: try every place where the last stage could begin, and cut what is before it in the best way",
+                "stages with as many layers each do not take as long each, and filling stage after stage up to the"
+                " average leaves the last one with the rest: try every place where the last stage could begin, and cut"
+                " what is before it in the best way",
             ),
         ),
     )

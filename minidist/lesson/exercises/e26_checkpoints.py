@@ -67,7 +67,9 @@ def disk_arguments(case: Case, comm: Comm | None) -> tuple[Any, ...]:
 def loads(state: dict[str, bytes]) -> dict[str, bytes] | None:
     """What a job that starts now would load; None when `latest` names nothing."""
     name = state.get("latest", b"").decode(errors="replace")
-    return {path[len(name) + 1 :]: data for path, data in state.items() if path.startswith(name + "/")} if name else None
+    return (
+        {path[len(name) + 1 :]: data for path, data in state.items() if path.startswith(name + "/")} if name else None
+    )
 
 
 def judge_disk(case: Case, answers: Sequence[Any]) -> str:
@@ -77,7 +79,9 @@ def judge_disk(case: Case, answers: Sequence[Any]) -> str:
         found = loads(state)
         if found not in whole:
             names = state.get("latest", b"").decode(errors="replace")
-            damaged = [part for part, data in (found or {}).items() if all(data != version.get(part) for version in whole)]
+            damaged = [
+                part for part, data in (found or {}).items() if all(data != version.get(part) for version in whole)
+            ]
             what = f"{damaged[0]!r} of {names!r} is half written" if damaged else f"{names!r} is not a whole checkpoint"
             return f"killed after {number} moments, `latest` says {names!r}, and {what}"
     if loads(states[-1]) != whole[1]:
@@ -150,10 +154,13 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: "half written" in f.message and f.case.seed == 1,
-                "the name was taken by the only checkpoint that there was: write beside it, and find a name that is free",
+                "the name was taken by the only checkpoint that there was: write beside it, and find a name that is"
+                " free",
             ),
             Hint(
-                lambda f: "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message),
+                lambda f: (
+                    "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message)
+                ),
                 "`latest` named the new checkpoint before all of it was there: first all files, then `latest`",
             ),
             Hint(
@@ -182,7 +189,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "wrong",
-                "a piece may begin before your chunk or end after it, and pieces come in any order: copy the overlap to its place",
+                "a piece may begin before your chunk or end after it, and pieces come in any order: copy the overlap to"
+                " its place",
             ),
         ),
     ),

@@ -9,7 +9,9 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def fit_a_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Least squares of the *relative* errors (each equation divided by its seconds), again with less weight on what is far off."""
+    """Least squares of the *relative* errors (each equation divided by its seconds), again with less weight on what is
+    far off.
+    """
     n, s = np.asarray(sizes, float), np.asarray(seconds, float)
     weight = np.ones_like(s)
     alpha = beta = 0.0
@@ -68,13 +70,20 @@ EXERCISES = [
         communicates=False,
         hints=(
             Hint(says("return (alpha"), "two numbers: seconds of latency, and seconds a byte"),
-            Hint(swapped, "seconds a byte are many decades less than the latency: is the order (alpha, beta)? np.polyfit gives the slope first"),
+            Hint(
+                swapped,
+                "seconds a byte are many decades less than the latency: is the order (alpha, beta)? np.polyfit gives"
+                " the slope first",
+            ),
             Hint(
                 says("alpha is"),
-                "the latency is lost beside the time of the largest messages: divide each equation by its seconds, so that one percent counts "
-                "the same everywhere",
+                "the latency is lost beside the time of the largest messages: divide each equation by its seconds, so"
+                " that one percent counts the same everywhere",
             ),
-            Hint(says("beta is"), "some measurements took twice as long: give what lies far from the line less weight, and fit again"),
+            Hint(
+                says("beta is"),
+                "some measurements took twice as long: give what lies far from the line less weight, and fit again",
+            ),
         ),
     )
 ]

@@ -38,7 +38,9 @@ def truth(case: Case) -> int:
 
 def cases() -> list[Case]:
     """Long arrays, so that a digest is shorter than they are."""
-    return sorted(Case(ranks, size, seed) for ranks in (1, 2, 3, 5) for size in (8, 40) for seed in range(3)) + [Case(8, 100, 4)]
+    return sorted(Case(ranks, size, seed) for ranks in (1, 2, 3, 5) for size in (8, 40) for seed in range(3)) + [
+        Case(8, 100, 4)
+    ]
 
 
 def compared_sums(failure: Failure) -> bool:
@@ -56,11 +58,15 @@ EXERCISES = [
         limits=("bytes",),
         unit="weight",
         hints=(
-            Hint(lambda f: f.kind == "limit", "these are the weights themselves, or nearly; a digest of 16 bytes says as much"),
+            Hint(
+                lambda f: f.kind == "limit",
+                "these are the weights themselves, or nearly; a digest of 16 bytes says as much",
+            ),
             Hint(compared_sums, "two entries were exchanged: their sum is what it was. A digest of the bytes sees it"),
             Hint(
                 lambda f: f.kind == "wrong" and any(answer != f.answers[0] for answer in f.answers),
-                "the ranks give different answers, and one that acts on it leaves the others waiting: everybody must see everybody's digest",
+                "the ranks give different answers, and one that acts on it leaves the others waiting: everybody must"
+                " see everybody's digest",
             ),
             Hint(
                 lambda f: f.kind == "wrong",

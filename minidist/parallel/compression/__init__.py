@@ -15,8 +15,8 @@ Each class below is the state of a communication hook of `DistributedDataParalle
     QSGD       d B + a value                          |x|_2 sign(x) l/s, l rounded up or down at random: unbiased
     PowerSGD   r (m + k) values for an m x k matrix   a product of rank r, by one step of power iteration
 
-Error feedback: sent + residual = gradient + earlier residual, so over the steps everything arrives. QSGD has none because its
-errors have mean zero; a cast's are small.
+Error feedback: sent + residual = gradient + earlier residual, so over the steps everything arrives. QSGD has none
+because its errors have mean zero; a cast's are small.
 
 Sources: Lin et al., Deep gradient compression, ICLR 2018; Karimireddy et al., Error feedback fixes SignSGD, ICML 2019;
 Alistarh et al., QSGD, NeurIPS 2017; Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
@@ -31,6 +31,17 @@ from minidist.parallel.compression.sign import Sign
 from minidist.parallel.compression.top_k import TopK
 
 __all__ = [
-    "NAMES", "Cast", "Compressor", "PowerSGD", "QSGD", "Sign", "TopK", "check_compression", "compress", "dequantize",
-    "make_compressor", "orthonormal", "quantize",
-]  # fmt: skip
+    "NAMES",
+    "Cast",
+    "Compressor",
+    "PowerSGD",
+    "QSGD",
+    "Sign",
+    "TopK",
+    "check_compression",
+    "compress",
+    "dequantize",
+    "make_compressor",
+    "orthonormal",
+    "quantize",
+]

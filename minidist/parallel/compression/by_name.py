@@ -10,14 +10,21 @@ from minidist.parallel.compression.sign import Sign
 from minidist.parallel.compression.top_k import TopK
 
 NAMES = ("none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd")
-NUMBERS = {"topk": "elements of a bucket, or a share below 1", "qsgd": f"levels, 1 to {MOST_LEVELS}", "powersgd": "rank, at least 1"}
+NUMBERS = {
+    "topk": "elements of a bucket, or a share below 1",
+    "qsgd": f"levels, 1 to {MOST_LEVELS}",
+    "powersgd": "rank, at least 1",
+}
 
 
 def check_compression(text: str) -> tuple[str, float | None]:
     """(name, number) of such a text; UsageError when it is none."""
     name, colon, word = text.partition(":")
     if name not in NAMES:
-        raise UsageError(f"compression {text!r}{nearest(name, NAMES)}; it must be one of none, fp16, bf16, topk:K, sign, qsgd:LEVELS, powersgd:RANK")
+        raise UsageError(
+            f"compression {text!r}{nearest(name, NAMES)}; it must be one of none, fp16, bf16, topk:K, sign,"
+            " qsgd:LEVELS, powersgd:RANK"
+        )
     if name not in NUMBERS:
         if colon:
             raise UsageError(f"compression {text!r}: {name} takes no number")
@@ -28,7 +35,10 @@ def check_compression(text: str) -> tuple[str, float | None]:
         number = -1.0
     whole = number >= 1 and number.is_integer() and (name != "qsgd" or number <= MOST_LEVELS)
     if not (whole or (name == "topk" and 0 < number < 1)):
-        raise UsageError(f"compression {text!r}: {name} needs a number ({NUMBERS[name]}), such as {name}:{0.01 if name == 'topk' else 4}")
+        raise UsageError(
+            f"compression {text!r}: {name} needs a number ({NUMBERS[name]}), such as"
+            f" {name}:{0.01 if name == 'topk' else 4}"
+        )
     return name, number
 
 

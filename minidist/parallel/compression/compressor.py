@@ -1,8 +1,8 @@
 """What all compressors share: the hook, error feedback, and the state that a checkpoint keeps.
 
-A compressor's state is of two kinds. The residual belongs to a rank: it is what *this* rank has not sent yet. What else there
-is (PowerSGD's queries, QSGD's count of calls) is equal on all ranks. Both are handed out by the names of parameters, so that
-a job may go on with other buckets.
+A compressor's state is of two kinds. The residual belongs to a rank: it is what *this* rank has not sent yet. What else
+there is (PowerSGD's queries, QSGD's count of calls) is equal on all ranks. Both are handed out by the names of
+parameters, so that a job may go on with other buckets.
 """
 
 from collections.abc import Sequence
@@ -57,13 +57,14 @@ class Compressor:
         if self.op == "mean":
             bucket.buffer[...] /= bucket.buffer.dtype.type(self.comm.size)
 
-    # in a checkpoint ----------------------------------------------------------------------------------------------------
+    # in a checkpoint
+    # ----------------------------------------------------------------------------------------------------
 
     def residual(self, buckets: Sequence[Bucket]) -> np.ndarray:
         """This rank's residual of all buckets of a flat gradient, 1-D, in the flat order; zeros where nothing is left.
 
-        Rule on another number of ranks: its sum over the ranks is kept (with op "sum"; with "mean" a residual also counts
-        by the number of ranks, and must be scaled by new ranks / old ranks).
+        Rule on another number of ranks: its sum over the ranks is kept (with op "sum"; with "mean" a residual also
+        counts by the number of ranks, and must be scaled by new ranks / old ranks).
         """
         flat = buckets[0].flat
         result = np.zeros(flat.padded_numel, flat.dtype)

@@ -15,8 +15,9 @@ from minidist.parallel.gradients import Bucket
 class PowerSGD(Compressor):
     """Every matrix of the bucket as P Q^T with `rank` columns; vectors and scalars travel whole.
 
-    A parameter of more dims is the matrix (first dim, all others); one whose factors would be no smaller than itself travels
-    whole too, unless `always`. Q starts from the last step's (the warm start). With rank >= that of the sum it is exact.
+    A parameter of more dims is the matrix (first dim, all others); one whose factors would be no smaller than itself
+    travels whole too, unless `always`. Q starts from the last step's (the warm start). With rank >= that of the sum it
+    is exact.
     """
 
     feedback = True
@@ -60,7 +61,9 @@ class PowerSGD(Compressor):
         factors = [self.factors(parameter.shape) for parameter in bucket.parameters]
         whole = [piece for piece, f in zip(pieces, factors, strict=True) if f is None]
         matrices = [
-            (name, x[piece].reshape(f[:2]), piece, f[2]) for name, piece, f in zip(names, pieces, factors, strict=True) if f
+            (name, x[piece].reshape(f[:2]), piece, f[2])
+            for name, piece, f in zip(names, pieces, factors, strict=True)
+            if f
         ]
         total, residual = np.zeros_like(x), np.zeros_like(x)
         if whole:

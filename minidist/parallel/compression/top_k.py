@@ -23,7 +23,9 @@ class TopK(Compressor):
     def __init__(self, comm: Comm, k: float, op: str = "mean") -> None:
         super().__init__(comm, op)
         if not (0 < k < 1 or (k >= 1 and k == int(k))):
-            raise UsageError(f"rank {comm.rank}: top-k with k = {k:g}; at least 1 element must travel, or a share between 0 and 1")
+            raise UsageError(
+                f"rank {comm.rank}: top-k with k = {k:g}; at least 1 element must travel, or a share between 0 and 1"
+            )
         self.k = k
 
     def kept(self, bucket: Bucket) -> int:
@@ -31,8 +33,8 @@ class TopK(Compressor):
         size = bucket.buffer.size
         if self.k > size:
             raise UsageError(
-                f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower k, or raise "
-                "bucket_cap_mb"
+                f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower"
+                " k, or raise bucket_cap_mb"
             )
         return ceil(self.k * size) if self.k < 1 else int(self.k)
 

@@ -13,8 +13,8 @@ Backward goes round again: it recomputes a block's exponentials from the saved l
 and V travel with them, one hop further than they, home. Blocks of which no query sees a key are skipped; zig-zag
 positions make what is left equal on all ranks.
 
-Dropped weights (attention dropout) leave the sums alone and are left out of the output: each block takes its own part of the
-mask of all queries and keys.
+Dropped weights (attention dropout) leave the sums alone and are left out of the output: each block takes its own part
+of the mask of all queries and keys.
 
 A rank sends 2 (P-1) N/P h numbers forward (K and V, P-1 hops) and 2 (2P-1) N/P h backward (K, V and, P hops, their
 gradients), under purposes tensor_forward and tensor_backward.
@@ -39,7 +39,8 @@ Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that th
 
 
 class RingAttention:
-    """Causal attention over a sequence of `length` tokens of which each rank holds its zig-zag part (`sequence_positions`).
+    """Causal attention over a sequence of `length` tokens of which each rank holds its zig-zag part
+    (`sequence_positions`).
 
     Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT; with (q, k, v) of shapes
     (batch, T_local, heads or kv_heads, n) one for Llama; a last argument is the dropout of the weights. Every rank must
@@ -68,11 +69,13 @@ class RingAttention:
         rows = self.rows[self.comm.rank]
         if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
             raise ShapeError(
-                f"ring attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.comm.rank} of {self.comm.size} holds "
-                f"{rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
+                f"ring attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.comm.rank} of {self.comm.size}"
+                f" holds {rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
             )
         kv_heads = k.shape[2]
-        grouped = _grouped(wide(q.data), kv_heads)  # of two bytes: keys and values travel so, and are widened block by block
+        grouped = _grouped(
+            wide(q.data), kv_heads
+        )  # of two bytes: keys and values travel so, and are widened block by block
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
         o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
         result = rounded(_ungrouped(o), q.dtype)  # backward reads it again: who comes next keeps it anyway
@@ -88,11 +91,15 @@ class RingAttention:
         # What was computed was counted block by block, between the messages.
         costs = lambda: [(0, 0)] * 3  # noqa: E731
         saved = (log_sum, *(drop or ())[:1])
-        return record("ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=saved, storage=q.dtype)
+        return record(
+            "ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=saved, storage=q.dtype
+        )
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
         """The mask's rows of this rank's queries, (batch, kv heads, heads of each, queries, all keys), and the scale."""
-        mask = dropout.mask(samples, heads, self.length)[:, :, sequence_positions(self.length, self.comm.rank, self.comm.size)]
+        mask = dropout.mask(samples, heads, self.length)[
+            :, :, sequence_positions(self.length, self.comm.rank, self.comm.size)
+        ]
         return mask.reshape(samples, kv_heads, heads // kv_heads, *mask.shape[2:]), dropout.scale
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
@@ -176,7 +183,9 @@ class RingAttention:
             owner = (rank - step) % n
             requests = []
             if step < n - 1:
-                following = xp.empty((*block.shape[:-2], self.rows[(owner - 1) % n], block.shape[-1]), block.dtype, block)
+                following = xp.empty(
+                    (*block.shape[:-2], self.rows[(owner - 1) % n], block.shape[-1]), block.dtype, block
+                )
                 with purpose(why):
                     requests = [comm.irecv(following, (rank - 1) % n), comm.isend(block, (rank + 1) % n)]
             yield owner, block
@@ -190,7 +199,10 @@ class RingAttention:
         comm = self.comm
         incoming = xp.empty(shape, gradients.dtype, gradients)
         with purpose("tensor_backward"):
-            requests = [comm.irecv(incoming, (comm.rank - 1) % comm.size), comm.isend(gradients, (comm.rank + 1) % comm.size)]
+            requests = [
+                comm.irecv(incoming, (comm.rank - 1) % comm.size),
+                comm.isend(gradients, (comm.rank + 1) % comm.size),
+            ]
         return requests, incoming
 
     def _arrived(self, arriving: tuple[list[Any], xp.Array]) -> xp.Array:
@@ -201,7 +213,9 @@ class RingAttention:
 
 
 def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool) -> None:
-    """Tell the meter of `products` products of a block of scores with vectors of `size`, of which a diagonal block needs half."""
+    """Tell the meter of `products` products of a block of scores with vectors of `size`, of which a diagonal block
+    needs half.
+    """
     current = meter.get()
     if current is not None:
         current.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)

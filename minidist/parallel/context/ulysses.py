@@ -37,9 +37,12 @@ class UlyssesAttention:
     """
 
     def __init__(
-        self, comm: Comm, length: int, packed_fn: Callable[..., Tensor] = causal_attention,
+        self,
+        comm: Comm,
+        length: int,
+        packed_fn: Callable[..., Tensor] = causal_attention,
         grouped_fn: Callable[..., Tensor] = grouped_query_attention,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.comm, self.length, self.packed_fn, self.grouped_fn = comm, length, packed_fn, grouped_fn
 
     def __call__(self, x: Tensor, *rest: Any) -> Tensor:
@@ -51,7 +54,9 @@ class UlyssesAttention:
             q, k, v = (self.to_heads(split[:, :, part]) for part in range(3))
             own = q.shape[2]
             packed = concatenate([reshape(x, (batch, self.length, own * size)) for x in (q, k, v)], axis=2)
-            mixed = reshape(self.packed_fn(packed, own, *self._own_heads(dropout, own)), (batch, self.length, own, size))
+            mixed = reshape(
+                self.packed_fn(packed, own, *self._own_heads(dropout, own)), (batch, self.length, own, size)
+            )
             return reshape(self.to_tokens(mixed), (batch, rows, width // 3))
         k, v, *dropout = rest
         q, k, v = (self.to_heads(tensor) for tensor in (x, k, v))

@@ -6,10 +6,11 @@
 
 The slots of an expert on a rank stay together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
 are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers a rank, whether the
-slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens D.
+slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens
+D.
 
-An ep rank is a data rank too: it has rows of its own. So the replicated parameters' gradients are summed over dp, cp and
-ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
+An ep rank is a data rank too: it has rows of its own. So the replicated parameters' gradients are summed over dp, cp
+and ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
 """
@@ -88,7 +89,8 @@ class ExpertDataParallel(Module):
 
     mesh: has the axis ep; dp and cp or not. The loss must be divided by the *global* count (sums are formed, no means).
     `flats`: the flat parameters, replicated ones first; give them to the optimizer. Gradient messages have the purpose
-    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x cp x ep ranks, and of the tiles over dp x cp.
+    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x cp x ep ranks, and of the tiles over dp x
+    cp.
     """
 
     def __init__(self, module: Module, mesh: Mesh, algorithm: str = "ring") -> None:

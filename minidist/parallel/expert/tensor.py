@@ -3,9 +3,9 @@
     fc (experts, D, H)      ep: | e0 e1 | e2 e3 |     tp: H cut, as a column-parallel layer
     proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H cut, as a row-parallel layer; its bias is added once, after the sum
 
-The ranks of tp see the same tokens, so all of them route alike, and the router is a replica whose gradient is the same on
-each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the router,
-and each rank keeps its own rows of the result.
+The ranks of tp see the same tokens, so all of them route alike, and the router is a replica whose gradient is the same
+on each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the
+router, and each rank keeps its own rows of the result.
 
 Sources: Rajbhandari et al., "DeepSpeed-MoE", 2022 (expert slicing); Megatron-LM's mixture of experts.
 """
@@ -30,8 +30,8 @@ from minidist.parallel.tensor.regions import (
 class ExpertTensorParallel(ParallelStyle):
     """A MixtureOfExperts: each expert's inner width is split over tp. Apply `ExpertParallel` before it, or not at all.
 
-    Sends an all-reduce of the slots (local experts, P x capacity, D) in forward, and one in backward; sequence_parallel: an
-    all-gather of the tokens in forward, and one of their gradients in backward, besides.
+    Sends an all-reduce of the slots (local experts, P x capacity, D) in forward, and one in backward;
+    sequence_parallel: an all-gather of the tokens in forward, and one of their gradients in backward, besides.
     """
 
     sequence_parallel: bool = False

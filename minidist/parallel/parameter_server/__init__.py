@@ -6,7 +6,8 @@
                  │  ▼                  │  ▼
     workers   rank 2 ... rank n-1                       worker w at its clock c computes gradient (w, c)
 
-A worker pushes the gradient of its clock c to all servers, and each answers, as the next pull, with its weights, when the
+A worker pushes the gradient of its clock c to all servers, and each answers, as the next pull, with its weights, when
+the
 *consistency* allows that worker to start clock c+1:
 
     bsp        all workers' gradients of a clock are added in worker order and applied as one update; everybody waits
@@ -15,18 +16,20 @@ A worker pushes the gradient of its clock c to all servers, and each answers, as
                done c-s pushes: it sees all updates of the clocks up to c-s-1, and its own (stale synchronous)
     asp        ssp without a bound: nobody waits for anybody
 
-What comes first is decided by the network: a server's receive is a wildcard. So a run's numbers depend on its order, but on
-nothing else: the order of each server's updates and the version that each pull saw are in the trace, and `replay` computes
-the same weights from them on one device, bit for bit.
+What comes first is decided by the network: a server's receive is a wildcard. So a run's numbers depend on its order,
+but on
+nothing else: the order of each server's updates and the version that each pull saw are in the trace, and `replay`
+computes the same weights from them on one device, bit for bit.
 
-A worker that dies is missed by nobody (where the world survives it: `SimWorld(on_failure="isolate")`): a push that came whole
-is applied once, half a one never, and a bound no longer waits for it. A server that dies takes its weights with it.
+A worker that dies is missed by nobody (where the world survives it: `SimWorld(on_failure="isolate")`): a push that came
+whole is applied once, half a one never, and a bound no longer waits for it. A server that dies takes its weights with
+it.
 
 In this folder: `config` (who may go on), `shards` (keys on servers), `worker`, `server`, `job` (a call of all ranks),
 `replay` (the run again, on one device).
 
-Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay); Ho
-et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
+Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
+Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
 Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
 """
 
@@ -38,6 +41,21 @@ from minidist.parallel.parameter_server.shards import Rows, Shard, Weights, assi
 from minidist.parallel.parameter_server.worker import Gradient
 
 __all__ = [
-    "Consistency", "Gradient", "Rows", "Server", "ServerConfig", "ServerRecord", "ServerResult", "Shard", "Updates", "Weights",
-    "assign_keys", "check", "make_shards", "parse_consistency", "read_records", "replay", "run",
-]  # fmt: skip
+    "Consistency",
+    "Gradient",
+    "Rows",
+    "Server",
+    "ServerConfig",
+    "ServerRecord",
+    "ServerResult",
+    "Shard",
+    "Updates",
+    "Weights",
+    "assign_keys",
+    "check",
+    "make_shards",
+    "parse_consistency",
+    "read_records",
+    "replay",
+    "run",
+]

@@ -40,9 +40,9 @@ def parse_consistency(text: str) -> Consistency:
 class ServerConfig:
     """servers: how many of the ranks (the first ones). optimizer: makes each server's optimizer from its slices.
 
-    sparse: keys (matrices) of which only touched rows are pushed. staleness_aware: an update's learning rate is divided by
-    the number of updates that its worker had not seen (asp and ssp). rate(clock): factor of the learning rate of an update
-    of that clock.
+    sparse: keys (matrices) of which only touched rows are pushed. staleness_aware: an update's learning rate is divided
+    by the number of updates that its worker had not seen (asp and ssp). rate(clock): factor of the learning rate of an
+    update of that clock.
     """
 
     servers: int

@@ -34,17 +34,18 @@ def run(
 ) -> ServerResult:
     """Train with `config.servers` servers and `comm.size - config.servers` workers; a call of all ranks.
 
-    initial: {key: array}, of one dtype; rank 0's count (broadcast, purpose startup). gradient(worker, clock, weights): what
-    a worker computes. observe(updates): called on a server after each of its updates. steps: pushes of each worker, or a function (comm, clock) -> "is this push the last one?".
-    seconds(worker, clock): virtual time of a gradient.
+    initial: {key: array}, of one dtype; rank 0's count (broadcast, purpose startup). gradient(worker, clock, weights):
+    what a worker computes. observe(updates): called on a server after each of its updates. steps: pushes of each
+    worker, or a function (comm, clock) -> "is this push the last one?". seconds(worker, clock): virtual time of a
+    gradient.
 
     A push sends to every server a head of 2 + (its sparse keys) numbers of 8 B, its dense keys' gradient, and for each
-    sparse key the touched rows (8 B and a row each); a pull the server's keys; at the end every server sends its keys to all
-    other ranks. Purposes: startup, parameter_push, parameter_pull.
+    sparse key the touched rows (8 B and a row each); a pull the server's keys; at the end every server sends its keys
+    to all other ranks. Purposes: startup, parameter_push, parameter_pull.
 
-    A worker that is killed, in a world that survives it, is missed by nobody: what had come of it whole is applied, once, and
-    the others go on. Raises RankDeadError when a server dies.
-    Raises UsageError when there is no worker, no server, a negative bound, or weights of several dtypes.
+    A worker that is killed, in a world that survives it, is missed by nobody: what had come of it whole is applied,
+    once, and the others go on. Raises RankDeadError when a server dies. Raises UsageError when there is no worker, no
+    server, a negative bound, or weights of several dtypes.
     """
     check(comm, config, initial, steps)
     comm = comm.dup()
@@ -72,8 +73,8 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
         raise UsageError(f"rank {comm.rank}: {steps} steps; a worker needs at least 1")
     if not 1 <= config.servers < comm.size:
         raise UsageError(
-            f"rank {comm.rank}: {config.servers} servers among {comm.size} ranks; there must be at least 1 server and 1 "
-            f"worker: 1 to {comm.size - 1} servers"
+            f"rank {comm.rank}: {config.servers} servers among {comm.size} ranks; there must be at least 1 server and 1"
+            f" worker: 1 to {comm.size - 1} servers"
         )
     if parse_consistency(config.consistency).aggregate and config.staleness_aware:
         raise UsageError(f"a staleness-aware rate has no meaning with consistency {config.consistency}; use ssp or asp")
@@ -81,20 +82,29 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
         kinds = sorted({str(value.dtype) for value in initial.values()})
         raise UsageError(f"rank {comm.rank}: the weights need one dtype, got {', '.join(kinds) or 'no weights'}")
     if next(iter(initial.values())).dtype.kind in "iub":
-        raise UsageError(f"rank {comm.rank}: the weights are {next(iter(initial.values())).dtype}, which cannot follow a gradient; pass floats")
+        raise UsageError(
+            f"rank {comm.rank}: the weights are {next(iter(initial.values())).dtype}, which cannot follow a gradient;"
+            " pass floats"
+        )
     for key in config.sparse:
         if key not in initial or initial[key].ndim != 2:
             raise UsageError(f"sparse key {key!r} must be a matrix among the weights {', '.join(initial)}")
 
 
 def _agreed(comm: Comm, config: ServerConfig, whole: Shard) -> Comm:
-    """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two rules."""
-    keys = ", ".join(f"{key}{list(shape)}{' sparse' if key in whole.sparse else ''}" for key, shape in whole.shapes.items())
+    """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two
+    rules.
+    """
+    keys = ", ".join(
+        f"{key}{list(shape)}{' sparse' if key in whole.sparse else ''}" for key, shape in whole.shapes.items()
+    )
     return comm.collective(f"servers/{config.servers} {config.consistency}", keys)
 
 
 def first_weights(comm: Comm, servers: int, whole: Shard) -> list[RankDeadError]:
-    """Rank 0 sends the initial weights to all others, straight: a tree could have a dead worker inside. Returns who was."""
+    """Rank 0 sends the initial weights to all others, straight: a tree could have a dead worker inside. Returns who
+    was.
+    """
     with purpose("startup"):
         if comm.rank > 0:
             comm.recv(whole.flat, 0)
@@ -107,7 +117,9 @@ def last_pull(comm: Comm, shards: Sequence[Shard]) -> None:
     with purpose("parameter_pull"):
         requests = [comm.irecv(shard.flat, server, FINAL) for server, shard in enumerate(shards) if server != comm.rank]
         if comm.rank < len(shards):
-            requests += [comm.isend(shards[comm.rank].flat, rank, FINAL) for rank in range(comm.size) if rank != comm.rank]
+            requests += [
+                comm.isend(shards[comm.rank].flat, rank, FINAL) for rank in range(comm.size) if rank != comm.rank
+            ]
         wait_for_the_living(comm, len(shards), requests)
 
 

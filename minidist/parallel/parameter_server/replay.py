@@ -19,9 +19,10 @@ from minidist.parallel.parameter_server.worker import Gradient
 
 @dataclass
 class ServerRecord:
-    """What one server did. updates: the (worker, clock) pairs of each update; versions[worker, clock]: the version of its
-    weights that the gradient was computed with; gaps: for each pull, how far the reader was ahead of the slowest; times: of
-    each update, when the head of the push that completed it had come."""
+    """What one server did. updates: the (worker, clock) pairs of each update; versions[worker, clock]: the version of
+    its weights that the gradient was computed with; gaps: for each pull, how far the reader was ahead of the slowest;
+    times: of each update, when the head of the push that completed it had come.
+    """
 
     updates: list[list[tuple[int, int]]]
     versions: dict[tuple[int, int], int]
@@ -107,9 +108,12 @@ def _whole_pushes(trace: Trace, servers: int, deaths: Sequence[Death]) -> set[in
 
 
 def replay(
-    records: Sequence[ServerRecord], config: ServerConfig, initial: Weights, gradient: Gradient,
+    records: Sequence[ServerRecord],
+    config: ServerConfig,
+    initial: Weights,
+    gradient: Gradient,
     observe: Callable[[int, Updates], None] = lambda server, updates: None,
-) -> Weights:  # fmt: skip
+) -> Weights:
     """The same updates in the recorded order, one after the other on one device. Sends nothing.
 
     observe(server, updates): called after each update with what that server has then.
@@ -141,7 +145,7 @@ def replay(
     for state, record in zip(states, records, strict=True):
         if state.version < len(record.updates):
             raise UsageError(
-                f"the record is not that of a run: after {state.version} of {len(record.updates)} updates the next one needs "
-                "weights that no update has made"
+                f"the record is not that of a run: after {state.version} of {len(record.updates)} updates the next one"
+                " needs weights that no update has made"
             )
     return joined(initial, [shard.weights for shard in shards])

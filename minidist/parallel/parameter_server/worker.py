@@ -19,10 +19,15 @@ Gradient = Callable[[int, int, Weights], Mapping[str, Any]]  # (worker, clock, w
 
 
 def work(
-    comm: Comm, shards: Sequence[Shard], gradient: Gradient,
-    steps: int | Callable[[Comm, int], bool], seconds: Callable[[int, int], float],
-) -> int:  # fmt: skip
-    """Until the last push; returns their number. shards: of all servers, in order; the pulled weights are put into them."""
+    comm: Comm,
+    shards: Sequence[Shard],
+    gradient: Gradient,
+    steps: int | Callable[[Comm, int], bool],
+    seconds: Callable[[int, int], float],
+) -> int:
+    """Until the last push; returns their number. shards: of all servers, in order; the pulled weights are put into
+    them.
+    """
     worker, clock = comm.rank - len(shards), 0
     weights: Weights = {key: value for shard in shards for key, value in shard.weights.items()}
     while True:
@@ -46,7 +51,9 @@ def _messages(shard: Shard, contributions: Mapping[str, Any], clock: int, last: 
     """What a push to one server consists of. Its head says what follows, and comes even if nothing does."""
     for key in (*shard.dense, *shard.sparse):
         if key not in contributions:
-            raise UsageError(f"worker {worker}, clock {clock}: no gradient of {key!r}; the function must return one for each key")
+            raise UsageError(
+                f"worker {worker}, clock {clock}: no gradient of {key!r}; the function must return one for each key"
+            )
     rows = [_rows(contributions[key], shard.shapes[key], key, worker, clock) for key in shard.sparse]
     head = xp.array([clock, int(last), *(r.ids.size for r in rows)], xp.int64)
     parts = [head]
@@ -55,7 +62,8 @@ def _messages(shard: Shard, contributions: Mapping[str, Any], clock: int, last: 
             shape = getattr(contributions[key], "shape", "none, being no array,")
             if shape != shard.shapes[key]:
                 raise UsageError(
-                    f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {shape}, its weight {shard.shapes[key]}"
+                    f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {shape}, its weight"
+                    f" {shard.shapes[key]}"
                 )
         parts.append(xp.as_array(xp.concatenate([contributions[k].reshape(-1) for k in shard.dense]), shard.flat.dtype))
     for r in rows:
@@ -69,13 +77,19 @@ def _rows(value: Any, shape: tuple[int, ...], key: str, worker: int, clock: int)
         raise UsageError(
             f"worker {worker}, clock {clock}: the gradient of the sparse key {key!r} must be Rows(ids, values)"
         )
-    if not (hasattr(value.ids, "dtype") and hasattr(value.values, "dtype")) or value.ids.dtype.kind not in "iu" or value.ids.ndim != 1:
-        raise UsageError(f"worker {worker}, clock {clock}: Rows of {key!r} need a 1-D array of integer ids and an array of values")
+    if (
+        not (hasattr(value.ids, "dtype") and hasattr(value.values, "dtype"))
+        or value.ids.dtype.kind not in "iu"
+        or value.ids.ndim != 1
+    ):
+        raise UsageError(
+            f"worker {worker}, clock {clock}: Rows of {key!r} need a 1-D array of integer ids and an array of values"
+        )
     if value.values.shape != (value.ids.size, shape[1]) or (
         value.ids.size and not 0 <= value.ids.min() <= value.ids.max() < shape[0]
     ):
         raise UsageError(
-            f"worker {worker}, clock {clock}: rows {value.ids.tolist()} with values of shape {value.values.shape} for {key!r} "
-            f"of shape {shape}; each id must be in 0..{shape[0] - 1} and have one row"
+            f"worker {worker}, clock {clock}: rows {value.ids.tolist()} with values of shape {value.values.shape} for"
+            f" {key!r} of shape {shape}; each id must be in 0..{shape[0] - 1} and have one row"
         )
     return value

@@ -35,27 +35,43 @@ from minidist.parallel.tensor.shards import shard_parameter
 class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split over `comm`: x (..., in) on all -> (..., out / t) on each.
 
-    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first. copy_input
-    =False: x has passed f already (several layers share it). blocks: see `shards`. Sends nothing in forward (with
-    sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a regather) in backward.
+    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first.
+    copy_input =False: x has passed f already (several layers share it). blocks: see `shards`. Sends nothing in forward
+    (with sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a regather) in backward.
 
-    copies > 1: so many neighbouring ranks have the same columns (key-value heads, when there are fewer than ranks). Each has
+    copies > 1: so many neighbouring ranks have the same columns (key-value heads, when there are fewer than ranks).
+    Each has
     a part of their gradient, so backward sums it over those ranks: an all-reduce of the tile's size.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, comm: Comm, bias: bool = True, activation: str | None = None,
-        gather_output: bool = False, sequence_parallel: bool = False, dtype: Any = xp.float32, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        comm: Comm,
+        bias: bool = True,
+        activation: str | None = None,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        dtype: Any = xp.float32,
+        seed: int = 0,
+    ) -> None:
         whole = Linear(in_features, out_features, bias, activation, dtype, seed)
         self._split(whole, comm, "tp", 1, {}, "the layer")
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
 
     @classmethod
     def from_linear(
-        cls, whole: Linear | Conv1D, comm: Comm, axis: str, made: dict[Parameter, Parameter], name: str, blocks: int = 1,
-        copies: int = 1, **options: bool,
-    ) -> "ColumnParallelLinear":  # fmt: skip
+        cls,
+        whole: Linear | Conv1D,
+        comm: Comm,
+        axis: str,
+        made: dict[Parameter, Parameter],
+        name: str,
+        blocks: int = 1,
+        copies: int = 1,
+        **options: bool,
+    ) -> "ColumnParallelLinear":
         """This rank's part of a layer that was built on one device. made: tiles made so far, for tied parameters."""
         self = cls.__new__(cls)
         self._split(whole, comm, axis, blocks, made, name, copies)
@@ -67,9 +83,15 @@ class ColumnParallelLinear(Module):
     copy_input = True
 
     def _split(
-        self, whole: Linear | Conv1D, comm: Comm, axis: str, blocks: int, made: dict[Parameter, Parameter], name: str,
+        self,
+        whole: Linear | Conv1D,
+        comm: Comm,
+        axis: str,
+        blocks: int,
+        made: dict[Parameter, Parameter],
+        name: str,
         copies: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.comm, self.name = comm, whole.name
         first = comm.rank // copies * copies
         self.sharers = comm.group(list(range(first, first + copies)), f"copies{first}") if copies > 1 else None
@@ -90,7 +112,6 @@ class ColumnParallelLinear(Module):
         y = linear(x, weight, bias, self.activation, self.weight_is_in_out)
         return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
 
-
     def _shared(self, parameter: Parameter) -> Tensor:
         return parameter if self.sharers is None else copy_to_tensor_parallel_region(parameter, self.sharers)
 
@@ -103,9 +124,16 @@ class RowParallelLinear(Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, comm: Comm, bias: bool = True, input_is_parallel: bool = True,
-        sequence_parallel: bool = False, dtype: Any = xp.float32, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        comm: Comm,
+        bias: bool = True,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+        dtype: Any = xp.float32,
+        seed: int = 0,
+    ) -> None:
         whole = Linear(in_features, out_features, bias, None, dtype, seed)
         self._split(whole, comm, "tp", {}, "the layer")
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
@@ -128,8 +156,8 @@ class RowParallelLinear(Module):
     ) -> None:
         if whole.activation is not None:
             raise UsageError(
-                f"{name} has activation {whole.activation!r}, which cannot be applied to the summands of a row-parallel "
-                "layer; give it ColwiseParallel, or take the activation out"
+                f"{name} has activation {whole.activation!r}, which cannot be applied to the summands of a row-parallel"
+                " layer; give it ColwiseParallel, or take the activation out"
             )
         self.comm, self.name = comm, whole.name
         self.weight_is_in_out = isinstance(whole, Conv1D)
@@ -166,9 +194,15 @@ def sum_of_products(product: Tensor, bias: Parameter | None, comm: Comm) -> Tens
 
 
 def tile_of(
-    whole: Parameter, axis: str, dim: int, comm: Comm, made: dict[Parameter, Parameter], blocks: int = 1, padding: int = 0,
+    whole: Parameter,
+    axis: str,
+    dim: int,
+    comm: Comm,
+    made: dict[Parameter, Parameter],
+    blocks: int = 1,
+    padding: int = 0,
     copies: int = 1,
-) -> Parameter:  # fmt: skip
+) -> Parameter:
     """This rank's tile of a parameter; the same one again for a tied parameter, which must be cut alike.
 
     A parameter that is cut over another axis already is cut once more.
@@ -181,7 +215,9 @@ def tile_of(
     if whole not in made:
         made[whole] = shard_parameter(whole, layout, comm.rank, comm.size)
     elif made[whole].layout != layout:
-        raise UsageError(f"tied parameter {whole.name!r} is cut as {made[whole].layout} and as {layout}; cut it one way")
+        raise UsageError(
+            f"tied parameter {whole.name!r} is cut as {made[whole].layout} and as {layout}; cut it one way"
+        )
     return made[whole]
 
 

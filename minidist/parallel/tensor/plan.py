@@ -78,9 +78,17 @@ class ColwiseParallel(ParallelStyle):
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
         self.expect(module, name, Linear, Conv1D)
         return ColumnParallelLinear.from_linear(
-            module, cutter.comm, cutter.axis, cutter.made, name, self.blocks, cutter.copies.get(name, 1),
-            gather_output=self.gather_output, sequence_parallel=self.sequence_parallel, copy_input=self.copy_input,
-        )  # fmt: skip
+            module,
+            cutter.comm,
+            cutter.axis,
+            cutter.made,
+            name,
+            self.blocks,
+            cutter.copies.get(name, 1),
+            gather_output=self.gather_output,
+            sequence_parallel=self.sequence_parallel,
+            copy_input=self.copy_input,
+        )
 
 
 @dataclass
@@ -93,9 +101,14 @@ class RowwiseParallel(ParallelStyle):
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
         self.expect(module, name, Linear, Conv1D)
         return RowParallelLinear.from_linear(
-            module, cutter.comm, cutter.axis, cutter.made, name, input_is_parallel=self.input_is_parallel,
+            module,
+            cutter.comm,
+            cutter.axis,
+            cutter.made,
+            name,
+            input_is_parallel=self.input_is_parallel,
             sequence_parallel=self.sequence_parallel,
-        )  # fmt: skip
+        )
 
 
 @dataclass
@@ -123,10 +136,15 @@ class LossParallel(ParallelStyle):
         comm, vocab_size = cutter.comm, self.vocab_size
         weight = module.lm_head.weight if hasattr(module, "lm_head") else None
         if weight is None:
-            raise UsageError(f"LossParallel is for a model with lm_head, loss_fn and logits_fn; {name!r} is a {type(module).__name__}")
+            raise UsageError(
+                f"LossParallel is for a model with lm_head, loss_fn and logits_fn; {name!r} is a"
+                f" {type(module).__name__}"
+            )
         words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
         if words != vocab_size:
-            raise UsageError(f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}")
+            raise UsageError(
+                f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}"
+            )
 
         def loss(logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
             return vocab_parallel_cross_entropy(logits, targets, divisor, comm=comm, vocab_size=vocab_size)
@@ -139,7 +157,8 @@ class LossParallel(ParallelStyle):
 class SplitHeads(ParallelStyle):
     """An attention module: each rank has `heads` / t of the heads (and `kv_heads` / t of the key-value heads).
 
-    With fewer key-value heads than ranks, t / kv_heads neighbouring ranks have the same one: those whose query heads read it.
+    With fewer key-value heads than ranks, t / kv_heads neighbouring ranks have the same one: those whose query heads
+    read it.
     """
 
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
@@ -218,7 +237,8 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     for name, parameter in module._all_parameters():
         if parameter in cut:
             raise UsageError(
-                f"{name!r} shares a parameter that the plan cuts elsewhere ({parameter.name!r}); name its module in the plan"
+                f"{name!r} shares a parameter that the plan cuts elsewhere ({parameter.name!r}); name its module in the"
+                " plan"
             )
         if parameter.layout is None:
             replica_of(parameter, cutter.made)

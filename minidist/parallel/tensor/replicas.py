@@ -37,8 +37,8 @@ def clip_grad_norm_(module: Module, max_norm: float, mesh: Comm | Axes) -> float
 def global_square_sum(parameters: Iterable[Parameter], mesh: Comm | Axes) -> float:
     """Sum of the squares of all elements of the *global* gradients, in float64; a parameter without one is left out.
 
-    Sends an all-reduce of one float64 over each axis for every set of axes that cut parameters (purpose `clip_norm`): one
-    for tensor parallelism. All ranks must have gradients of the same parameters.
+    Sends an all-reduce of one float64 over each axis for every set of axes that cut parameters (purpose `clip_norm`):
+    one for tensor parallelism. All ranks must have gradients of the same parameters.
     """
     axes = _EveryAxis(mesh) if isinstance(mesh, Comm) else mesh
     squares: dict[tuple[str, ...], float] = {}
@@ -77,9 +77,9 @@ def _cut_over(parameter: Parameter) -> tuple[tuple[str, ...], int]:
 def check_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:
     """Raise MismatchError, on every rank alike, when a replicated parameter is not bitwise the same on all ranks.
 
-    axis: the name of `comm` in the layouts; what is cut over another axis is then compared, too (over the data axis every
-    tile is a replica). By default only what is not cut at all. Of a tile with copies, the copies are compared. Sends 8 B
-    for each parameter that is compared (an all-gather of fingerprints, purpose `metrics`).
+    axis: the name of `comm` in the layouts; what is cut over another axis is then compared, too (over the data axis
+    every tile is a replica). By default only what is not cut at all. Of a tile with copies, the copies are compared.
+    Sends 8 B for each parameter that is compared (an all-gather of fingerprints, purpose `metrics`).
     """
     if comm.size == 1:
         return
@@ -95,8 +95,9 @@ def check_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:
             group, place = (int(n) for n in different[0])
             first = group * copies
             raise MismatchError(
-                f"replicated parameter {name!r} of shape {parameter.shape} is not the same on rank {first + place} as on "
-                f"rank {first}; its gradient was not summed over all ranks that use it, or its update depends on the rank"
+                f"replicated parameter {name!r} of shape {parameter.shape} is not the same on rank {first + place} as"
+                f" on rank {first}; its gradient was not summed over all ranks that use it, or its update depends on"
+                " the rank"
             )
 
 

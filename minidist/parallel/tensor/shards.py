@@ -36,8 +36,8 @@ def cut(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
     length, blocks, tiles = front.shape[0], layout.blocks, ranks // layout.copies
     if length % (blocks * tiles) or ranks % layout.copies:
         raise UsageError(
-            f"dim {dim} of shape {layout.global_shape} has {length // blocks} entries in each of {blocks} blocks, which "
-            f"do not divide over {ranks} ranks"
+            f"dim {dim} of shape {layout.global_shape} has {length // blocks} entries in each of {blocks} blocks, which"
+            f" do not divide over {ranks} ranks"
         )
     size = length // blocks // tiles
     number = rank // layout.copies
@@ -111,7 +111,7 @@ def boxes(layout: Layout, mesh: Axes) -> list[tuple[Box, tuple[slice, ...]]]:
     if not layout.axes:
         return [(tuple(whole), tuple(slice(0, n) for n in layout.global_shape))]
     if len(layout.axes) == 1:
-        (comm, one), = cuts(layout, mesh)
+        ((comm, one),) = cuts(layout, mesh)
         return _boxes_of_one_cut(one, comm.rank // layout.copies, comm.size // layout.copies)
     for comm, one in cuts(layout, mesh):
         (dim,) = one.dims
@@ -153,7 +153,8 @@ def full_state_dict(module: Module, mesh: Axes) -> dict[str, xp.Array]:
 def load_full_state_dict(
     module: Module, state: Mapping[str, Any], mesh: Axes, strict: bool = True
 ) -> tuple[list[str], list[str]]:
-    """`module.load_state_dict` of whole arrays into a model that is cut already: each rank takes its tiles. Sends nothing.
+    """`module.load_state_dict` of whole arrays into a model that is cut already: each rank takes its tiles. Sends
+    nothing.
 
     A name that is missing or unknown is an error with strict; a shape that differs from the *global* one always.
     """
@@ -164,7 +165,9 @@ def load_full_state_dict(
             layout, value = own[name].layout, xp.as_array(value)
             shape = own[name].shape if layout is None else layout.global_shape
             if value.shape != tuple(shape):
-                raise UsageError(f"load_full_state_dict: {name!r} has shape {value.shape}; the whole parameter has {tuple(shape)}")
+                raise UsageError(
+                    f"load_full_state_dict: {name!r} has shape {value.shape}; the whole parameter has {tuple(shape)}"
+                )
             value = tile_in(value, layout, mesh)
         elif strict:
             raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
@@ -179,7 +182,8 @@ def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int)
     """
     if parameter.flat is not None:
         raise UsageError(
-            f"parameter {parameter.name!r} belongs to a FlatParameters already; cut the model first and make it flat then"
+            f"parameter {parameter.name!r} belongs to a FlatParameters already; cut the model first and make it flat"
+            " then"
         )
     one = layout if len(layout.axes) == 1 else Layout(tuple(parameter.shape), layout.axes[-1:], layout.dims[-1:])
     data = cut(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)

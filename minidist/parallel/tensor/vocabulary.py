@@ -57,7 +57,13 @@ class VocabParallelEmbedding(Module):
     sequence_parallel = False
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, comm: Comm, dtype: Any = xp.float32, scale: float = 1.0, seed: int = 0
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        comm: Comm,
+        dtype: Any = xp.float32,
+        scale: float = 1.0,
+        seed: int = 0,
     ) -> None:
         self._split(Embedding(num_embeddings, embedding_dim, dtype, scale, seed), comm, "tp", {})
 
@@ -153,7 +159,9 @@ def vocab_parallel_cross_entropy(
     """
     targets = xp.as_array(targets)
     if targets.shape != logits.shape[:-1]:
-        raise ShapeError(f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}")
+        raise ShapeError(
+            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
+        )
     first, last = vocab_range(vocab_size, comm.rank, comm.size)
     flat = targets.reshape(-1)
     counted = flat != ignore_index
@@ -189,7 +197,9 @@ def vocab_parallel_cross_entropy(
         return exponentials.reshape(shape)
 
     flops = 5 * scores.size
-    if is_half(logits.dtype):  # as in `cross_entropy`: two bytes hold the logits, not their gradient before the loss scale
+    if is_half(
+        logits.dtype
+    ):  # as in `cross_entropy`: two bytes hold the logits, not their gradient before the loss scale
         kept = logits.saved()
 
         def grad_again(g: xp.Array) -> xp.Array:

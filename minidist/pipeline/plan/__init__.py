@@ -6,6 +6,26 @@ from minidist.pipeline.plan.plan import Plan, from_cells, from_csv, from_text, r
 from minidist.pipeline.plan.registry import Schedule, get_schedule, schedule, schedules
 
 __all__ = [
-    "KINDS", "Action", "B", "F", "I", "Item", "Plan", "Schedule", "W", "from_cells", "from_csv", "from_text", "get_schedule", "load_plan",
-    "pack", "parts", "read", "read_csv", "schedule", "schedules", "show", "unpack",
-]  # fmt: skip
+    "KINDS",
+    "Action",
+    "B",
+    "F",
+    "I",
+    "Item",
+    "Plan",
+    "Schedule",
+    "W",
+    "from_cells",
+    "from_csv",
+    "from_text",
+    "get_schedule",
+    "load_plan",
+    "pack",
+    "parts",
+    "read",
+    "read_csv",
+    "schedule",
+    "schedules",
+    "show",
+    "unpack",
+]

@@ -4,11 +4,11 @@ A plan of 1,024 ranks and 4,096 micro-batches has eight million actions, so an a
 
     stage | micro-batch | kind          F(2, 0) is stage 2's forward of micro-batch 0 and prints as 2F0
 
-Stage numbers are those of the model, 0 to S-1, whatever rank holds the stage. Kinds: F forward; I input gradient; W weight
-gradient; B both as one action; RECOMPUTE a second forward before a backward; SEND_F, RECV_F an activation leaves stage s or
-arrives at it; SEND_B, RECV_B a gradient likewise; REDUCE_GRAD the stage's gradients are complete.
-An item of a rank's order is an action, or a pair of them that run at the same time: (1F4;2B1)OVERLAP_F_B.
-The grammar is the one of torch.distributed.pipelining.
+Stage numbers are those of the model, 0 to S-1, whatever rank holds the stage. Kinds: F forward; I input gradient; W
+weight gradient; B both as one action; RECOMPUTE a second forward before a backward; SEND_F, RECV_F an activation leaves
+stage s or arrives at it; SEND_B, RECV_B a gradient likewise; REDUCE_GRAD the stage's gradients are complete. An item of
+a rank's order is an action, or a pair of them that run at the same time: (1F4;2B1)OVERLAP_F_B. The grammar is the one
+of torch.distributed.pipelining.
 """
 
 import re
@@ -113,14 +113,18 @@ def read(text: str) -> Item:
     if overlap:
         first, second = (read(part.strip()) for part in overlap.groups())
         kinds = {kind_of(part) for item in (first, second) for part in parts(item)}
-        if isinstance(first, tuple) or isinstance(second, tuple) or kinds not in ({FORWARD, BACKWARD}, {FORWARD, INPUT}):
+        if (
+            isinstance(first, tuple)
+            or isinstance(second, tuple)
+            or kinds not in ({FORWARD, BACKWARD}, {FORWARD, INPUT})
+        ):
             raise UsageError(f"{text!r} must overlap one F with one B or I, as (1F4;2B1)OVERLAP_F_B does")
         return first, second
     match = _ACTION.fullmatch(text)
     if match is None or (match[3] == "") != (match[2] == "REDUCE_GRAD"):
         raise UsageError(
-            f"{text!r} is not an action: write stage, kind, micro-batch, as in 2F0, 1I3, 0SEND_F1 or 2REDUCE_GRAD; the kinds "
-            f"are {', '.join(KINDS)}"
+            f"{text!r} is not an action: write stage, kind, micro-batch, as in 2F0, 1I3, 0SEND_F1 or 2REDUCE_GRAD; the"
+            f" kinds are {', '.join(KINDS)}"
         )
     if len(match[1]) > 8 or len(match[3]) > 8 or int(match[3] or 0) >= 1 << MICROBATCH_BITS:
         raise UsageError(f"{text!r} has a stage or a micro-batch number of more than eight digits; count both from 0")

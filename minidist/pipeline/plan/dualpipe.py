@@ -1,11 +1,13 @@
 """DualPipe and DualPipeV: two streams that meet, so that one's forward runs while the other's backward communicates.
 
     direction 0   rank 0 → 1 → 2 → 3       micro-batches 0 .. m/2-1         every rank holds stage r for direction 0
-    direction 1   rank 3 → 2 → 1 → 0       micro-batches m/2 .. m-1         and stage p-1-r for direction 1: parameters twice
+    direction 1   rank 3 → 2 → 1 → 0       micro-batches m/2 .. m-1         and stage p-1-r for direction 1: parameters
+    twice
 
-The rank's near direction is phase 0, the other phase 1. F0&B1 is one overlapped action. DualPipeV folds the second direction
-into a second chunk (stages r and 2p-1-r), so parameters are there once. Idle (P/2-1)(T_F&B + T_B - 3 T_W), P = p for DualPipe and
-2p for DualPipeV; peak P+1 micro-batches (chunks). Sources: DeepSeek-V3, arXiv:2412.19437; the DualPipe repository's README.
+The rank's near direction is phase 0, the other phase 1. F0&B1 is one overlapped action. DualPipeV folds the second
+direction into a second chunk (stages r and 2p-1-r), so parameters are there once. Idle (P/2-1)(T_F&B + T_B - 3 T_W), P
+= p for DualPipe and 2p for DualPipeV; peak P+1 micro-batches (chunks). Sources: DeepSeek-V3, arXiv:2412.19437; the
+DualPipe repository's README.
 """
 
 from collections import deque
@@ -40,9 +42,7 @@ def dualpipe(p: int, m: int) -> Orders:
 @schedule("dualpipev", aliases=("ScheduleDualPipeV", "dualpipe-v"), chunks=2, takes=_twice_p)
 def dualpipev(p: int, m: int) -> Orders:
     """m at least 2p."""
-    return [
-        _rank_order((r, 0), (2 * p - 1 - r, 0), p - r - 1, r, m - 2 * p + r + 1, r == p - 1) for r in range(p)
-    ]
+    return [_rank_order((r, 0), (2 * p - 1 - r, 0), p - r - 1, r, m - 2 * p + r + 1, r == p - 1) for r in range(p)]
 
 
 def _rank_order(

@@ -4,9 +4,10 @@
     rank 1   .. F0 F1 F2 .. B0 F3 B1 ..
     rank 2   .. .. F0 B0 F1 B1 ..
 
-In 1F1B a stage that is about to run a forward waits for a message that its neighbour has only just sent. Here the message had the time of
-a whole micro-batch, so its latency is hidden; 2(p-1-s)+1 micro-batches are alive on stage s instead of p-s. Without latency it takes as
-long as 1F1B. Source: Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 2023, section 4.
+In 1F1B a stage that is about to run a forward waits for a message that its neighbour has only just sent. Here the
+message had the time of a whole micro-batch, so its latency is hidden; 2(p-1-s)+1 micro-batches are alive on stage s
+instead of p-s. Without latency it takes as long as 1F1B. Source: Zhuang et al., "On Optimizing the Communication of
+Model Parallelism", MLSys 2023, section 4.
 """
 
 from minidist.pipeline.plan.one_f_one_b import stage_order

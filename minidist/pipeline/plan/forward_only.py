@@ -1,8 +1,8 @@
 """Forward only: evaluation. Nothing is kept, nothing comes back.
 
-    rank 0   F0 F1 F2 F3
-    rank 1   .. F0 F1 F2 F3
-    rank 2   .. .. F0 F1 F2 F3
+rank 0   F0 F1 F2 F3
+rank 1   .. F0 F1 F2 F3
+rank 2   .. .. F0 F1 F2 F3
 """
 
 from minidist.pipeline.plan.action import F, every

@@ -1,10 +1,11 @@
-"""Interleaved 1F1B: a rank holds v short stages instead of one long one, so that filling the pipeline takes 1/v of the time.
+"""Interleaved 1F1B: a rank holds v short stages instead of one long one, so that filling the pipeline takes 1/v of the
+time.
 
     model      | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |        p = 4, v = 2: stage of chunk c on rank r is c*p + r
     rank         0   1   2   3   0   1   2   3
 
-Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; backward the same with the chunks reversed.
-Idle (p-1)(T_F + T_B)/v against the rank's own time for a whole pass, traffic x v, and more activations alive.
+Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; backward the same with the chunks
+reversed. Idle (p-1)(T_F + T_B)/v against the rank's own time for a whole pass, traffic x v, and more activations alive.
 Source: Narayanan et al., Megatron-LM, SC 2021, section 2.2.
 """
 

@@ -16,16 +16,23 @@ from minidist.pipeline.plan.registry import get_schedule
 LARGEST = 10_000_000  # actions and ranks that a user's function may return
 
 
-def load_plan(source: str, stages: int | None = None, microbatches: int | None = None, chunks: int | None = None, **options: Any) -> Plan:
+def load_plan(
+    source: str, stages: int | None = None, microbatches: int | None = None, chunks: int | None = None, **options: Any
+) -> Plan:
     """`source`: a name ("1f1b"), "my.csv" or "my.py:function".
 
-    The function takes (p, m), or (p, m, v) with v chunks, and returns a Plan or, for each rank, its actions as text or numbers. A
-    file's plan says itself how many ranks and micro-batches it has; when they are given too they must agree.
+    The function takes (p, m), or (p, m, v) with v chunks, and returns a Plan or, for each rank, its actions as text or
+    numbers. A file's plan says itself how many ranks and micro-batches it has; when they are given too they must agree.
     """
     if source.endswith(".csv"):
-        for name, given in (("--chunks", chunks), *((f"--option {option}", value) for option, value in options.items())):
+        for name, given in (
+            ("--chunks", chunks),
+            *((f"--option {option}", value) for option, value in options.items()),
+        ):
             if given is not None:
-                raise UsageError(f"{name} {given} changes nothing of the plan {source!r}, which is written down; leave it out")
+                raise UsageError(
+                    f"{name} {given} changes nothing of the plan {source!r}, which is written down; leave it out"
+                )
         plan = read_csv(source)
     elif ".py:" in source:
         needed(source, stages, microbatches)
@@ -36,7 +43,9 @@ def load_plan(source: str, stages: int | None = None, microbatches: int | None =
         return schedule.plan(stages or 0, microbatches or 0, chunks, **options)
     for name, given, has in (("--stages", stages, plan.ranks), ("--microbatches", microbatches, plan.microbatches)):
         if given is not None and given != has:
-            raise UsageError(f"{name} is {given} and the plan {source!r} has {has}; leave {name} out or change the plan")
+            raise UsageError(
+                f"{name} is {given} and the plan {source!r} has {has}; leave {name} out or change the plan"
+            )
     return plan
 
 
@@ -79,7 +88,8 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     numbers = (plan.stages, plan.microbatches, plan.batch)
     if plan.updates not in UPDATES or not all(isinstance(number, int) and number >= 1 for number in numbers):
         raise UsageError(
-            f"{source} returned {plan!r}; its stages, microbatches and batch must be whole numbers of at least 1, and updates one of {', '.join(UPDATES)}"
+            f"{source} returned {plan!r}; its stages, microbatches and batch must be whole numbers of at least 1, and"
+            f" updates one of {', '.join(UPDATES)}"
         )
     return plan.with_orders(found.orders)
 
@@ -116,5 +126,3 @@ def _cell(item: Any) -> str:
 
 def _number(item: Any) -> Item:
     return (index(item[0]), index(item[1])) if isinstance(item, tuple) else index(item)
-
-

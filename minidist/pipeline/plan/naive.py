@@ -1,8 +1,8 @@
 """The naive pipeline: one stage works, all others wait. What every other schedule is measured against.
 
-    rank 0   F0 .. .. .. .. B0 F1 ...
-    rank 1   .. F0 .. .. B0 .. ..
-    rank 2   .. .. F0 B0 .. .. ..          with two or more micro-batches they go through one after the other
+rank 0   F0 .. .. .. .. B0 F1 ...
+rank 1   .. F0 .. .. B0 .. ..
+rank 2   .. .. F0 B0 .. .. ..          with two or more micro-batches they go through one after the other
 """
 
 from minidist.pipeline.plan.action import B, F

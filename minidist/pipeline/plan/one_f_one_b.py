@@ -1,4 +1,5 @@
-"""1F1B (PipeDream-Flush): as early as it can, a stage runs the backward that frees the oldest micro-batch's activations.
+"""1F1B (PipeDream-Flush): as early as it can, a stage runs the backward that frees the oldest micro-batch's
+activations.
 
     rank 0   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3     warm-up p-1-s forwards, then one F, one B, ...
     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
@@ -14,7 +15,9 @@ from minidist.pipeline.plan.action import B, F, every
 from minidist.pipeline.plan.registry import Orders, schedule
 
 
-@schedule("1f1b", aliases=("Schedule1F1B", "pipedream-flush", "forward_backward_pipelining_without_interleaving", "dapple"))
+@schedule(
+    "1f1b", aliases=("Schedule1F1B", "pipedream-flush", "forward_backward_pipelining_without_interleaving", "dapple")
+)
 def one_f_one_b(p: int, m: int) -> Orders:
     """Any m, also fewer than p."""
     return [stage_order(s, m, min(m, p - 1 - s)) for s in range(p)]

@@ -4,8 +4,8 @@
                           ↑ update 1   ↑ update 2        F3 sees version 1, its B must see version 1 too: stash it
 
 Mini-batch t uses on stage s version max(0, t - (p-1-s)) in F and in B, so stage s keeps p-s versions: the law is
-W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t)). With `stashing=False` B would use version t, which is the gradient of
-no function. With vertical sync every stage uses the version that stage 0 had when t entered.
+W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t)). With `stashing=False` B would use version t, which is the
+gradient of no function. With vertical sync every stage uses the version that stage 0 had when t entered.
 
 Replicas of a stage take mini-batches round robin, so a slow stage keeps up with fast ones:
 
@@ -26,7 +26,9 @@ from minidist.pipeline.plan.registry import Orders, schedule
 
 @schedule("pipedream", aliases=("weight-stashing", "asynchronous-1f1b"), updates="stash")
 def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Orders:
-    """m mini-batches of one stream, an update after each. replicas: the ranks of each stage, p together, as (2, 1) or "2,1"."""
+    """m mini-batches of one stream, an update after each. replicas: the ranks of each stage, p together, as (2, 1) or
+    "2,1".
+    """
     if replicas is None:
         return [stage_order(s, m, min(m, p - 1 - s)) for s in range(p)]
     counts, orders = read_replicas(replicas, p, m), []
@@ -34,20 +36,36 @@ def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Or
         for r in range(k):
             mine = len(range(r, m, k))
             order = stage_order(s, mine, min(mine, (sum(counts[s:]) - 1) // k))
-            orders.append([action + (microbatch_of(action) * (k - 1) + r) * STEP for action in order])  # its i-th is number i k + r
+            orders.append(
+                [action + (microbatch_of(action) * (k - 1) + r) * STEP for action in order]
+            )  # its i-th is number i k + r
     return orders
 
 
 def read_replicas(replicas: Any, p: int, m: int) -> list[int]:
     """Ranks of each stage; UsageError when they do not make p ranks, or a replica would have nothing to do."""
     try:
-        counts = [int(x) for x in (replicas.split(",") if isinstance(replicas, str) else [replicas] if isinstance(replicas, int) else replicas)]
+        counts = [
+            int(x)
+            for x in (
+                replicas.split(",")
+                if isinstance(replicas, str)
+                else [replicas]
+                if isinstance(replicas, int)
+                else replicas
+            )
+        ]
     except (TypeError, ValueError):
         raise UsageError(f"replicas={replicas!r}; write the ranks of each stage, such as 2,1") from None
     if min(counts, default=0) < 1 or sum(counts) != p:
-        raise UsageError(f"replicas={replicas!r} make {sum(counts)} ranks and there are {p}; give each stage at least one, {p} together")
+        raise UsageError(
+            f"replicas={replicas!r} make {sum(counts)} ranks and there are {p}; give each stage at least one, {p}"
+            " together"
+        )
     if m < max(counts):
-        raise UsageError(f"{m} mini-batches leave a replica of the {max(counts)} without work; take at least {max(counts)}")
+        raise UsageError(
+            f"{m} mini-batches leave a replica of the {max(counts)} without work; take at least {max(counts)}"
+        )
     return counts
 
 

@@ -1,10 +1,11 @@
-"""A plan: for each rank the order of its actions. Data, nothing else; the same plan is validated, timed, drawn and executed.
+"""A plan: for each rank the order of its actions. Data, nothing else; the same plan is validated, timed, drawn and
+executed.
 
     rank 0   0F0 0F1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1          CSV: one line a rank, a comma between actions, an empty cell for an idle slot
 
-Which rank holds a stage is not said apart: it is the rank that computes the stage's actions. In DualPipe, and where a stage is
-replicated, several ranks compute a stage, each for micro-batches of its own.
+Which rank holds a stage is not said apart: it is the rank that computes the stage's actions. In DualPipe, and where a
+stage is replicated, several ranks compute a stage, each for micro-batches of its own.
 """
 
 import re
@@ -34,9 +35,10 @@ UPDATES = ("flush", "none", "stash", "no-stash", "vertical-sync", "2bw")
 class Plan:
     """Orders of all ranks for one step (or, with asynchronous updates, for a whole stream of micro-batches).
 
-    updates: when weights change: "flush" (one update after the last backward), "none" (evaluation), "stash" (after every
-    backward; a micro-batch keeps the version that its forward saw), "no-stash" (the same without keeping it: a wrong gradient),
-    "vertical-sync" (every stage uses the version of stage 0's forward), "2bw" (after every `batch` micro-batches, one late).
+    updates: when weights change: "flush" (one update after the last backward), "none" (evaluation), "stash" (after
+    every backward; a micro-batch keeps the version that its forward saw), "no-stash" (the same without keeping it: a
+    wrong gradient), "vertical-sync" (every stage uses the version of stage 0's forward), "2bw" (after every `batch`
+    micro-batches, one late).
     """
 
     name: str
@@ -76,7 +78,9 @@ class Plan:
         return [stage for stage, ranks in self.holders().items() if rank in ranks]
 
     def additions(self) -> dict[int, list[list[int]]]:
-        """Stage -> for each rank that holds it, in rank order, the micro-batches in the order in which its gradient adds them."""
+        """Stage -> for each rank that holds it, in rank order, the micro-batches in the order in which its gradient
+        adds them.
+        """
         result: dict[int, dict[int, list[int]]] = {}
         for rank, order in enumerate(self.orders):
             for item in order:
@@ -86,10 +90,14 @@ class Plan:
         return {stage: list(result[stage].values()) for stage in sorted(result)}
 
     def gradient_order(self) -> GradientOrder:
-        """The declared order of additions, stage after stage. UsageError when several ranks hold a stage (see `additions`)."""
+        """The declared order of additions, stage after stage. UsageError when several ranks hold a stage (see
+        `additions`).
+        """
         additions = self.additions()
         if any(len(ranks) > 1 for ranks in additions.values()):
-            raise UsageError(f"plan {self.name!r} computes a stage on several ranks; read its order from Plan.additions()")
+            raise UsageError(
+                f"plan {self.name!r} computes a stage on several ranks; read its order from Plan.additions()"
+            )
         return GradientOrder(1, tuple(tuple(additions.get(stage, [[]])[0]) for stage in range(self.stages)))
 
     def with_orders(self, orders: Sequence[Sequence[Item]]) -> "Plan":
@@ -106,7 +114,9 @@ class Plan:
 
 
 def from_cells(rows: Iterable[Sequence[str]], name: str, where: str = "plan") -> Plan:
-    """A plan from cells; stages and micro-batches are counted from the actions. UsageError names line and cell (from 1)."""
+    """A plan from cells; stages and micro-batches are counted from the actions. UsageError names line and cell (from
+    1).
+    """
     orders: list[list[Item]] = []
     for line, row in enumerate(rows, 1):
         orders.append([])
@@ -122,7 +132,11 @@ def from_cells(rows: Iterable[Sequence[str]], name: str, where: str = "plan") ->
         raise UsageError(f"{where} has no action; write one line a rank, such as 0F0,0B0")
     forward_only = not any(kind_of(part) in (BACKWARD, WEIGHT, 1) for part in every)
     return Plan(
-        name, orders, 1 + max(map(stage_of, every)), 1 + max(map(microbatch_of, every)), "none" if forward_only else "flush"
+        name,
+        orders,
+        1 + max(map(stage_of, every)),
+        1 + max(map(microbatch_of, every)),
+        "none" if forward_only else "flush",
     )
 
 
@@ -146,5 +160,7 @@ def read_csv(path: str | Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8-sig")  # some spreadsheets begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the plan {str(path)!r} ({error.__class__.__name__}); give a CSV file with one line a rank") from None
+        raise UsageError(
+            f"cannot read the plan {str(path)!r} ({error.__class__.__name__}); give a CSV file with one line a rank"
+        ) from None
     return from_csv(text, path.stem, str(path))

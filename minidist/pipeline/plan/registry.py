@@ -3,7 +3,8 @@
 @schedule("my-schedule")
 def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
 
-`p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks a rank. Further keyword arguments are options.
+`p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks a rank. Further keyword arguments are
+options.
 """
 
 import importlib
@@ -25,7 +26,8 @@ LARGEST = 50_000_000  # forwards of a plan
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule by name. chunks: stages on a rank: how many it always has, or None when the caller chooses (default 2).
+    """A schedule by name. chunks: stages on a rank: how many it always has, or None when the caller chooses (default
+    2).
 
     takes: (p, m, v) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
     """
@@ -49,32 +51,43 @@ class Schedule:
                 raise UsageError(f"{name} is {value}; it must be at least 1")
         if self.chunks is not None and chunks not in (None, self.chunks):
             raise UsageError(
-                f"schedule {self.name!r} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} on a rank, not {chunks}; leave "
-                "--chunks out, or take interleaved or looped-bfs"
+                f"schedule {self.name!r} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} on a rank, not"
+                f" {chunks}; leave --chunks out, or take interleaved or looped-bfs"
             )
         v = self.chunks or chunks or 2
         if stages * v * microbatches > LARGEST:
-            raise UsageError(f"{stages:,} ranks x {v} chunks x {microbatches:,} micro-batches do not fit in memory; a plan has at most {LARGEST:,} forwards")
+            raise UsageError(
+                f"{stages:,} ranks x {v} chunks x {microbatches:,} micro-batches do not fit in memory; a plan has at"
+                f" most {LARGEST:,} forwards"
+            )
         known = inspect.signature(self.function).parameters
         for option, value in options.items():
             if option in ("p", "m", "v") or option not in known:
                 allowed = [name for name in known if name not in ("p", "m", "v")]
                 raise UsageError(
-                    f"schedule {self.name!r} has no option {option!r}{nearest(option, allowed)}; it has {', '.join(allowed) or 'none'}"
+                    f"schedule {self.name!r} has no option {option!r}{nearest(option, allowed)}; it has"
+                    f" {', '.join(allowed) or 'none'}"
                 )
             kind = type(known[option].default)
             if kind in (bool, int) and not isinstance(value, int):
-                raise UsageError(f"{option}={value!r} of schedule {self.name!r}; it must be {'true or false' if kind is bool else 'a whole number'}")
+                raise UsageError(
+                    f"{option}={value!r} of schedule {self.name!r}; it must be"
+                    f" {'true or false' if kind is bool else 'a whole number'}"
+                )
         problem = self.takes(stages, microbatches, v) if self.takes else None
         if problem:
-            raise UsageError(f"schedule {self.name!r} on {stages} stages cannot take {microbatches} micro-batches: {problem}")
+            raise UsageError(
+                f"schedule {self.name!r} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
+            )
         arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
         orders = self.function(**arguments, **options)
         batches = options.get("batches", 1)
         updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
         if options.get("replicas") is not None:  # then there are fewer stages than ranks
             stages = 1 + stage_of(parts(orders[-1][0])[0])
-        return Plan(self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1)
+        return Plan(
+            self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1
+        )
 
 
 def schedule(name: str, **attributes: Any) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:

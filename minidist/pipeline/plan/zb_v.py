@@ -4,9 +4,9 @@
     rank 1   stage 1 ↓        stage 2p-2 ↑
     rank 2   stage 2 ↓ ────── stage 2p-3 ↑         the last rank passes to itself
 
-Rank 0 gets its first gradient as soon as it has the loss, and memory is even: 2p half-stage chunks on every rank. Own-window
-idle is 0 from m = 2p-1 on when F, I and W take the same time. Source: Qi et al., Pipeline Parallelism with Controllable Memory,
-NeurIPS 2024.
+Rank 0 gets its first gradient as soon as it has the loss, and memory is even: 2p half-stage chunks on every rank.
+Own-window idle is 0 from m = 2p-1 on when F, I and W take the same time. Source: Qi et al., Pipeline Parallelism with
+Controllable Memory, NeurIPS 2024.
 """
 
 from minidist.pipeline.plan.action import F, I, W, kind_of, microbatch_of, pack

@@ -1,14 +1,14 @@
 """ZB-H1 and ZB-H2: the weight gradient waits for nobody, so it fills the time in which a stage would wait.
 
-1F1B's backward is two computations: I, the input gradient, which the stage before needs at once; and W, the weight gradient,
-which nobody needs before the optimizer. Split them, hurry with I, and put W where the bubble was:
+1F1B's backward is two computations: I, the input gradient, which the stage before needs at once; and W, the weight
+gradient, which nobody needs before the optimizer. Split them, hurry with I, and put W where the bubble was:
 
     rank 0   F0 F1 F2 .. .. I0 W0 F3 I1 W1 .. I2 W2 .. I3 W3      k = 1: memory of 1F1B, idle (p-1)(T_F + T_I - T_W)
     rank 2   .. .. F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3            stage s is k*s weight gradients behind
 
-With k = 2 there are 2(p-1-s) forwards before the first backward: idle (p-1)(T_F + T_I - 2 T_W) in a rank's own window, for
-2p-1 micro-batches alive. "Own window" because ranks start and end at different times: the next step must begin without a global
-barrier. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
+With k = 2 there are 2(p-1-s) forwards before the first backward: idle (p-1)(T_F + T_I - 2 T_W) in a rank's own window,
+for 2p-1 micro-batches alive. "Own window" because ranks start and end at different times: the next step must begin
+without a global barrier. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
 """
 
 from minidist.pipeline.plan.action import F, I, W, every

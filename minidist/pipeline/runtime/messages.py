@@ -1,10 +1,12 @@
-"""What a rank sends and receives in a step: receives posted into fresh buffers, sends let go as soon as they have arrived.
+"""What a rank sends and receives in a step: receives posted into fresh buffers, sends let go as soon as they have
+arrived.
 
     SEND_F(s, i)   waited for when B(s, i)'s gradient has come back: the activation must have arrived
     SEND_B(s, i)   waited for when a later message from that rank comes, which it sent after using the gradient
 
-Nobody asks whether a message has arrived; the plan says when it must have, so the wait costs nothing and a sent array does not
-stay to the end of the step. A connection that skips stages goes straight to the rank that needs it, on a communicator of its own.
+Nobody asks whether a message has arrived; the plan says when it must have, so the wait costs nothing and a sent array
+does not stay to the end of the step. A connection that skips stages goes straight to the rank that needs it, on a
+communicator of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,13 +28,18 @@ Bound = tuple[str, int, int, int]  # "F" or "B", from stage, to stage, micro-bat
 
 
 class Messages:
-    """One rank's messages of one plan. `ready`: what has arrived or stays on this rank, by (direction, from, to, micro-batch)."""
+    """One rank's messages of one plan. `ready`: what has arrived or stays on this rank, by (direction, from, to,
+    micro-batch).
+    """
 
-    def __init__(self, comm: Comm, plan: Plan, orders: Sequence[Sequence[Sequence[Action]]], home: Mapping[Key, int]) -> None:
+    def __init__(
+        self, comm: Comm, plan: Plan, orders: Sequence[Sequence[Sequence[Action]]], home: Mapping[Key, int]
+    ) -> None:
         self.comm, self.skips, self.plan, self.orders, self.home = comm, comm.dup(), plan, orders, home
         self.tags = self._number_messages()
         self.borders = Borders()
-        # With several stages on a rank the receiver may be busy with another one for long: then nobody waits before the end.
+        # With several stages on a rank the receiver may be busy with another one for long: then nobody waits before the
+        # end.
         self.evaluates = plan.updates == "none" and plan.stages == plan.ranks
         self.begin()
 
@@ -51,8 +58,8 @@ class Messages:
         each = skip_pairs(self.plan.stages) * TENSORS
         if skipping and self.plan.microbatches * each > LARGEST_TAG:
             raise UsageError(
-                f"with connections that skip some of {self.plan.stages} stages at most {LARGEST_TAG // each} micro-batches fit, not "
-                f"{self.plan.microbatches}; take fewer"
+                f"with connections that skip some of {self.plan.stages} stages at most {LARGEST_TAG // each}"
+                f" micro-batches fit, not {self.plan.microbatches}; take fewer"
             )
         self.arrived = self._arrivals()
 
@@ -89,7 +96,9 @@ class Messages:
             requests = self.posted.pop(bound, None)
             if requests is not None:
                 self.ready[bound] = [self.comm.wait(request) for request in requests]
-            if direction == "B":  # the gradient has come back, so the activation has arrived: its array need not wait for the step's end
+            if (
+                direction == "B"
+            ):  # the gradient has come back, so the activation has arrived: its array need not wait for the step's end
                 self._wait(("F", stage, source, i))
 
     def take(self, direction: str, source: int, stage: int, i: int) -> list[Any]:
@@ -122,7 +131,9 @@ class Messages:
 
     def _send(self, bound: Bound) -> None:
         direction, stage, target, i = bound
-        if self.evaluates:  # no gradient will say that it arrived: two on their way are enough for who takes them in turn
+        if (
+            self.evaluates
+        ):  # no gradient will say that it arrived: two on their way are enough for who takes them in turn
             self.last_two.append(bound)
             if len(self.last_two) > 2:
                 self._wait(self.last_two.pop(0))
@@ -151,16 +162,21 @@ class Messages:
         if abs(target - source) == 1:
             return self.comm, self.tags[direction, target, i]
         first, last = min(source, target), max(source, target)
-        pair = sum(self.plan.stages - 2 - stage for stage in range(first)) + last - first - 2  # of all that are no neighbours
+        pair = (
+            sum(self.plan.stages - 2 - stage for stage in range(first)) + last - first - 2
+        )  # of all that are no neighbours
         return self.skips, (i * skip_pairs(self.plan.stages) + pair) * TENSORS
 
     def _arrivals(self) -> dict[int, list[Bound]]:
         """Item of this rank's order -> the gradients that have arrived when it is done.
 
-        The gradient of (stage, i) is used by its receiver's B; the first message that this receiver sends here after it tells so.
+        The gradient of (stage, i) is used by its receiver's B; the first message that this receiver sends here after it
+        tells so.
         """
         me, mine = self.comm.rank, _positions(self.orders[self.comm.rank])
-        told: dict[int, list[int]] = {}  # rank -> for each place in its order, the item here that waits for what it sends later
+        told: dict[
+            int, list[int]
+        ] = {}  # rank -> for each place in its order, the item here that waits for what it sends later
         places: dict[int, dict[Action, int]] = {}
         result: dict[int, list[Bound]] = {}
         for (stage, i), sources in self.borders.into.items():
@@ -191,7 +207,9 @@ class Messages:
         return earliest
 
     def _number_messages(self) -> dict[tuple[str, int, int], int]:
-        """A tag for each message between two ranks, so that what is posted in one order and sent in another still meets."""
+        """A tag for each message between two ranks, so that what is posted in one order and sent in another still
+        meets.
+        """
         tags: dict[tuple[str, int, int], int] = {}
         counts: dict[tuple[int, int], int] = {}
         for (stage, i), rank in sorted(self.home.items()):
@@ -203,8 +221,8 @@ class Messages:
         # A stream takes its micro-batches in order at both ends, so a tag may come again: what is older arrives first.
         if max(counts.values(), default=0) > LARGEST_TAG and self.plan.updates in ("flush", "none"):
             raise UsageError(
-                f"plan {self.plan.name!r} sends {max(counts.values()) // TENSORS} messages between two ranks, at most 2,048 fit; take "
-                "fewer micro-batches"
+                f"plan {self.plan.name!r} sends {max(counts.values()) // TENSORS} messages between two ranks, at most"
+                " 2,048 fit; take fewer micro-batches"
             )
         return tags
 

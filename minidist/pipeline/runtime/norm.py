@@ -1,4 +1,6 @@
-"""The gradient norm over all stages, as block sums in one order that every rank has: stage after stage, each stage's ranks."""
+"""The gradient norm over all stages, as block sums in one order that every rank has: stage after stage, each stage's
+ranks.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,19 @@ def block_sums(pipe: "Pipeline") -> dict[int, Any]:
     """Block sums of squares of this rank's stages; what is shared counts at its first place only."""
     mine: dict[int, Any] = {}
     for number, stage in pipe.stages.items():
-        own = [p for p in stage.parameters if p.requires_grad and (number, pipe.comm.rank, p.name) not in pipe.shared.copies]
+        own = [
+            p
+            for p in stage.parameters
+            if p.requires_grad and (number, pipe.comm.rank, p.name) not in pipe.shared.copies
+        ]
         whole = [np.zeros(0), *(np.zeros(p.size) if p.grad is None else p.grad.reshape(-1) for p in own)]
         mine[number] = block_square_sums(np.concatenate(whole[1:] or whole))
     return mine
 
 
 def clip_grad_norm(pipe: "Pipeline", max_norm: float, optimizer: Any = None) -> float:
-    """Every rank learns all block sums: two ordered all-reduces, 8 B a place and 8 B for 1,024 elements (purpose clip_norm).
+    """Every rank learns all block sums: two ordered all-reduces, 8 B a place and 8 B for 1,024 elements (purpose
+    clip_norm).
 
     optimizer: as for `optim.clip_by_norm_`, for gradients of two bytes.
     """

@@ -5,10 +5,10 @@
                           ▼             │ waits for the posted receive
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
-RECV posts a receive into a *fresh* buffer: the stage's first layer keeps its input for backward, so a buffer that is used again
-would change a gradient behind its back. SEND starts; it is waited for when the plan says that it must have arrived, so that
-1F1B's memory is what the plan says (messages.py). Neighbours on one rank hand their arrays over. Every plan is judged before
-anything runs, so a wrong one is a sentence and not a hang.
+RECV posts a receive into a *fresh* buffer: the stage's first layer keeps its input for backward, so a buffer that is
+used again would change a gradient behind its back. SEND starts; it is waited for when the plan says that it must have
+arrived, so that 1F1B's memory is what the plan says (messages.py). Neighbours on one rank hand their arrays over. Every
+plan is judged before anything runs, so a wrong one is a sentence and not a hang.
 """
 
 import hashlib
@@ -44,16 +44,19 @@ Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the 
 class Pipeline:
     """One rank's part of a pipeline: `step(inputs, targets)` runs the whole plan once and leaves the gradients.
 
-    stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the global
-    count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several stages share.
-    data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm). reducers:
-    of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each micro-batch (ZeRO 2).
-    prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). times:
-    seconds by which actions advance a virtual clock, for teaching; by default what a Meter counted does.
+    stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the
+    global count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several
+    stages share.
+    data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm).
+    reducers: of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each
+    micro-batch (ZeRO 2).
+    prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
+    times: seconds by which actions advance a virtual clock, for teaching; by default what a Meter counted does.
 
-    Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its gradient
-    (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B a micro-batch (metrics). Raises PlanError
-    for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when ranks have different plans.
+    Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
+    gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B a micro-batch (metrics).
+    Raises PlanError for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when ranks have
+    different plans.
     """
 
     UPDATES: tuple[str, ...] = ("flush", "none")  # of the plans that it runs
@@ -76,17 +79,23 @@ class Pipeline:
     ) -> None:
         validate(plan, allow_wrong_gradients=plan.updates in self.UPDATES)  # PipeDream can show what goes wrong
         if plan.updates not in self.UPDATES:
-            way = "updates its weights on the way; run it with PipeDream" if "flush" in self.UPDATES else "updates them once; run it with Pipeline"
+            way = (
+                "updates its weights on the way; run it with PipeDream"
+                if "flush" in self.UPDATES
+                else "updates them once; run it with Pipeline"
+            )
             raise UsageError(f"plan {plan.name!r} {way}")
         if plan.ranks != comm.size:
-            raise UsageError(f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks")
+            raise UsageError(
+                f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks"
+            )
         self.comm, self.loss, self.times, self.reduction, self.prefetch = comm, loss, times, reduction, prefetch
         self.coordinates = coordinates or (lambda i: nullcontext())
         self.stages = {stage.number: stage for stage in stages}
         if sorted(self.stages) != plan.stages_of(comm.rank):
             raise UsageError(
-                f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built with "
-                f"{sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
+                f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
+                f" with {sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
             )
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
         self._follow(plan)
@@ -96,7 +105,11 @@ class Pipeline:
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
         if data is not None and data.size > 1:
             for n, stage in sorted(self.stages.items()):
-                self.reducers[n] = [GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros") for flat in stage.flats if len(flat)]
+                self.reducers[n] = [
+                    GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros")
+                    for flat in stage.flats
+                    if len(flat)
+                ]
         self._seen: Any = None
 
     def _follow(self, plan: Plan) -> None:
@@ -110,7 +123,8 @@ class Pipeline:
         self.messages = Messages(self.comm, self.plan, orders, home)
 
     def forwards(self, loss: Loss) -> "Pipeline":
-        """The same stages on the same ranks, forward only: its `step` returns losses, keeps nothing and leaves gradients alone.
+        """The same stages on the same ranks, forward only: its `step` returns losses, keeps nothing and leaves
+        gradients alone.
 
         Every rank calls it, after a step: it knows the shapes that this one has learned, and sends nothing for them.
         """
@@ -125,14 +139,15 @@ class Pipeline:
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
         """Run the plan on micro-batches `inputs`; returns every micro-batch's loss, on every rank.
 
-        Every rank passes the micro-batches (arrays; their first dims may differ), the first stage reads the inputs, the last the
-        targets. Gradients are added to what the parameters have; call `zero_grad` before.
+        Every rank passes the micro-batches (arrays; their first dims may differ), the first stage reads the inputs, the
+        last the targets. Gradients are added to what the parameters have; call `zero_grad` before.
         """
         self._enter(inputs, targets)
         self._run_items(0, len(self.order))
         self._sum_gradients()
         with purpose("metrics"):
-            return [float(value) for value in all_reduce(self.comm, self.losses, algorithm="ordered")]  # type: ignore[union-attr]
+            # type: ignore[union-attr]
+            return [float(value) for value in all_reduce(self.comm, self.losses, algorithm="ordered")]
 
     def _enter(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         self._check(inputs, targets)
@@ -158,7 +173,9 @@ class Pipeline:
             self.messages.after(at)
 
     def _sum_gradients(self) -> None:
-        """What is summed when all actions are done: shared parameters over their places, then everything over the replicas."""
+        """What is summed when all actions are done: shared parameters over their places, then everything over the
+        replicas.
+        """
         self.messages.finish()
         if self.plan.updates != "none":
             self.shared.add()
@@ -173,9 +190,11 @@ class Pipeline:
             flat.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
-        """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose clip_norm).
+        """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose
+        clip_norm).
 
-        The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same everywhere.
+        The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same
+        everywhere.
         """
         return clip_grad_norm(self, max_norm, optimizer)
 
@@ -189,7 +208,11 @@ class Pipeline:
             case "SEND_F" | "SEND_B":
                 self.messages.send(action)
             case "REDUCE_GRAD":
-                self._reduce([stage] if stage in self.reducers and stage not in self.shared.stages and not self.reduce_each else [])
+                self._reduce(
+                    [stage]
+                    if stage in self.reducers and stage not in self.shared.stages and not self.reduce_each
+                    else []
+                )
             case _:
                 self._receive(action)
                 with self.coordinates(i):
@@ -204,7 +227,9 @@ class Pipeline:
                             work.run()
                     else:
                         self._backward(stage, i, "now" if kind == "B" else "deferred")
-                if self.reduce_each and kind == "W":  # the end of a pass, where a reducer finishes by itself, was before this
+                if (
+                    self.reduce_each and kind == "W"
+                ):  # the end of a pass, where a reducer finishes by itself, was before this
                     self._finish([stage])
                 self._advance(action, name)
 
@@ -293,15 +318,23 @@ class Pipeline:
     def _check(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         m = self.plan.microbatches
         if len(inputs) != m:
-            raise UsageError(f"rank {self.comm.rank}: plan {self.plan.name!r} is for {m} micro-batches and got {len(inputs)}; give {m}")
+            raise UsageError(
+                f"rank {self.comm.rank}: plan {self.plan.name!r} is for {m} micro-batches and got {len(inputs)};"
+                f" give {m}"
+            )
         if self.loss is None and self.plan.updates != "none":
             raise UsageError(f"plan {self.plan.name!r} runs backward and needs a loss; pass loss=")
         if self.loss is not None and (targets is None or len(targets) != m):
-            raise UsageError(f"rank {self.comm.rank}: {m} micro-batches need {m} targets, got {0 if targets is None else len(targets)}")
+            raise UsageError(
+                f"rank {self.comm.rank}: {m} micro-batches need {m} targets, got"
+                f" {0 if targets is None else len(targets)}"
+            )
 
     def _same_plan(self) -> None:
         mine = np.frombuffer(hashlib.blake2b(self.plan.to_csv().encode(), digest_size=16).digest(), np.uint8).copy()
         with purpose("startup"):
             theirs: Any = broadcast(self.comm, mine.copy())
         if not np.array_equal(mine, theirs):
-            raise MismatchError(f"rank {self.comm.rank}: its plan differs from rank 0's; build the same plan on every rank")
+            raise MismatchError(
+                f"rank {self.comm.rank}: its plan differs from rank 0's; build the same plan on every rank"
+            )

@@ -4,8 +4,9 @@
                                                        ├─ both ranks add: stage 0's sum, then stage 3's
     stage 3, rank 3   wte   gradient of the head ──────┘
 
-Every place sends its sum to the other places' ranks, and everybody adds in the same order: the ranks of a stage in rank order,
-then the stages in stage order. So the copies stay equal bit for bit. This comes before any reduction over the data axis.
+Every place sends its sum to the other places' ranks, and everybody adds in the same order: the ranks of a stage in rank
+order, then the stages in stage order. So the copies stay equal bit for bit. This comes before any reduction over the
+data axis.
 Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume.
 """
 
@@ -48,7 +49,9 @@ class SharedGradients:
         everywhere = {row[2] for row in table}
         for name in tied:
             if _word(name) not in everywhere:
-                raise UsageError(f"tied parameter {name!r} is on no stage{nearest(name, known)}; name one of the stages' parameters")
+                raise UsageError(
+                    f"tied parameter {name!r} is on no stage{nearest(name, known)}; name one of the stages' parameters"
+                )
         tied_words = {_word(name) for name in tied}
         where: dict[tuple[int | None, int], list[Site]] = {}
         values: dict[tuple[int | None, int], Any] = {}
@@ -61,7 +64,9 @@ class SharedGradients:
                     f"{_places(where[key])}; build every copy from the same seed"
                 )
         groups: dict[tuple[bool, tuple[Site, ...]], list[str]] = {}
-        for (stage_, word), sites in sorted(where.items(), key=lambda entry: (entry[0][0] is not None, entry[0][0] or 0)):
+        for (stage_, word), sites in sorted(
+            where.items(), key=lambda entry: (entry[0][0] is not None, entry[0][0] or 0)
+        ):
             if len(sites) > 1 and word in words:
                 groups.setdefault((stage_ is None, tuple(sorted(sites))), []).append(words[word])
         self.groups = [Group(list(sites), names, is_tied) for (is_tied, sites), names in groups.items()]
@@ -77,7 +82,9 @@ class SharedGradients:
                     self._add(group, own)
 
     def mark_added(self) -> None:
-        """The sums over the places are whole: a second step without `zero_grad` sets them aside and sums only what is new."""
+        """The sums over the places are whole: a second step without `zero_grad` sets them aside and sums only what is
+        new.
+        """
         for group in self.groups:
             for stage, rank in group.sites:
                 if rank == self.comm.rank:
@@ -87,19 +94,23 @@ class SharedGradients:
 
     def _add(self, group: Group, own: list[Site]) -> None:
         comm, first = self.comm, [self.mine[own[0][0], name] for name in group.names]
-        sums: dict[Site, Any] = {site: np.concatenate([_gradient(self.mine[site[0], name]) for name in group.names]) for site in own}
+        sums: dict[Site, Any] = {
+            site: np.concatenate([_gradient(self.mine[site[0], name]) for name in group.names]) for site in own
+        }
         total = sum_over_places(comm, group, sums)
         at = 0
         for name, parameter in zip(group.names, first, strict=True):
             for stage, _ in own:
                 copy = self.mine[stage, name]
-                copy.since_reduction[...] = total[at : at + parameter.size].reshape(parameter.shape)  # type: ignore[index]
+                # type: ignore[index]
+                copy.since_reduction[...] = total[at : at + parameter.size].reshape(parameter.shape)
                 copy.contributions = max(copy.contributions, 1)
             at += parameter.size
 
 
 def sum_over_places(comm: Comm, group: Group, sums: dict[Site, Any]) -> Any:
-    """The sum of what all places of a group have, 1-D: a stage's ranks in rank order, then the stages. sums: this rank's places'.
+    """The sum of what all places of a group have, 1-D: a stage's ranks in rank order, then the stages. sums: this
+    rank's places'.
 
     Each place's array goes to every other rank of the group.
     """

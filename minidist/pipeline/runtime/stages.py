@@ -25,7 +25,8 @@ from minidist.nn.gpt import auxiliary_losses
 class SkipTo:
     """An output that goes past the neighbour, straight to `stage`, which gets it behind what its own neighbour sends.
 
-    It travels once each way, B bytes and B bytes of gradient, whatever number of stages lies between; they hold nothing of it.
+    It travels once each way, B bytes and B bytes of gradient, whatever number of stages lies between; they hold nothing
+    of it.
     """
 
     stage: int
@@ -33,11 +34,12 @@ class SkipTo:
 
 
 class PipelineStage:
-    """Stage `number` of a model: `module(*tensors)` returns a tensor or a tuple of tensors, which the next stage receives.
+    """Stage `number` of a model: `module(*tensors)` returns a tensor or a tuple of tensors, which the next stage
+    receives.
 
-    A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the tensors of
-    the stage before it, several in the order of the stages that they come from. A stage may have no parameters. The last
-    stage's output goes to the loss. `flat`: the stage's `parameters`, a unit of their own.
+    A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the
+    tensors of the stage before it, several in the order of the stages that they come from. A stage may have no
+    parameters. The last stage's output goes to the loss. `flat`: the stage's `parameters`, a unit of their own.
     """
 
     def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:
@@ -74,8 +76,9 @@ class GPTStage(Module):
             self.head = model.lm_head if embeds else with_own_weight(model.lm_head)  # last: its weight may be a copy
 
     def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
-        """Tokens (first stage) or activations (batch, T, D), to activations or logits (last stage); with experts also the
-        sum of their auxiliary losses so far, shape (1,)."""
+        """Tokens (first stage) or activations (batch, T, D), to activations or logits (last stage); with experts also
+        the sum of their auxiliary losses so far, shape (1,).
+        """
         if self.embeds:
             x = self._embed(x)
         for block in self.h:
@@ -129,11 +132,14 @@ class LayersStage(Module):
         return x
 
 
-def split_model(model: Module, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None) -> tuple[list[PipelineStage], list[str]]:
-    """Stages `numbers` of a GPT, a Llama or an MLP cut into `stages`, and the names of parameters that several stages share.
+def split_model(
+    model: Module, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None
+) -> tuple[list[PipelineStage], list[str]]:
+    """Stages `numbers` of a GPT, a Llama or an MLP cut into `stages`, and the names of parameters that several stages
+    share.
 
-    cuts: how many blocks (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError
-    when there are more stages than blocks, or the cuts do not add up.
+    cuts: how many blocks (layers) each stage gets; by default as equal as possible, the first ones one more. Raises
+    UsageError when there are more stages than blocks, or the cuts do not add up.
     """
     modules, tied = cut_model(model, stages, cuts)
     return [PipelineStage(modules[number], number) for number in numbers], tied
@@ -143,21 +149,32 @@ def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> 
     """The modules of all stages, and the names of the parameters that several of them share; see `split_model`."""
     blocks: list[Module] = []
     if isinstance(model, (GPT, Llama, MLP)):
-        blocks = list(model.transformer.h if isinstance(model, GPT) else model.model.layers if isinstance(model, Llama) else model.layers)
+        blocks = list(
+            model.transformer.h
+            if isinstance(model, GPT)
+            else model.model.layers
+            if isinstance(model, Llama)
+            else model.layers
+        )
     if not blocks:
         raise UsageError(f"cannot cut a {type(model).__name__}; make PipelineStages of its parts yourself")
     if cuts is None and stages > len(blocks):
         raise UsageError(
-            f"cannot cut {len(blocks)} layers into {stages} stages: a stage needs at least one; use --layers {stages}, or at most "
-            f"{len(blocks)} stages (ranks x chunks)"
+            f"cannot cut {len(blocks)} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
+            f" or at most {len(blocks)} stages (ranks x chunks)"
         )
     sizes = list(cuts) if cuts is not None else chunk_sizes(len(blocks), stages)
     if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
-        raise UsageError(f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is {len(blocks)}")
+        raise UsageError(
+            f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is"
+            f" {len(blocks)}"
+        )
     bounds = offsets(sizes)
     if isinstance(model, (GPT, Llama)):
         kind: Any = GPTStage if isinstance(model, GPT) else LlamaStage
-        made: list[Module] = [kind(model, a, b, number == 0, number == stages - 1) for number, (a, b) in enumerate(pairwise(bounds))]
+        made: list[Module] = [
+            kind(model, a, b, number == 0, number == stages - 1) for number, (a, b) in enumerate(pairwise(bounds))
+        ]
         tied = isinstance(model, GPT) or model.config.tie_word_embeddings
         return made, [model.lm_head.weight.name] if tied and stages > 1 else []
     return [LayersStage(blocks[a:b]) for a, b in pairwise(bounds)], []

@@ -1,4 +1,6 @@
-"""A stage's forward and backward as autograd sees them: leaves that came in, outputs that go out to one stage or several."""
+"""A stage's forward and backward as autograd sees them: leaves that came in, outputs that go out to one stage or
+several.
+"""
 
 from collections.abc import Sequence
 from typing import Any
