@@ -25,13 +25,13 @@ import inspect
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.bench.virtual_collectives import bench_virtual_collectives
 from minidist.collectives import all_reduce, closed_form, recursive_doubling, recursive_halving
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, solution
 from minidist.report import draw, show
 from minidist.report.crossover import crossover
-from minidist.train.bench_virtual_collectives import bench_virtual_collectives
 
 # %% [markdown]
 # ## 2 The picture first

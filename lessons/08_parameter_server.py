@@ -29,13 +29,13 @@ import numpy as np
 from minidist.base.errors import DeadlockError
 from minidist.comm import ANY, LinkModel, SimWorld
 from minidist.comm.choosers import explore, seeded
+from minidist.commands.staleness import staleness_runs, table
 from minidist.lesson import check, expect, solution
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Server
 from minidist.report import draw, show
 from minidist.report.staleness import staleness
-from minidist.train.staleness import staleness_runs, table
 
 # %% [markdown]
 # ## 2 The picture first

@@ -35,9 +35,9 @@ from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.zero import ShardReducer, ZeroOptimizer
+from minidist.planning.memory_estimator import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
-from minidist.train.sizing import model_states
 
 # %% [markdown]
 # ## 2 The picture first

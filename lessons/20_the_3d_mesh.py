@@ -27,14 +27,14 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.collectives import all_gather
 from minidist.comm import LinkModel, SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.lesson import check, expect, solution
 from minidist.parallel.dims import ParallelDims
+from minidist.planning.volumes import closed_form_bytes
 from minidist.report import draw, show
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.recipe import parallelize
 from minidist.train.trainer import train
-from minidist.train.volumes import closed_form_bytes
 
 # %% [markdown]
 # ## 2 The picture first

@@ -25,14 +25,14 @@ from functools import cache
 from minidist.autograd import Meter
 from minidist.base.trace import only_steps
 from minidist.comm import LinkModel, SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.lesson import check, expect, solution
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.timing import Times, time_plan
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import build
 from minidist.train.trainer import train
 

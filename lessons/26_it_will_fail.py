@@ -29,10 +29,10 @@ import numpy as np
 from minidist.base.errors import MinidistError, UsageError
 from minidist.checkpoint import Checkpoint, Piece, Storage, save
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
 from minidist.lesson import check, expect, solution
 from minidist.report import draw, show
 from minidist.report.frame import new_figure, tidy
-from minidist.train.config import TrainConfig
 from minidist.train.trainer import train
 
 # %% [markdown]

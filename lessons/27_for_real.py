@@ -34,11 +34,11 @@ import numpy as np
 from minidist.autograd import Meter
 from minidist.base.process import tune_process
 from minidist.comm import LinkModel, SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.lesson import check, expect, solution
 from minidist.lesson.exercises.e27_fit_a_line import fit_a_line
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw, show
-from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import build
 from minidist.train.trainer import train
 
@@ -182,7 +182,7 @@ print(
 TRAIN = f"""
 import time, json
 from minidist.comm import launch
-from minidist.train.config import TrainConfig
+from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 
 def main(comm):

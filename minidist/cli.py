@@ -21,7 +21,7 @@ import typer
 from minidist import __version__
 from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.comm.launch import tune, writable
-from minidist.train.config import TrainConfig, flag
+from minidist.config.train_config import TrainConfig, flag
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,7 +85,7 @@ def takes_config(function: Callable[..., None]) -> Callable[..., None]:
         path, overrides = values.pop("config"), values.pop("overrides")
         settings = {name: values.pop(name) for name in TrainConfig.model_fields}
         if path is not None or overrides:
-            from minidist.train.config_file import read_config, read_overrides
+            from minidist.config.config_file import read_config, read_overrides
 
             given, written = given_flags(), {} if path is None else read_config(path)
             written.update(read_overrides(overrides or ()))
@@ -104,7 +104,7 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     if path is None:
         return config
     from minidist.comm.launched import launched_rank
-    from minidist.train.deepspeed import honour, read_deepspeed
+    from minidist.config.deepspeed import honour, read_deepspeed
 
     translation = read_deepspeed(path)
     if translation.ignored and launched_rank() == 0:
@@ -130,7 +130,7 @@ def train(
     json_output: Json = False,
 ) -> None:
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
-    from minidist.train.session import run_training
+    from minidist.commands.runner import run_training
 
     config = with_deepspeed(config, deepspeed)
 
@@ -165,7 +165,7 @@ def compare(
     json_output: Json = False,
 ) -> None:
     """Run the job in parallel and on one device, and compare every tensor of every step. Exit code 1 when they differ."""
-    from minidist.train.session import run_comparison
+    from minidist.commands.runner import run_comparison
 
     if matrix:
         compare_matrix(config, 8 if ranks is None else ranks, sample, processes, json_output)
@@ -191,7 +191,7 @@ def compare_matrix(config: TrainConfig, ranks: int, sample: int | None, processe
     """Every valid layout against one device; flags that describe the job (and no layout) replace the small job's."""
     import time
 
-    from minidist.train import matrix
+    from minidist.equality import layout_sweep as matrix
 
     for name, value in (("ranks", ranks), ("sample", sample), ("processes", processes)):
         if value is not None and value < 1:
@@ -236,8 +236,8 @@ def demo(
     json_output: Json = False,
 ) -> None:
     """A byte-level GPT learns English on four ranks: simulated, under mpiexec, and equal to one device."""
+    from minidist.commands.demo import run_demo
     from minidist.report.from_file import draw_report
-    from minidist.train.demo import run_demo
 
     report = run_demo(steps, ranks, folder, timeout, say)
     report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
@@ -286,7 +286,7 @@ def memory(
     json_output: Json = False,
 ) -> None:
     """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
-    from minidist.train.sizing import (
+    from minidist.planning.memory_estimator import (
         block_sentence,
         deepspeed_offload,
         model_peak,
@@ -355,8 +355,8 @@ def data(
     weights: Annotated[str | None, typer.Option(help="speeds of ranks, such as 2,1,1: rows in proportion")] = None,
 ) -> None:
     """Who trains on what: the size of the data, the rule that deals it out, and the samples of a step on each replica."""
+    from minidist.config.train_config import resolve_batches, resolve_dims
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
-    from minidist.train.config import resolve_batches, resolve_dims
 
     batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
     sampler = GlobalBatchSampler(load_dataset(config.data), batches.global_batch, config.context, config.seed)
@@ -383,9 +383,9 @@ def explain(
     json_output: Json = False,
 ) -> None:
     """What a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
-    from minidist.train.deepspeed import honour, read_deepspeed
-    from minidist.train.explain import explain as figures
-    from minidist.train.explain import table
+    from minidist.config.deepspeed import honour, read_deepspeed
+    from minidist.planning.explain import explain as figures
+    from minidist.planning.explain import table
 
     translation = read_deepspeed(file)
     answer = figures(honour(config, translation, given_flags()), translation, ranks, params)
@@ -395,7 +395,7 @@ def explain(
 @app.command()
 def doctor(json_output: Json = False) -> None:
     """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what."""
-    from minidist.train.doctor import examine
+    from minidist.commands.doctor import examine
 
     findings = examine()
     if json_output:
@@ -478,7 +478,7 @@ def generate(
     json_output: Json = False,
 ) -> None:
     """Text from the latest checkpoint of a trained language model, on one device; the same seed gives the same text."""
-    from minidist.train.generate import run_generation
+    from minidist.commands.generate import run_generation
 
     result = run_generation(directory, prompt, tokens, temperature, top_k, seed)
     print(json.dumps(result) if json_output else f"{result['prompt']}{result['text']}")
@@ -535,7 +535,7 @@ def staleness(
     json_output: Json = False,
 ) -> None:
     """A parameter server with slow workers: gradients a second, staleness and loss of each consistency."""
-    from minidist.train.staleness import staleness_runs, table
+    from minidist.commands.staleness import staleness_runs, table
 
     runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
     if json_output:
@@ -709,8 +709,8 @@ def profile(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
 ) -> None:
     """Time each block of the model on this machine: a PROFILE.json for minidist partition and train --partition."""
+    from minidist.planning.profiler import profile_layers
     from minidist.train.job import check
-    from minidist.train.profiler import profile_layers
 
     check(config)
     text = json.dumps([vars(layer) for layer in profile_layers(config, rounds)], indent=1)
@@ -743,9 +743,9 @@ def bench_collectives(
     """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual
     clock.
     """
+    from minidist.bench import collectives as real
+    from minidist.bench import virtual_collectives as virtual
     from minidist.comm import LinkModel
-    from minidist.train import bench_collectives as real
-    from minidist.train import bench_virtual_collectives as virtual
 
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
     if simulated:
@@ -785,7 +785,7 @@ def bench_network(
     """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual
     clock's.
     """
-    from minidist.train import bench_network as module
+    from minidist.bench import network as module
 
     result = module.bench_network(
         hosts, 1e6 * rate, whole_numbers(sizes, "--sizes") if sizes else module.SIZES, algorithms.split(","), rounds
@@ -812,15 +812,15 @@ def bench_step(
     json_output: Json = False,
 ) -> None:
     """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
-    from minidist.train.bench_parallel import bench_data_parallel
-    from minidist.train.bench_step import bench_step as bench
+    from minidist.bench.parallel import bench_data_parallel
+    from minidist.bench.step import bench_step as bench
 
     if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
         raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
     stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
     if tp > 1:
-        from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+        from minidist.bench.tensor_parallel import bench_tensor_parallel
 
         if cases or stages or ranks > 1:
             raise UsageError(
@@ -848,7 +848,7 @@ def bench_pipeline(
     """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one
     rank.
     """
-    from minidist.train.bench_pipeline import bench_pipeline as bench
+    from minidist.bench.pipeline import bench_pipeline as bench
 
     show_bench(bench(stages, schedule, microbatches, rounds, case), json_output)
 
@@ -860,7 +860,7 @@ def bench_memory(
     json_output: Json = False,
 ) -> None:
     """What the account of memory costs a training step, when it is on and when it keeps a timeline."""
-    from minidist.train.bench_memory import bench_memory as bench
+    from minidist.bench.memory import bench_memory as bench
 
     show_bench(bench(cases or None, rounds=rounds), json_output)
 
@@ -874,7 +874,7 @@ def bench_hybrid(
     json_output: Json = False,
 ) -> None:
     """The share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
-    from minidist.train.bench_hybrid import bench_hybrid as bench
+    from minidist.bench.hybrid import bench_hybrid as bench
 
     show_bench(bench(rounds, dp, tp, pp), json_output)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minidist.checkpoint import Checkpoint
 from minidist.comm import launch
-from minidist.train.config import TrainConfig
+from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 
 JOB = {"width": 32, "context": 32, "global_batch": 8, "reduction": "ordered"}

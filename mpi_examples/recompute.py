@@ -5,7 +5,7 @@ python mpi_examples/recompute.py --ranks 2
 """
 
 from minidist.comm import launch
-from minidist.train.config import TrainConfig
+from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 
 

@@ -16,12 +16,12 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, SimWorld, init_device_mesh
+from minidist.config.train_config import TrainConfig
 from minidist.museum.exhibit import Recording
 from minidist.nn import GPT, MLP, GPTConfig, Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
-from minidist.train.config import TrainConfig
 from minidist.train.trainer import train
 
 STEPS = 12

@@ -7,12 +7,15 @@ from typing import Any
 
 from minidist.autograd import Parameter, Tensor
 from minidist.autograd.parameter import ParameterUse
+from minidist.checkpoint import resume
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim import block_square_sums, clip_grad_norm_
 from minidist.parallel import overflow, shards, zero
 from minidist.parallel.unit import Unit
-from minidist.train import data_axes, resume, strategies, trainer
+from minidist.train import trainer
+from minidist.train.strategies import base as strategies
+from minidist.train.strategies import data_axes
 
 CHECKS = "tests/museum/test_checks.py"
 

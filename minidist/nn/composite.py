@@ -4,7 +4,7 @@
 probabilities. This one keeps what "Reducing activation recomputation in large transformer models" (Korthikanti et al.,
 2022, section 4)
 lists, operation by operation: with 2-byte values and 1-byte masks 34 s b h + 5 a s^2 b bytes. Slower, and there to be
-counted: see `nn/block_bytes.py`.
+counted: see `planning/block_bytes.py`.
 """
 
 from typing import Any

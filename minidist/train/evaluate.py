@@ -13,11 +13,11 @@ import numpy as np
 
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
-from minidist.train.config import Batches, TrainConfig, updates_of
+from minidist.config.train_config import Batches, TrainConfig, updates_of
+from minidist.planning.layer_volumes import forward_elements
+from minidist.planning.volumes import ITEMSIZE, AxisSizes, crossing_elements, gathered_elements, losses_bytes
 from minidist.train.job import Job
-from minidist.train.layer_volumes import forward_elements
-from minidist.train.strategies import Strategy
-from minidist.train.volumes import ITEMSIZE, AxisSizes, crossing_elements, gathered_elements, losses_bytes
+from minidist.train.strategies.base import Strategy
 
 
 def evaluate(job: Job, strategy: Strategy) -> float:

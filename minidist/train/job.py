@@ -17,13 +17,13 @@ from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
+from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import GlobalBatchSampler, hold_out, load_dataset
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
 from minidist.nn.recompute import budget_of
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
-from minidist.train.config import Batches, TrainConfig
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 

@@ -7,10 +7,10 @@ The weights do not notice.
 from collections.abc import Iterator
 from math import isfinite
 
+from minidist.config.train_config import Batches, TrainConfig
 from minidist.parallel.noise_scale import LocalGradient, NoiseScale, step_estimate
-from minidist.train.config import Batches, TrainConfig
-from minidist.train.data_axes import Replicated
-from minidist.train.strategies import Strategy
+from minidist.train.strategies.base import Strategy
+from minidist.train.strategies.data_axes import Replicated
 
 
 class NoiseMeter:

@@ -21,18 +21,18 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.comm import Comm
+from minidist.config.train_config import updates_of
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
 from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
 from minidist.parallel.dims import Axes
 from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
 from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
-from minidist.train.asynchronous import AsynchronousPipeline
-from minidist.train.config import updates_of
-from minidist.train.data_axes import data_axes
 from minidist.train.job import Job
-from minidist.train.pipelines import PipelineParallel
-from minidist.train.strategies import Strategy
+from minidist.train.strategies.asynchronous import AsynchronousPipeline
+from minidist.train.strategies.base import Strategy
+from minidist.train.strategies.data_axes import data_axes
+from minidist.train.strategies.pipelines import PipelineParallel
 
 
 def parallelize(job: Job, comm: Comm) -> Strategy:

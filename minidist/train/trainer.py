@@ -22,18 +22,18 @@ from minidist.base.errors import MinidistError
 from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory
 from minidist.base.trace import SpanEvent, purpose
+from minidist.checkpoint.resume import resume_job, save_job
 from minidist.collectives import all_gather
 from minidist.comm import Comm
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import BatchesAhead, microbatch_numbers
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.equality.replica_check import check_replicas
+from minidist.planning.volumes import AxisSizes
 from minidist.train.evaluate import evaluate, in_order
 from minidist.train.job import Job, build
 from minidist.train.noise import NoiseMeter
 from minidist.train.recipe import parallelize
-from minidist.train.replicas import check_replicas
-from minidist.train.resume import resume_job, save_job
-from minidist.train.strategies import Strategy
-from minidist.train.volumes import AxisSizes
+from minidist.train.strategies.base import Strategy
 
 TIMELINE_STEPS, TIMELINE_RANKS = (
     3,
@@ -85,12 +85,12 @@ class TrainResult:
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
     """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
-    What each rank sends is in `train/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
+    What each rank sends is in `planning/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
     write the account of memory over time into the trace, of the first steps and ranks.
     """
     if config.strategy == "ps":
-        from minidist.train.servers import train_served  # it is made of what stands here
+        from minidist.train.strategies.servers import train_served  # it is made of what stands here
 
         return train_served(comm, config, observers, timeline)
     batches = resolve_batches(config, comm.size)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.checkpoint import save
+from minidist.checkpoint.resume import job_state, same_job
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.train.job import build
-from minidist.train.resume import job_state, same_job
 from minidist.train.trainer import train
 
 GPT = {
@@ -72,10 +72,10 @@ def test_any_layout_goes_on_from_any_other(before, after, tmp_path_factory):
 def test_a_checkpoint_saved_again_on_another_layout_has_the_same_bytes(zero, tmp_path):
     """Load and save with no step between: nothing is lost or rounded."""
     from minidist.checkpoint import Checkpoint
-    from minidist.train.config import resolve_batches
+    from minidist.checkpoint.resume import resume_job, save_job
+    from minidist.config.train_config import resolve_batches
     from minidist.train.job import build
     from minidist.train.recipe import parallelize
-    from minidist.train.resume import resume_job, save_job
 
     run(3, zero=1, steps=2, save=str(tmp_path / "a"), global_batch=12)
 

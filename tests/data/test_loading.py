@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
 from minidist.data import (
     BatchesAhead,
     GlobalBatchSampler,
@@ -23,7 +24,6 @@ from minidist.data import (
     weighted_shards,
 )
 from minidist.data.cache import content_hash
-from minidist.train.config import TrainConfig
 from minidist.train.trainer import train
 from mpi_examples import uneven_ranks
 

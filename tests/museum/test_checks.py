@@ -12,12 +12,12 @@ import pytest
 from minidist.autograd import DeferredWeights, Parameter, Tensor, checkpoint
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.museum import jobs, pipelines, split_jobs
 from minidist.museum.memory import saved
 from minidist.nn import Dropout, FlatParameters, Linear, Sequential
 from minidist.pipeline.runtime import Pipeline, PipelineStage
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig
 from tests.pipeline import test_runtime
 from tests.pipeline.cases import plan_of
 

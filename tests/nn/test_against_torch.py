@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, cross_entropy
+from minidist.bench.step import StepCase, make_batch, make_model, torch_twin
 from minidist.nn import FlatParameters, GPTConfig
-from minidist.train.bench_step import StepCase, make_batch, make_model, torch_twin
 
 pytestmark = pytest.mark.peers
 torch = pytest.importorskip("torch")

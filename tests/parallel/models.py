@@ -5,10 +5,10 @@ import numpy as np
 from minidist.autograd import contribution_recorder
 from minidist.base.layout import GradientOrder
 from minidist.base.random import batch_coordinates
+from minidist.equality.reference import add_in_order
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
-from minidist.train.reference import add_in_order
 
 ROWS, LENGTH, VOCAB = 2, 5, 11
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.bench.parallel import bench_data_parallel
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.lesson.mpi_leg import mpiexec
-from minidist.train.bench_parallel import bench_data_parallel
 
 
 @pytest.mark.peers
@@ -15,9 +15,7 @@ from minidist.train.bench_parallel import bench_data_parallel
 def test_gradients_and_weights_are_fsdp2_s_over_five_steps():
     pytest.importorskip("torch")
     answer = json.loads(
-        run_under_mpiexec(
-            2, ["-m", "minidist.train.bench_parallel", "gpt-tiny", "check", "", "torch"], timeout=120
-        ).stdout
+        run_under_mpiexec(2, ["-m", "minidist.bench.parallel", "gpt-tiny", "check", "", "torch"], timeout=120).stdout
     )
     assert (answer["parameters"], answer["steps"]) == (28, 5)
     assert answer["largest_gradient"] > 0.05

@@ -16,6 +16,7 @@ from minidist.base.layout import GradientOrder
 from minidist.base.memory import account_memory
 from minidist.collectives import closed_form
 from minidist.comm import SimWorld
+from minidist.equality.reference import add_in_order
 from minidist.nn.flat import FlatParameters
 from minidist.optim import AdamW, DynamicLossScaler, block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import (
@@ -29,7 +30,6 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
-from minidist.train.reference import add_in_order
 from tests.parallel.models import assert_same, loss_of, small_gpt
 
 ADAM = {"lr": 0.01, "weight_decay": 0.1}

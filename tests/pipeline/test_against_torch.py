@@ -10,8 +10,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.train.bench_pipeline import bench_pipeline, own_pipeline, torch_pipeline
-from minidist.train.bench_step import CASES
+from minidist.bench.pipeline import bench_pipeline, own_pipeline, torch_pipeline
+from minidist.bench.step import CASES
 
 
 def gradients_differ(comm, schedule, microbatches):
@@ -36,7 +36,7 @@ def gradients_differ(comm, schedule, microbatches):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_gradients_equal_those_of_torch_pipelining(comm, schedule):
     dist = pytest.importorskip("torch.distributed")
-    from minidist.train.bench_step import make_batch
+    from minidist.bench.step import make_batch
 
     case = CASES["gpt-tiny"]
     pipe, theirs, named = gradients_differ(comm, schedule, 4)

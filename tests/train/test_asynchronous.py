@@ -6,10 +6,10 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm.launch import execute
+from minidist.commands.runner import number_of_ranks, summarize
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank
 from minidist.pipeline.versions import Versions
-from minidist.train.compare import compare_rank
-from minidist.train.config import TrainConfig, resolve_batches
-from minidist.train.session import number_of_ranks, summarize
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 

@@ -5,8 +5,8 @@ step.
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.train.config import TrainConfig
-from minidist.train.session import number_of_ranks
+from minidist.commands.runner import number_of_ranks
+from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.bench import collectives as real
+from minidist.bench import virtual_collectives as virtual
 from minidist.collectives import closed_form, virtual_time
 from minidist.collectives.registry import algorithms
 from minidist.comm import LinkModel
 from minidist.report.crossover import crossover
-from minidist.train import bench_collectives as real
-from minidist.train import bench_virtual_collectives as virtual
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():

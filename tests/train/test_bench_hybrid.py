@@ -5,7 +5,7 @@ import time
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.train.bench_hybrid import TimedWorld, bench_hybrid
+from minidist.bench.hybrid import TimedWorld, bench_hybrid
 from tests.mpi_runner import mpiexec
 
 

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from minidist.base.errors import LauncherError, UsageError
+from minidist.bench import network
 from minidist.collectives import closed_form, virtual_time
-from minidist.train import bench_network as network
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 
 from minidist.base.errors import MinidistError, UsageError
+from minidist.bench.step import StepCase, bench_step, compare_case, make_model, own_step, tape_microseconds
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.nn import GPTConfig
-from minidist.train.bench_step import StepCase, bench_step, compare_case, make_model, own_step, tape_microseconds
 
 SMALL = StepCase("small", 2, 1.0, config=GPTConfig(16, 8, 16, 1, 2), length=8, steps=2)
 
@@ -24,7 +24,7 @@ def test_the_tape_s_cost_is_measured():
 
 
 def test_the_account_s_cost_is_measured_on_equal_jobs():
-    from minidist.train.bench_memory import bench_memory, compare
+    from minidist.bench.memory import bench_memory, compare
 
     on, timeline = compare(SMALL, rounds=3)
     assert on["ratio"] > 0 < timeline["ratio"]  # the promise, 1.05, is for a quiet machine: `minidist bench memory`
@@ -45,7 +45,7 @@ def test_comparison_reports_a_ratio_only_for_equal_losses(monkeypatch):
     result = compare_case(SMALL, rounds=2)
     assert result["ratio"] > 0
     assert result["median_s"] > 0
-    from minidist.train import bench_step as module
+    from minidist.bench import step as module
 
     honest = module.own_step
 
@@ -58,7 +58,7 @@ def test_comparison_reports_a_ratio_only_for_equal_losses(monkeypatch):
 
 
 def test_a_tensor_parallel_step_is_compared_on_ranks_that_share_the_heads():
-    from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+    from minidist.bench.tensor_parallel import bench_tensor_parallel
 
     with pytest.raises(UsageError, match=r"bench step --tp 3: the blocks have 8 heads; take one of 2, 4, 8"):
         bench_tensor_parallel(3)
@@ -68,7 +68,7 @@ def test_a_tensor_parallel_step_is_compared_on_ranks_that_share_the_heads():
 
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_a_tensor_parallel_step_runs_under_mpiexec_without_torch():
-    from minidist.train.bench_tensor_parallel import bench_tensor_parallel
+    from minidist.bench.tensor_parallel import bench_tensor_parallel
 
     (row,) = bench_tensor_parallel(2, rounds=1, against=None)["rows"]
     assert row["ratio"] is None  # without the other side

@@ -6,12 +6,12 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm.launch import execute, writable
+from minidist.commands.runner import number_of_ranks
+from minidist.config.train_config import TrainConfig, resolve_dims
+from minidist.equality.compare import tier_of
 from minidist.report.frame import new_figure, save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
-from minidist.train.compare import tier_of
-from minidist.train.config import TrainConfig, resolve_dims
-from minidist.train.session import number_of_ranks
 
 
 @pytest.mark.parametrize(

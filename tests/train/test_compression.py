@@ -7,15 +7,15 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint
+from minidist.checkpoint.error_feedback import load_residuals
 from minidist.comm import SimWorld
-from minidist.train.checks import check_axes
-from minidist.train.compare import tier_of
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import tier_of
+from minidist.planning.volumes import closed_form_bytes
 from minidist.train.job import build
 from minidist.train.recipe import parallelize
-from minidist.train.residuals import load_residuals
 from minidist.train.trainer import train
-from minidist.train.volumes import closed_form_bytes
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
 METHODS = ["fp16", "bf16", "topk:0.05", "topk:7", "sign", "qsgd:15", "powersgd:1"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.config.train_config import TrainConfig, resolve_batches
 
 sizes = st.integers(1, 12)
 

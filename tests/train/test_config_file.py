@@ -6,7 +6,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.train.config_file import read_config, read_overrides
+from minidist.config.config_file import read_config, read_overrides
 
 TOML = """
 steps = 2

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig, resolve_batches
-from minidist.train.deepspeed import honour, read_deepspeed, translate
+from minidist.config.deepspeed import honour, read_deepspeed, translate
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank, expected_snapshots
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}

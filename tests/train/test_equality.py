@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.planning.volumes import closed_form_bytes
 from minidist.train.trainer import train
-from minidist.train.volumes import closed_form_bytes
 
 SMALL_GPT = {
     "model": "gpt",

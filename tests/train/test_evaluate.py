@@ -10,14 +10,14 @@ import pytest
 
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import hold_out, load_dataset
-from minidist.train.checks import check_axes
-from minidist.train.compare import Judge, expected_snapshots, tier_of
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.equality.compare import Judge, expected_snapshots, tier_of
+from minidist.planning.volumes import closed_form_bytes
 from minidist.train.evaluate import evaluation_bytes
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
-from minidist.train.volumes import closed_form_bytes
 
 JOB = {
     "model": "gpt",

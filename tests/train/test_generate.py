@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.train.config import TrainConfig
-from minidist.train.generate import as_text, as_tokens, choose, generate, load_model, run_generation
+from minidist.commands.generate import as_text, as_tokens, choose, generate, load_model, run_generation
+from minidist.config.train_config import TrainConfig
 from minidist.train.job import make_model
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
@@ -168,7 +168,7 @@ def test_the_command_and_the_metrics_file(tmp_path, capsys):
 
 
 def test_callbacks_see_every_step_on_every_rank(tmp_path):
-    from minidist.train.session import run_training
+    from minidist.commands.runner import run_training
 
     seen = []
     config = TrainConfig.make(**GPT)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from minidist.autograd import Parameter
 from minidist.base.layout import Layout
 from minidist.checkpoint import Checkpoint
+from minidist.checkpoint.resume import resume_job, save_job
+from minidist.checkpoint.shards import boxes_of_stretch, pieces_of
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.parallel.tensor.shards import cut
-from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import build
-from minidist.train.pieces import boxes_of_stretch, pieces_of
 from minidist.train.recipe import parallelize
-from minidist.train.resume import resume_job, save_job
 from minidist.train.trainer import train
 
 SMALL = {

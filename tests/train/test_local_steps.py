@@ -5,11 +5,11 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.train.checks import check_axes
-from minidist.train.compare import compare_rank
-from minidist.train.config import TrainConfig, resolve_batches
-from minidist.train.local_steps import replicas
-from minidist.train.session import run_training
+from minidist.commands.runner import run_training
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank
+from minidist.equality.local_steps import replicas
 from minidist.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}

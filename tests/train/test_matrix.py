@@ -10,8 +10,8 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.equality import layout_sweep as matrix
 from minidist.parallel import GradientReducer
-from minidist.train import matrix
 from minidist.train.trainer import train
 
 RANKS = 8

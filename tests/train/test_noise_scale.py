@@ -10,12 +10,12 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
+from minidist.commands.runner import Summary, run_training
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.nn import FlatParameters
 from minidist.parallel.noise_scale import NoiseScale, estimate
-from minidist.train.checks import check_axes
-from minidist.train.config import TrainConfig, resolve_batches
 from minidist.train.job import build
-from minidist.train.session import Summary, run_training
 from minidist.train.trainer import train
 
 SMALL = {

@@ -9,10 +9,10 @@ from minidist.autograd import Meter, Tensor, checkpoint
 from minidist.autograd.mark import mark
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.optim import Adam, ParameterSlice
 from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig
 from minidist.train.job import check
 from minidist.train.trainer import train
 
@@ -83,7 +83,7 @@ def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, preci
 
 
 def parameters():
-    from minidist.train.config import resolve_batches
+    from minidist.config.train_config import resolve_batches
     from minidist.train.job import build
 
     config = TrainConfig.make(**GPT)

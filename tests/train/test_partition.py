@@ -8,13 +8,13 @@ import pytest
 
 from minidist import cli
 from minidist.base.errors import UsageError
+from minidist.commands.runner import number_of_ranks
+from minidist.config.train_config import TrainConfig
 from minidist.nn import MLP, Module
 from minidist.pipeline.partition import by_slowest, read_profile
-from minidist.train import profiler
-from minidist.train.config import TrainConfig
-from minidist.train.plans import stage_sizes
-from minidist.train.profiler import profile_layers
-from minidist.train.session import number_of_ranks
+from minidist.planning import profiler
+from minidist.planning.plans import stage_sizes
+from minidist.planning.profiler import profile_layers
 from tests.train.test_equality import verdict
 
 SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}

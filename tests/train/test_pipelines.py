@@ -6,12 +6,12 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute
+from minidist.commands.runner import number_of_ranks, summarize
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank
 from minidist.pipeline.plan import parts, unpack
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.train.compare import compare_rank
-from minidist.train.config import TrainConfig, resolve_batches
-from minidist.train.plans import make_plan
-from minidist.train.session import number_of_ranks, summarize
+from minidist.planning.plans import make_plan
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 

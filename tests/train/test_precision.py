@@ -9,11 +9,11 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.optim import DynamicLossScaler
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.planning.volumes import closed_form_bytes
 from minidist.train.trainer import train
-from minidist.train.volumes import closed_form_bytes
 
 GPT = {
     "model": "gpt",

@@ -4,8 +4,8 @@ import pytest
 
 from minidist.base.errors import MismatchError
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.train.config import TrainConfig
 from minidist.train.trainer import train
 from tests.train.test_volumes import SMALL, table
 

@@ -14,15 +14,15 @@ from minidist.base.trace import read_traces
 from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.comm.choosers import replay, seeded
+from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.equality.compare_served import compare_served, serve_and_keep
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.parallel import parameter_server as ps
-from minidist.train.checks import check_axes
-from minidist.train.compare_served import compare_served, serve_and_keep
-from minidist.train.config import TrainConfig, resolve_batches, resolve_dims
-from minidist.train.servers import served_bytes
-from minidist.train.session import number_of_ranks, run_comparison, run_training
+from minidist.planning.volumes import AxisSizes
+from minidist.train.strategies.servers import served_bytes
 from minidist.train.trainer import NonFiniteError, train
-from minidist.train.volumes import AxisSizes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}

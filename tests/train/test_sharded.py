@@ -6,11 +6,11 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.train.checks import check_axes
-from minidist.train.compare import compare_rank, expected_snapshots
-from minidist.train.config import TrainConfig, resolve_batches
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.planning.volumes import closed_form_bytes
 from minidist.train.trainer import train
-from minidist.train.volumes import closed_form_bytes
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5}
 SMALL = {"micro_batch": 1, "accumulation": 2, "reduce_bucket_size": 3000}

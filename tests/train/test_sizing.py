@@ -6,7 +6,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.train.sizing import MODELS, deepspeed_offload, model_peak, model_states, whole_number
+from minidist.planning.memory_estimator import MODELS, deepspeed_offload, model_peak, model_states, whole_number
 
 
 def gigabytes(stages):
@@ -63,7 +63,7 @@ def test_models_have_the_published_numbers_of_parameters(name, parameters):
 
 def test_our_gpt_has_the_same_blocks():
     from minidist.nn import GPT, GPTConfig
-    from minidist.train.sizing import Architecture
+    from minidist.planning.memory_estimator import Architecture
 
     model = GPT(GPTConfig(vocab_size=11, n_positions=7, n_embd=8, n_layer=3, n_head=2))
     assert sum(p.size for p in model.parameters()) == Architecture(3, 8, 2, 11, 7, 32).parameters

@@ -7,8 +7,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
+from minidist.commands.staleness import GRADIENT_SECONDS, staleness_runs
 from minidist.report.staleness import staleness
-from minidist.train.staleness import GRADIENT_SECONDS, staleness_runs
 
 
 def test_a_slow_worker_sets_the_pace_of_bsp_and_in_the_long_run_of_ssp():

@@ -3,8 +3,8 @@
 import pytest
 
 from minidist.comm.launch import execute
-from minidist.train.config import TrainConfig
-from minidist.train.session import number_of_ranks, summarize
+from minidist.commands.runner import number_of_ranks, summarize
+from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 
 SMALL = {

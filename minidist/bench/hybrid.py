@@ -1,0 +1,139 @@
+"""What does a hybrid step cost beside its arithmetic and its messages? The processor time that Python itself takes.
+
+The same layout trains two models with the same modules, micro-batches and messages: the GPT of `bench step`, and one so
+small (width 16, 4 tokens) that its arithmetic takes next to nothing. What the small one takes outside of messages is
+the overhead: nodes, hooks, buckets, plans, data. It is an upper bound, for the small arrays' arithmetic is in it.
+Processor time is measured, not wall time, so ranks may share cores; the time inside sends, receives and waits is no
+overhead. It is set beside the whole step, and beside the step without its messages.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.base.process import tune_process
+from minidist.bench.step import environment
+from minidist.comm import Comm
+from minidist.comm.launcher import run_under_mpiexec
+from minidist.comm.mpi import MPIWorld
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.train.job import build
+from minidist.train.recipe import parallelize
+from minidist.train.trainer import finish_step
+
+TARGET = 0.10
+LARGE = {"layers": 4, "width": 256, "heads": 8, "context": 128}
+SMALL = {"layers": 4, "width": 16, "heads": 8, "context": 4}
+STEPS = 3  # in a round
+
+
+class TimedWorld(MPIWorld):
+    """An MPI world that adds up the processor time inside sends, receives and waits."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.seconds, self.depth = 0.0, 0
+        super().__init__(**settings)
+
+    def _timed(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if self.depth:
+            return function(*arguments, **keywords)
+        self.depth, began = 1, time.process_time()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            self.seconds += time.process_time() - began
+            self.depth = 0
+
+    def post(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._timed(super().post, *arguments, **keywords)
+
+    def exchange(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._timed(super().exchange, *arguments, **keywords)
+
+    def wait(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._timed(super().wait, *arguments, **keywords)
+
+    def post_work(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._timed(super().post_work, *arguments, **keywords)
+
+    def wait_work(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._timed(super().wait_work, *arguments, **keywords)
+
+    def progress(self) -> None:
+        self._timed(super().progress)
+
+
+def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict[str, Any]:
+    """{environment, rows}: the overhead's share of a step. Starts mpiexec with dp x tp x pp processes."""
+    if rounds < 1:
+        raise UsageError(f"bench hybrid: --rounds {rounds}; it must be 1 or more")
+    layout = {"dp": dp, "tp": tp, "pp": pp, "microbatches": 2, "global_batch": 8}
+    for sizes in (LARGE, SMALL):
+        check_axes(config := TrainConfig.make(**layout, **sizes, data="markov"), resolve_batches(config, dp * tp * pp))
+    answer = run_under_mpiexec(dp * tp * pp, ["-m", "minidist.bench.hybrid", json.dumps(layout), str(rounds)])
+    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+
+
+def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Callable[[int], None]:
+    """One training step of the layout on this rank, as `train` does it."""
+    config = TrainConfig.make(**layout, **sizes, data="markov", steps=1000)
+    job = build(config, resolve_batches(config, comm.size), comm)
+    strategy = parallelize(job, comm)
+
+    def step(number: int) -> None:
+        strategy.zero_grad()
+        finish_step(job, strategy, number, sum(strategy.forward_backward(number)))
+
+    return step
+
+
+def main(layout: dict[str, int], rounds: int) -> None:
+    """One rank of the benchmark; rank 0 prints the result as JSON."""
+    tune_process()
+    world = TimedWorld(checks=False, timeout=300, record=False)
+    steps = {name: make_step(world.comm, layout, sizes) for name, sizes in (("large", LARGE), ("small", SMALL))}
+    outside: dict[str, list[float]] = {name: [] for name in steps}
+    whole: list[float] = []  # of the large model, messages included
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            world.base.barrier()
+            began, messages = time.process_time(), world.seconds
+            for i in range(STEPS):
+                step(STEPS * number + i)
+            spent = time.process_time() - began
+            if number:  # the first round warms up
+                outside[name].append((spent - (world.seconds - messages)) / STEPS)
+                whole += [spent / STEPS] if name == "large" else []
+    here = [float(np.median(times)) for times in (whole, outside["large"], outside["small"])]
+    everybody = world.base.gather(here)
+    if world.comm.rank == 0:
+        step, arithmetic, overhead = np.array(everybody).sum(0)
+        name, ranks = "dp {dp} x tp {tp} x pp {pp}: Python's overhead".format(**layout), world.comm.size
+        table = [
+            {
+                "name": f"{name} in the step",
+                "ratio": overhead / step,
+                "median_s": step / ranks,
+                "rounds": rounds,
+                "target": TARGET,
+            },
+            {
+                "name": f"{name} in the step without messages",
+                "ratio": overhead / arithmetic,
+                "median_s": arithmetic / ranks,
+                "rounds": rounds,
+            },
+        ]
+        print(json.dumps({"environment": environment(False), "rows": table}))
+    world.finish()
+    world.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]))

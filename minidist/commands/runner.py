@@ -1,0 +1,282 @@
+"""One job from the command line: run it in the world that is there, then say what it cost and whether it is equal."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import write_traces
+from minidist.checkpoint.resume import check_saving
+from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
+from minidist.comm.launched import launched_size
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.equality.compare import Comparison, compare_rank, expected_snapshots, tier_of
+from minidist.equality.compare_served import compare_served, serve_and_keep
+from minidist.parallel.dims import ParallelDims
+from minidist.planning.volumes import closed_form_bytes
+from minidist.train.evaluate import evaluation_bytes
+from minidist.train.job import check
+from minidist.train.metrics import MetricsFile
+from minidist.train.progress import Progress
+from minidist.train.strategies.servers import served_bytes
+from minidist.train.trainer import Observer, TrainResult, train
+
+MOST_RANKS = 100_000  # of a training job; each has a model of its own
+
+
+@dataclass
+class Summary:
+    """What `minidist train` reports."""
+
+    world: str
+    losses: list[float]
+    ranks: int
+    bytes_by_purpose: dict[str, dict[str, int]]
+    peak_bytes: list[int]
+    trace: str
+    seconds: float
+    digest: str
+    host: dict[str, int] | None = None  # of rank 0, when something is offloaded
+    loss_scale: dict[str, float] | None = (
+        None  # float16: the scale after the last step, and how many steps were skipped
+    )
+    noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
+    held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
+        names = (
+            "losses",
+            "ranks",
+            "bytes_by_purpose",
+            "peak_bytes",
+            "trace",
+            "digest",
+            *(("host",) if self.host else ()),
+            *(("loss_scale",) if self.loss_scale else ()),
+            *(("noise_scale",) if self.noise_scale else ()),
+            *(("held_out",) if self.held_out else ()),
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def volumes_hold(self) -> bool:
+        """Does every purpose's measured volume equal its closed form?"""
+        return all(volume["measured"] == volume["closed_form"] for volume in self.bytes_by_purpose.values())
+
+    def table(self) -> str:
+        """Bytes by purpose beside the closed form, and the peaks."""
+        lines = [
+            f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
+            f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+        ]
+        if self.bytes_by_purpose:
+            lines.append(f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}")
+        else:
+            lines.append("nothing was sent: there is one rank")
+        for name, volume in self.bytes_by_purpose.items():
+            mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
+            lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
+        lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+        if self.loss_scale:
+            lines.append(
+                "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(
+                    **self.loss_scale
+                )
+            )
+        if self.noise_scale:
+            samples = self.noise_scale["samples"]
+            worth = "not known: the gradient is lost in its noise" if samples is None else f"{samples:,.1f} samples"
+            lines.append(
+                "gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(
+                    worth, **self.noise_scale
+                )
+            )
+        if self.held_out:
+            lines.append(
+                "loss on held-out data: "
+                + ", ".join(f"{loss:.4f} after {step} steps" for step, loss in self.held_out.items())
+            )
+        if self.host:
+            lines.append(
+                "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
+                    **self.host
+                )
+            )
+        return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
+    """From mpiexec, from --ranks, or the product of the degrees (and the servers)."""
+    size = launched_size()
+    if size is not None and ranks is not None and ranks != size:
+        raise UsageError(
+            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
+        )
+    servers = config.servers if config.strategy == "ps" else 0
+    result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
+    if not 1 <= result <= MOST_RANKS:
+        raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
+    batches = resolve_batches(config, result)  # what is wrong is known before anything starts
+    check(config, 1 if size else result)
+    check_saving(config)
+    check_axes(config, batches)
+    return result
+
+
+def run_training(
+    config: TrainConfig,
+    ranks: int | None,
+    timeout: float,
+    trace: Path,
+    eager_bytes: int = 0,
+    command: str = "",
+    metrics: Path | None = None,
+    callbacks: Sequence[Observer] = (),
+) -> Summary | None:
+    """Train; the summary, or None on a rank that is not to print. callbacks: called by every rank after every step."""
+    size = number_of_ranks(config, ranks)
+    writable(trace)
+    progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
+
+    def main(comm: Any) -> TrainResult:
+        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
+
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        watching: list[Observer] = [stack.enter_context(progress)]
+        if metrics is not None:
+            writable(metrics, "--metrics")
+            watching.append(stack.enter_context(MetricsFile(metrics)))
+        outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
+    if not outcome.is_root:
+        return None
+    return summarize(config, outcome, trace, time.perf_counter() - started, command)
+
+
+def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float, command: str = "") -> Summary:
+    """Write the trace and count what was sent."""
+    results: list[TrainResult] = outcome.results
+    batches = resolve_batches(config, outcome.size)
+    first = results[0]
+    measured: dict[str, int] = {}
+    for trace in outcome.traces:
+        for name, volume in trace.bytes_by_purpose().items():
+            measured[name] = measured.get(name, 0) + volume
+    ran = config.model_copy(update={"steps": config.steps - first.first_step})
+    if config.strategy == "ps":
+        closed = served_bytes(config, batches, first.sizes[0], first.first_step)
+    else:
+        skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
+        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
+        for name, volume in evaluation_bytes(
+            config, batches, [result.sizes for result in results], first.first_step
+        ).items():
+            closed[name] = closed.get(name, 0) + volume
+    table = {
+        name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
+        for name in dict.fromkeys((*closed, *measured))
+    }
+    dims = batches.dims
+    mesh = {} if config.strategy == "ps" else mesh_of(dims)
+    write_traces(
+        path,
+        outcome.traces,
+        world=outcome.world,
+        command=command,
+        closed_form=closed,
+        losses=first.losses,
+        mesh=mesh,
+        **_gradients(results),
+    )
+    return Summary(
+        outcome.world,
+        first.losses,
+        outcome.size,
+        table,
+        [result.peak_bytes for result in results],
+        str(path),
+        seconds,
+        first.digest,
+        first.host,
+        first.loss_scale,
+        first.noise_scale,
+        first.held_out or None,
+    )
+
+
+def _gradients(results: list[TrainResult]) -> dict[str, Any]:
+    """For the picture of exponents: sizes of the last step's gradient entries, and the loss scale."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        counts.update(result.gradient_exponents)
+    scale = results[0].loss_scale
+    return {"gradient_exponents": dict(counts), **({"loss_scale": scale["scale"]} if scale else {})}
+
+
+def run_comparison(
+    config: TrainConfig,
+    ranks: int | None,
+    timeout: float,
+    eager_bytes: int = 0,
+    trace: Path | None = None,
+    command: str = "",
+) -> Comparison | None:
+    """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
+    size = number_of_ranks(config, ranks)
+    if config.save is not None:
+        raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
+    if config.strategy == "ps":
+        return _served_comparison(config, size, timeout, eager_bytes, trace, command)
+    tier_of(config, resolve_dims(config, size))
+    # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
+    expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
+    outcome = execute(
+        compare_rank,
+        config,
+        expected,
+        ranks=None if under_mpiexec() else size,
+        timeout=timeout,
+        eager_bytes=eager_bytes,
+    )
+    if not outcome.is_root:
+        return None
+    verdict: Comparison = outcome.results[0]
+    if trace is not None:
+        mesh = mesh_of(resolve_dims(config, size))
+        header = {
+            "losses": verdict.losses,
+            "reference_losses": verdict.reference_losses,
+            "command": command,
+            "mesh": mesh,
+        }
+        write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
+    return verdict
+
+
+def _served_comparison(
+    config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
+) -> Comparison | None:
+    """With a parameter server: judged after the run, from what all ranks kept."""
+    outcome = execute(
+        serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
+    )
+    if not outcome.is_root:
+        return None
+    if trace is not None:
+        write_traces(trace, outcome.traces, world=outcome.world, command=command)
+    return compare_served(config, outcome.results, outcome.traces)
+
+
+def mesh_of(dims: ParallelDims) -> dict[str, int]:
+    """The axes of a mesh with their ranks, slowest first, for the trace's header."""
+    return {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}

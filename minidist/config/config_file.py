@@ -1,0 +1,83 @@
+"""A job in a file, TOML or JSON: the same names as the flags, and the same sentences for what is wrong.
+
+    [model]                     [axes]
+    layers = 4                  dp = 2
+    width = 128                 tp = 2
+                                sequence-parallel = true
+Tables only arrange a file: their names are free, and a key means the same in any of them. `--set axes.tp=4` overrides
+the file by the file's own name of a setting, and a flag on the command line overrides both.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import UsageError, nearest
+from minidist.config.train_config import TrainConfig
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Field -> value, as `TrainConfig.make` takes them.
+
+    Raises UsageError for a file that cannot be read, a key that is no setting (with the nearest one) or that stands
+    twice.
+    """
+    path = Path(path)
+    return _fields(_leaves(_parse(path)), str(path))
+
+
+def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Field -> value from texts like axes.tp=4: a dotted key of a file and a TOML value; what is no TOML is a word.
+
+    Raises UsageError for a text without `=`, a key that is no setting (with the nearest one) or that is given twice.
+    """
+    leaves = []
+    for text in texts:
+        key, equals, word = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text!r}; it must be KEY=VALUE, such as axes.tp=4")
+        try:
+            value = tomllib.loads(f"value = {word}")["value"]
+        except ValueError:
+            value = word
+        leaves.append((key.strip(), value))
+    return _fields(leaves, "--set")
+
+
+def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in leaves:
+        field = key.rpartition(".")[2].replace("-", "_")
+        if field not in TrainConfig.model_fields:
+            raise UsageError(f"{where}: unknown setting {key!r}{nearest(field, TrainConfig.model_fields)}")
+        if field in result:
+            raise UsageError(
+                f"{where}: {field!r} stands there twice, the second time as {key!r}; leave one of them out"
+            )
+        result[field] = value
+    return result
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    readers: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}
+    if path.suffix not in readers:
+        raise UsageError(f"--config {str(path)!r}; it must be a .toml or a .json file")
+    try:
+        content = readers[path.suffix](path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {str(path)!r}: {error.strerror}; give the path of a file") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--config {str(path)!r} is no {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {str(path)!r} holds a {type(content).__name__}; it must be a table of settings")
+    return content
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

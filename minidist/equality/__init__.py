@@ -1,0 +1,1 @@
+"""Does a parallel run equal one device?"""

@@ -1,0 +1,225 @@
+"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every
+rank.
+
+Three tiers, always named:
+  exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
+  ordered   bit for bit, on any data, with --reduction ordered: the order of additions is declared and the same;
+  float     any order of additions (--reduction ring, tensor, context and expert parallel), float64: |a - b| <= 1e-12 max(1, max |b|) for loss and weights, 1e-12 of the model's
+            largest entry of that kind for gradients and optimizer state.
+"""
+
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from minidist.base.arrays import Array
+from minidist.base.errors import UsageError
+from minidist.comm import Comm
+from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.equality.reference import reference
+from minidist.parallel.dims import ParallelDims
+from minidist.train.trainer import StepState, train
+
+KINDS = ("loss", "gradients", "weights", "optimizer")
+FLOAT_BOUND = 1e-12
+FLOAT_STEPS = 5
+
+Snapshot = dict[str, dict[str, Array]]  # kind -> tensor name -> values
+
+
+@dataclass
+class Comparison:
+    """The verdict. `max_difference` by kind; `first_difference` names the first tensor beyond its bound, or is None."""
+
+    tier: str
+    bound: float
+    equal: bool = True
+    max_difference: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    first_difference: str | None = None
+    tensors: int = 0
+    steps: int = 0
+    ranks: int = 0
+    losses: list[float] = field(default_factory=list)
+    reference_losses: list[float] = field(default_factory=list)
+    weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, a step
+
+    def as_dict(self) -> dict[str, object]:
+        """What `--json` prints."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The verdict for people."""
+        largest = max(self.max_difference.values())
+        if self.equal:
+            bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
+            return (
+                f"equal: {self.ranks} ranks and one device agree {bound} ({self.tier} tier) in {self.tensors} tensors"
+                f" over {self.steps} steps; largest difference {largest:g}"
+            )
+        return (
+            f"NOT equal ({self.tier} tier, bound {self.bound:g}): {self.first_difference}; largest difference"
+            f" {largest:g}"
+        )
+
+
+def snapshot(state: StepState) -> Snapshot:
+    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name. All ranks call it."""
+    tensors = state.strategy.tensors()
+    tensors["optimizer"]["step_count"] = np.array(state.strategy.optimizer.step_count)
+    losses = {"loss": np.array(state.loss)}
+    if state.held_out_loss is not None:
+        losses["held_out_loss"] = np.array(state.held_out_loss)
+    return {"loss": losses, **tensors}
+
+
+def group_of(kind: str, name: str) -> str:
+    """Tensors that share a scale: the states of an optimizer each among themselves (a mean and a square differ by far)."""
+    return name.rsplit(".", 1)[-1] if kind == "optimizer" else kind
+
+
+def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
+    """The largest entry of each group, by which a difference is measured; of a counter 0: it must be equal."""
+    scales: dict[str, float] = {}
+    for name, values in expected.items():
+        group = group_of(kind, name)
+        largest = float(np.max(np.abs(values))) if values.size and name != "step_count" else 0.0
+        scales[group] = max(scales.get(group, 0.0), largest)
+    return scales
+
+
+class Judge:
+    """Compares the states of one rank, step by step, with the reference's snapshots."""
+
+    def __init__(self, expected: list[Snapshot], tier: str) -> None:
+        self.expected = expected
+        self.verdict = Comparison(tier, 0.0 if tier == "ordered" else FLOAT_BOUND)
+
+    def __call__(self, state: StepState) -> None:
+        self.verdict.steps = state.step + 1
+        self.verdict.losses.append(state.loss)
+        self.verdict.reference_losses.append(float(self.expected[state.step]["loss"]["loss"]))
+        self.verdict.weight_differences.append(0.0)
+        for kind, tensors in snapshot(state).items():
+            expected = self.expected[state.step][kind]
+            self.same_names(kind, tensors, expected, state)
+            scales = scales_of(kind, expected)
+            for name, actual in tensors.items():
+                if name in expected:
+                    self.tensor(kind, name, actual, expected[name], scales[group_of(kind, name)], state)
+
+    def same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
+        """Are there the same tensors on both sides?"""
+        if set(tensors) != set(expected):
+            self.differs(
+                f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})"
+            )
+
+    def tensor(self, kind: str, name: str, actual: Array, expected: Array, scale: float, state: StepState) -> None:
+        """Is this one within the tier's bound?"""
+        verdict = self.verdict
+        verdict.tensors += 1
+        if actual.shape != expected.shape or actual.dtype != expected.dtype:
+            self.differs(
+                f"{kind}: {name!r} is {actual.dtype}{list(actual.shape)}, expected"
+                f" {expected.dtype}{list(expected.shape)}"
+            )
+            return
+        same = np.array_equal(actual, expected, equal_nan=True)
+        difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
+        verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
+        if kind == "weights" and verdict.weight_differences:
+            verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
+        if same:
+            return
+        if kind in ("loss", "weights"):
+            scale = max(1.0, float(np.max(np.abs(expected))))
+        if not difference <= verdict.bound * scale:
+            self.differs(f"{kind}: {name!r} at step {state.step} on rank {state.rank} differs by {difference:.3g}")
+
+    def differs(self, what: str) -> None:
+        """The verdict is no; the first reason is kept."""
+        self.verdict.equal = False
+        if self.verdict.first_difference is None:
+            self.verdict.first_difference = what
+
+
+def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
+    """Which promise applies; UsageError when none does."""
+    if config.compression != "none":
+        raise UsageError(
+            f"--compression {config.compression} changes the gradients, so no single device has the same weights;"
+            " compare without it (`train` counts its bytes)"
+        )
+    if config.reduction == "ordered" and not dims.splits_sums:
+        return "ordered"
+    if config.precision != "fp64":
+        if dims.splits_sums:
+            split = next(
+                f"--{name} {degree}"
+                for name, degree in (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
+                if degree > 1
+            )
+            raise UsageError(
+                f"{split} cuts the sums inside a micro-batch, so bits differ from one device's: compare it in the float"
+                " tier with --precision fp64"
+            )
+        raise UsageError(
+            "--reduction ring adds in the ring's order, so bits differ from one device's: compare it in the float tier"
+            " with --precision fp64, or use --reduction ordered"
+        )
+    if config.steps > FLOAT_STEPS:
+        raise UsageError(
+            f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps"
+            f" {FLOAT_STEPS}"
+        )
+    magnifies = config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
+    if config.model == "gpt" and magnifies:
+        # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
+        # square.
+        raise UsageError(
+            f"--optimizer {config.optimizer}{' with --weight-decay' if config.weight_decay else ''} divides by the root"
+            " of tiny squares, so the rounding of a gradient that is truly zero (attention's key bias) grows to a"
+            " visible step: the float tier is stated for sgd, adamw, and adam without decay; take one of them, or"
+            " --reduction ordered where no axis cuts sums"
+        )
+    return "float"
+
+
+def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
+    """The reference's states, one a step. rank: whose, where ranks differ on purpose (local SGD)."""
+    if config.local_steps:
+        from minidist.equality.local_steps import replicas
+
+        return replicas(config, resolve_batches(config, ranks))[rank]
+    snapshots: list[Snapshot] = []
+    reference(config, resolve_batches(config, ranks), [lambda state: snapshots.append(snapshot(state))])
+    return snapshots
+
+
+def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | None = None) -> Comparison:
+    """Train on this rank and judge every step; every rank returns the worst verdict of all ranks.
+
+    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0
+    and back.
+    """
+    judge = Judge(
+        expected if expected is not None else expected_snapshots(config, comm.size, comm.rank),
+        tier_of(config, resolve_dims(config, comm.size)),
+    )
+    train(comm, config, [judge])
+    return _worst(comm, judge.verdict)
+
+
+def _worst(comm: Comm, mine: Comparison) -> Comparison:
+    if comm.rank == 0:
+        verdicts = [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
+        differing = [v for v in verdicts if not v.equal]
+        worst = differing[0] if differing else verdicts[0]
+        worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}
+        worst.weight_differences = [max(step) for step in zip(*(v.weight_differences for v in verdicts), strict=True)]
+        worst.tensors, worst.ranks = sum(v.tensors for v in verdicts), comm.size
+        for rank in range(1, comm.size):
+            comm.send_object(worst, rank)
+        return worst
+    comm.send_object(mine, 0)
+    return comm.recv_object(0)  # type: ignore[no-any-return]

@@ -1,0 +1,234 @@
+"""The matrix: every layout of some ranks that is valid, each against one device. What combines is not argued but tried.
+
+    (pp, dp, cp, tp) with the product of the ranks  x  ZeRO stage  x  schedule  x  recomputation  x  precision  x
+    sequence parallel
+
+Nobody keeps a list of what is valid: a combination is handed to the checks that every job goes through, and what they
+refuse is counted under their sentence. So the matrix grows by itself when a refusal disappears. Each layout trains the
+same small GPT in the simulated world, and every loss, gradient, weight and optimizer state of every step is compared,
+in the tier that its sums promise.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import MinidistError, UsageError
+from minidist.base.process import tune_process
+from minidist.comm import SimWorld
+from minidist.config.checks import check_axes
+from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.equality.compare import compare_rank, expected_snapshots, tier_of
+from minidist.train.job import check
+
+JOB: dict[str, Any] = {
+    "model": "gpt",
+    "layers": 4,
+    "width": 16,
+    "heads": 8,
+    "context": 16,
+    "data": "markov",
+    "steps": 2,
+    "lr": 1e-3,
+    "clip": 1.0,
+    "global_batch": 8,
+    "reduction": "ordered",
+}
+BUCKETS: dict[int, dict[str, Any]] = {
+    0: {"bucket_cap_mb": 0.01},
+    1: {"reduce_bucket_size": 3000},
+    2: {"reduce_bucket_size": 3000},
+    3: {},
+}  # several
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+LAYOUT = ("pp", "dp", "cp", "tp", "zero", "schedule", "recompute", "precision", "sequence_parallel")
+Layout = dict[str, Any]  # the fields of LAYOUT
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout's verdict. difference: the largest of any kind. seconds: of the parallel run and its reference."""
+
+    layout: Layout
+    tier: str
+    equal: bool
+    difference: float
+    first_difference: str | None
+    tensors: int
+    seconds: float
+
+
+def name_of(layout: Layout) -> str:
+    """As flags, without what is as usual."""
+    words = [f"--{axis} {layout[axis]}" for axis in ("pp", "dp", "cp", "tp") if layout[axis] > 1]
+    if layout["pp"] > 1:
+        words.append(f"--schedule {layout['schedule']}")
+    words += ["--sequence-parallel"] if layout["sequence_parallel"] else []
+    words += [f"--zero {layout['zero']}"] if layout["zero"] else []
+    words += [f"--recompute {layout['recompute']}"] if layout["recompute"] != "none" else []
+    return " ".join([*words, f"--precision {layout['precision']}"])
+
+
+def degrees(ranks: int) -> Iterator[tuple[int, int, int, int]]:
+    """All (pp, dp, cp, tp) whose product is `ranks`."""
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    for pp, dp, cp in itertools.product(divisors, repeat=3):
+        if ranks % (pp * dp * cp) == 0:
+            yield pp, dp, cp, ranks // (pp * dp * cp)
+
+
+def combinations(ranks: int) -> Iterator[Layout]:
+    """All that can be asked for; a schedule only where there is a pipeline, a split norm only where there are tiles."""
+    for (pp, dp, cp, tp), zero, recompute, precision in itertools.product(
+        degrees(ranks), range(4), RECOMPUTE, PRECISIONS
+    ):
+        for schedule in SCHEDULES if pp > 1 else ("1f1b",):
+            for sequence_parallel in (False, True) if tp > 1 else (False,):
+                yield {
+                    "pp": pp,
+                    "dp": dp,
+                    "cp": cp,
+                    "tp": tp,
+                    "zero": zero,
+                    "schedule": schedule,
+                    "recompute": recompute,
+                    "precision": precision,
+                    "sequence_parallel": sequence_parallel,
+                }
+
+
+def config_of(layout: Layout, **job: Any) -> TrainConfig:
+    """The job of a layout; job: settings in the place of JOB's. Long pipelines get a block for each of their ranks, and
+    micro-batches that fill them (others accumulate over two)."""
+    batch = {**JOB, **job}["global_batch"]
+    fitted = {
+        "layers": max(JOB["layers"], layout["pp"]),
+        "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"])),
+    }
+    return TrainConfig.make(**{**JOB, **BUCKETS[layout["zero"]], **fitted, **job, **layout})
+
+
+def refusal(layout: Layout, ranks: int, **job: Any) -> str:
+    """Why a layout is not valid, in the words that a user would read; "" when it is."""
+    try:
+        config = config_of(layout, **job)
+        batches = resolve_batches(config, ranks)
+        tier_of(config, batches.dims)
+        check(config)
+        check_axes(config, batches)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def enumerate_layouts(ranks: int, **job: Any) -> tuple[list[Layout], Counter[str]]:
+    """(the valid ones, how many combinations each sentence refused)."""
+    valid, refused = [], Counter[str]()
+    for layout in combinations(ranks):
+        why = refusal(layout, ranks, **job)
+        if why:
+            refused[why] += 1
+        else:
+            valid.append(layout)
+    return valid, refused
+
+
+def stratified(layouts: Sequence[Layout], count: int, seed: int = 0) -> list[Layout]:
+    """`count` of them, each next one the one that adds most values (and pairs of values) not seen yet; the same for the
+    same seed.
+    """
+    order = np.random.default_rng(seed).permutation(len(layouts))
+    left = [layouts[i] for i in order]
+    seen: set[Any] = set()
+    chosen: list[Layout] = []
+    features = {id(layout): _features(layout) for layout in left}
+    while left and len(chosen) < count:
+        best = max(left, key=lambda layout: len(features[id(layout)] - seen))
+        seen |= features[id(best)]
+        chosen.append(best)
+        left.remove(best)
+    return chosen
+
+
+def _features(layout: Layout) -> set[Any]:
+    values = [(name, value) for name, value in layout.items() if name != "schedule" or layout["pp"] > 1]
+    return {*values, *itertools.combinations(values, 2)}
+
+
+def judge(layout: Layout, ranks: int, job: dict[str, Any]) -> Row:
+    """Train on `ranks` simulated ranks and on one device, and compare everything. A run that raises is a difference."""
+    began = time.perf_counter()
+    config = config_of(layout, **job)
+    tier = tier_of(config, resolve_dims(config, ranks))
+    try:
+        verdict = SimWorld(ranks, record=False).run(compare_rank, config, expected_snapshots(config, ranks))[0]
+    except MinidistError as error:
+        return Row(
+            layout, tier, False, float("nan"), f"{type(error).__name__}: {error}", 0, time.perf_counter() - began
+        )
+    largest = max(verdict.max_difference.values())
+    return Row(
+        layout,
+        verdict.tier,
+        verdict.equal,
+        largest,
+        verdict.first_difference,
+        verdict.tensors,
+        time.perf_counter() - began,
+    )
+
+
+def _judge(task: tuple[Layout, int, dict[str, Any]]) -> Row:
+    return judge(*task)
+
+
+def run_matrix(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job: Any) -> Iterator[Row]:
+    """The rows as they are done, on so many processes (each with one BLAS thread)."""
+    tasks = [(layout, ranks, job) for layout in layouts]
+    if processes == 1:
+        yield from map(_judge, tasks)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=tune_process) as pool:
+        yield from pool.map(_judge, tasks)
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    verdict = "equal" if row.equal else "DIFFERS"
+    text = f"{verdict:8}{row.tier:8} {row.difference:8.1e}  {name_of(row.layout)}"
+    return text if row.equal else f"{text}\n        {row.first_difference}"
+
+
+def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
+    """How many hold, in which tier, and what was refused with which words."""
+    tiers = Counter(row.tier for row in rows)
+    worst = {tier: max((row.difference for row in rows if row.tier == tier), default=0.0) for tier in tiers}
+    bad = sum(not row.equal for row in rows)
+    lines = [
+        f"{len(rows)} layouts in {seconds:.0f} s: "
+        + ", ".join(f"{n} in the {tier} tier (largest difference {worst[tier]:.1e})" for tier, n in tiers.items()),
+        "all equal one device" if not bad else f"{bad} DIFFER from one device",
+        f"{sum(refused.values())} combinations are refused:",
+    ]
+    return "\n".join([*lines, *(f"  {count:5}  {why}" for why, count in refused.most_common())])
+
+
+def as_dict(rows: Iterable[Row], refused: Counter[str], ranks: int, seconds: float) -> dict[str, Any]:
+    """What `--json` prints."""
+    listed = [{**asdict(row), "name": name_of(row.layout)} for row in rows]
+    return {
+        "ranks": ranks,
+        "layouts": listed,
+        "equal": all(row["equal"] for row in listed),
+        "refused": dict(refused),
+        "seconds": seconds,
+    }

@@ -1,0 +1,79 @@
+"""`--local-steps H`: local SGD. Replicas train alone for H steps each, then their weights are averaged.
+
+What one device must do to equal it: train the replicas one after the other, each on its own rows with an optimizer of
+its own, and average their weights in rank order where the ranks do. That is the reference here.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from minidist.base.layout import GradientOrder
+from minidist.config.train_config import Batches, TrainConfig
+from minidist.equality.compare import Snapshot, snapshot
+from minidist.equality.reference import add_in_order, one_micro_batch
+from minidist.train.evaluate import evaluate_alone
+from minidist.train.job import build
+from minidist.train.strategies.base import OneDevice
+from minidist.train.trainer import StepState, finish_step
+
+
+def replicas(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
+    """The states of every replica after every step, replica by replica, on one device."""
+    n, k = batches.dp, batches.accumulation
+    jobs = [build(config, batches) for _ in range(n)]
+    devices = [OneDevice(job) for job in jobs]
+    order = GradientOrder(1, (tuple(range(k)),), False)
+    result: list[list[Snapshot]] = [[] for _ in range(n)]
+    for step in range(config.steps):
+        losses = []
+        for rank, (job, device) in enumerate(zip(jobs, devices, strict=True)):
+            caught = [one_micro_batch(job, step, rank * k + i) for i in range(k)]
+            losses += [loss for loss, _ in caught]
+            device.flat.zero_grad()
+            for parameter in device.flat.parameters:
+                total = add_in_order([contributions.get(parameter, []) for _, contributions in caught], order)
+                if total is not None:
+                    parameter.grad = total * total.dtype.type(n)  # of its own rows alone
+        loss = 0.0
+        for value in losses:
+            loss += value
+        for job, device in zip(jobs, devices, strict=True):
+            finish_step(job, device, step, loss)
+        if (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
+            _average(devices)
+        held_out = evaluate_alone(jobs, step + 1)
+        for rank, (job, device) in enumerate(zip(jobs, devices, strict=True)):
+            result[rank].append(snapshot(StepState(rank, step, loss, job, device, held_out)))
+    return result
+
+
+def _average(devices: list[OneDevice]) -> None:
+    total = np.array(devices[0].flat.data)
+    for device in devices[1:]:
+        total = total + device.flat.data
+    for device in devices:
+        device.flat.data[...] = total / total.dtype.type(len(devices))
+        device.flat.updated()
+
+
+def check_local_steps(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """What `--local-steps` does not go with."""
+    if not config.local_steps:
+        return
+    flags = f"--local-steps {config.local_steps}"
+    if config.strategy == "ps" or config.zero or config.experts or batches.dims.dp != batches.dims.ranks:
+        yield (
+            f"{flags} lets whole replicas train alone, so it goes with --dp and no other axis, no --zero and no"
+            " --strategy ps"
+        )
+    if config.precision in ("fp16", "bf16"):
+        yield f"{flags} averages weights in fp32 or fp64, not {config.precision}; take --precision fp32"
+    for name in ("clip", "save", "noise_scale", "synchronize_each", "check_replicas"):
+        if getattr(config, name):
+            yield (
+                f"--{name.replace('_', '-')} does not go with {flags}: between two averages replicas have different"
+                " weights and gradients; leave it out"
+            )
+    if config.compression != "none":
+        yield f"--compression {config.compression} does not go with {flags}, which sends no gradients; leave it out"

@@ -1,0 +1,1 @@
+"""What will a job cost in bytes, memory and time?"""

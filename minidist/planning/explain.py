@@ -1,0 +1,95 @@
+"""What a configuration file asks for, in bytes, messages and memory: one step of the job in the simulated world,
+counted.
+
+Memory is that of a second step, when the optimizer has its state.
+
+The messages are those of the real run, so what stands here is what a rank will send; beside it stands the closed form.
+For models that fit on no laptop the paper's bytes of the model states are given for any number of parameters.
+"""
+
+from collections import Counter
+from typing import Any
+
+from minidist.base.memory import MEMORY_PURPOSES
+from minidist.comm import SimWorld
+from minidist.commands.runner import number_of_ranks
+from minidist.config.deepspeed import Translation
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.planning.memory_estimator import model_states, whole_number
+from minidist.planning.volumes import closed_form_bytes
+from minidist.train.trainer import TrainResult, train
+
+
+def explain(
+    config: TrainConfig, translation: Translation, ranks: int | None, parameters: str | None = None
+) -> dict[str, Any]:
+    """Figures of one step of the job that `config` (with the file's settings in it) describes, on simulated ranks.
+
+    {honoured, not_honoured, batch, ranks, purposes: {name: {bytes, closed_form, messages}} of all ranks, peak_bytes of
+    each rank,
+    peak_by_purpose of rank 0, model_states: bytes of a rank for `parameters` parameters at the file's ZeRO stage}.
+    """
+    once = config.model_copy(
+        update={"steps": 1, "save": None, "every": None, "resume": False, "warmup": 0, "decay": "constant"}
+    )
+    size = number_of_ranks(once, ranks)
+    world = SimWorld(size)
+    results: list[TrainResult] = world.run(train, once)
+    measured: Counter[str] = Counter()
+    messages: Counter[str] = Counter()
+    for trace in world.traces:
+        for message in trace.sent():
+            measured[message.purpose] += message.nbytes
+            messages[message.purpose] += 1
+    batches = resolve_batches(once, size)
+    closed = closed_form_bytes(once, batches, [result.sizes for result in results])
+    warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
+    answer: dict[str, Any] = {
+        "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.honoured],
+        "not_honoured": [{"key": key, "why": why} for key, why in translation.ignored],
+        "batch": {
+            "global_batch": batches.global_batch,
+            "micro_batch": batches.micro_batch,
+            "accumulation": batches.accumulation,
+            "dp": batches.dp,
+        },
+        "ranks": size,
+        "purposes": {
+            name: {"bytes": measured[name], "closed_form": closed.get(name, 0), "messages": messages[name]}
+            for name in sorted({*closed, *measured})
+        },
+        "peak_bytes": [result.peak_bytes for result in warm],
+        "peak_by_purpose": {name: n for name in MEMORY_PURPOSES if (n := warm[0].peak_by_purpose.get(name, 0))},
+    }
+    if parameters is not None:
+        answer["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
+    return answer
+
+
+def table(answer: dict[str, Any]) -> str:
+    """The same for people."""
+    width = max((len(item["key"]) for item in [*answer["honoured"], *answer["not_honoured"]]), default=0)
+    lines = ["honoured"]
+    lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in answer["honoured"]]
+    lines.append("not honoured" if answer["not_honoured"] else "not honoured: nothing")
+    lines += [f"  {item['key']:{width}} {item['why']}" for item in answer["not_honoured"]]
+    batch = answer["batch"]
+    lines.append(
+        "global batch {global_batch} = micro batch {micro_batch} x accumulation {accumulation} x data-parallel ranks"
+        " {dp}".format(**batch)
+    )
+    lines.append(f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}")
+    for name, row in answer["purposes"].items():
+        mark = "" if row["bytes"] == row["closed_form"] else "   DIFFERENT"
+        lines.append(f"  {name:22}{row['bytes']:14,}{row['closed_form']:14,}{row['messages']:10,}{mark}")
+    lines.append(
+        f"startup is sent once, the rest in every step; peak of a rank: {max(answer['peak_bytes']):,} B, of rank 0:"
+    )
+    lines += [f"  {name:22}{nbytes:14,}" for name, nbytes in answer["peak_by_purpose"].items()]
+    if "model_states" in answer:
+        states = answer["model_states"]
+        lines.append(
+            "a rank's model states, mixed-precision Adam: "
+            + ", ".join(f"{name} {nbytes:,} B" for name, nbytes in states.items())
+        )
+    return "\n".join(lines)

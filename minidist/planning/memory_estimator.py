@@ -1,0 +1,262 @@
+"""How many bytes a rank holds, on paper: before a job is started, and for models that fit on no laptop.
+
+Mixed-precision Adam holds 16 bytes a parameter: 2 for the value, 2 for the gradient, 12 for the optimizer (a float32
+copy and two moments). ZeRO divides by the number of ranks, one kind after the other:
+
+    stage 0    2 P + 2 P + 12 P          stage 2    2 P + (2 P + 12 P) / N
+    stage 1    2 P + 2 P + 12 P / N      stage 3    (2 P + 2 P + 12 P) / N
+
+People count differently, so every table names its accounting:
+    zero                the paper's, above (Rajbhandari et al., SC 2020, section 3.1 and figure 1)
+    fp32-accumulation   gradients are added in float32 beside the 2-byte ones: 6 bytes (Ultra-Scale Playbook: 20 P in
+    all) deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P /
+    N, with
+                        L the parameters of the largest layer; they count float32 gradients as optimizer state
+
+For a model it adds what a step needs beside: activations (Korthikanti et al., 2022, table 2: 2-byte values, 1-byte
+masks), logits, and for stage 3 the units that are whole at once, as `fully_shard` holds them.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from minidist.base.errors import UsageError, nearest
+from minidist.nn.segments import sqrt_segments
+from minidist.planning.block_bytes import fused, unfused
+
+ACCOUNTINGS = ("zero", "fp32-accumulation", "deepspeed")
+NOT_COUNTED = (
+    "not counted: what an allocator adds and this cannot know: fragmentation, caches of freed blocks, the device's"
+    " context, workspaces of the BLAS, buffers of the communication library; leave room for them"
+)
+Stage = dict[str, int]
+
+
+def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_layer: int = 0) -> dict[str, Stage]:
+    """{"stage0": {"parameters": bytes, "gradients":, "optimizer":, "total":}, ...} of one of `ranks` ranks.
+
+    A shard is rounded up to whole elements. largest_layer: its parameters, for `deepspeed` (which has no estimator for
+    stages 0 and 1). Errors: UsageError for counts below 1 and for an unknown accounting.
+    """
+    if parameters < 1 or ranks < 1:
+        raise UsageError(f"{parameters} parameters on {ranks} ranks; both must be at least 1")
+    if accounting not in ACCOUNTINGS:
+        raise UsageError(
+            f"there is no accounting {accounting!r}{nearest(accounting, ACCOUNTINGS)}; there are"
+            f" {', '.join(ACCOUNTINGS)}"
+        )
+    shard = -(-parameters // ranks)
+    if accounting == "deepspeed":
+        return {
+            "stage2": _stage(2 * parameters, 2 * parameters, int(16 * parameters / ranks)),
+            "stage3": _stage(
+                2 * largest_layer + int(2 * parameters / ranks),
+                2 * largest_layer,
+                int(18 * parameters / ranks) - int(2 * parameters / ranks),
+            ),
+        }
+    gradient = 2 if accounting == "zero" else 6
+    return {
+        f"stage{stage}": _stage(
+            2 * (shard if stage >= 3 else parameters),
+            gradient * (shard if stage >= 2 else parameters),
+            12 * (shard if stage >= 1 else parameters),
+        )
+        for stage in range(4)
+    }
+
+
+def deepspeed_offload(
+    parameters: int, ranks: int, largest_layer: int = 0, ranks_per_node: int = 8
+) -> dict[str, dict[str, int]]:
+    """{"stage2 offload_optimizer": {"device": bytes of a rank, "host": bytes of a node}, ...}: DeepSpeed's estimators
+    for states on the host. Its host memory has a factor of 1.5 for buffers; "zero_init" is a model that is built in
+    shards.
+    """
+    near = min(ranks, ranks_per_node)
+    nodes = -(-ranks // near)
+    p, layer = parameters, largest_layer
+    return {
+        "stage2 offload_optimizer": {"device": 2 * p, "host": int(p * max(4 * near, 16) * 1.5)},
+        "stage3 offload_optimizer": {
+            "device": 4 * layer + 2 * p // ranks,
+            "host": int(p * max(4 * near, 18 / nodes) * 1.5),
+        },
+        "stage3 offload_optimizer zero_init": {"device": 4 * layer + 2 * p // ranks, "host": int(p * 16 / nodes * 1.5)},
+        "stage3 offload_optimizer offload_param": {
+            "device": 4 * layer,
+            "host": int(p * max(4 * near, 18 / nodes) * 1.5),
+        },
+        "stage3 offload_optimizer offload_param zero_init": {"device": 4 * layer, "host": int(p * 18 / nodes * 1.5)},
+    }
+
+
+def offload_table(rows: dict[str, dict[str, int]]) -> str:
+    """`deepspeed_offload` as lines for people."""
+    lines = [f"{'with states on the host, GB':52}{'a rank':>10}{'a node':>10}"]
+    return "\n".join(
+        [*lines, *(f"  {name:50}{row['device'] / 1e9:10.2f}{row['host'] / 1e9:10.2f}" for name, row in rows.items())]
+    )
+
+
+def _stage(parameters: int, gradients: int, optimizer: int) -> Stage:
+    return {
+        "parameters": parameters,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "total": parameters + gradients + optimizer,
+    }
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a published model. gated: a LLaMA block (RMS norms, no biases, gated MLP, no dropout, untied output)."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    positions: int
+    inner: int
+    gated: bool = False
+
+    @property
+    def block(self) -> int:
+        """Parameters of one block."""
+        h = self.width
+        if self.gated:
+            return 4 * h * h + 3 * h * self.inner + 2 * h
+        return 4 * h * h + 2 * h * self.inner + 9 * h + self.inner
+
+    @property
+    def rest(self) -> int:
+        """Parameters outside the blocks: embeddings, last norm, an untied output projection."""
+        h = self.width
+        return 2 * self.vocabulary * h + h if self.gated else (self.vocabulary + self.positions) * h + 2 * h
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.block + self.rest
+
+    def activations_of_a_block(self, batch: int, length: int) -> dict[str, int]:
+        """Bytes in 2-byte values, masks of 1 byte: the paper's unfused block and minidist's fused one (both with
+        dropout).
+        """
+        sizes = (length, batch, self.width, self.heads)
+        return {"unfused": unfused(*sizes), "fused": fused(*sizes, itemsize=2, dropout=True)}
+
+    def block_activations(self, batch: int, length: int, recompute: str) -> int:
+        """Bytes that one block keeps for its backward; `recompute`: none, selective (attention's core) or full."""
+        s, b, h, a = length, batch, self.width, self.heads
+        if recompute == "full":
+            return 2 * s * b * h
+        if not self.gated:
+            return unfused(s, b, h, a if recompute == "none" else 0)
+        linear = s * b * (16 * h + 8 * self.inner)
+        scores = 2 * a * s * s * b  # the softmax; there is no dropout
+        return linear + (scores if recompute == "none" else 0)
+
+
+def _gpt(layers: int, width: int, heads: int, positions: int = 1024) -> Architecture:
+    return Architecture(layers, width, heads, 50257, positions, 4 * width)
+
+
+MODELS = {
+    "gpt2": _gpt(12, 768, 12),
+    "gpt2-medium": _gpt(24, 1024, 16),
+    "gpt2-large": _gpt(36, 1280, 20),
+    "gpt2-xl": _gpt(48, 1600, 25),
+    "gpt3-175b": _gpt(96, 12288, 96, 2048),
+    "llama-7b": Architecture(32, 4096, 32, 32000, 2048, 11008, gated=True),
+    "llama-13b": Architecture(40, 5120, 40, 32000, 2048, 13824, gated=True),
+    "llama-65b": Architecture(80, 8192, 64, 32000, 2048, 22016, gated=True),
+}
+
+
+def model_peak(
+    name: str,
+    ranks: int,
+    batch: int = 1,
+    length: int | None = None,
+    accounting: str = "zero",
+    recompute: str = "none",
+    prefetch: int = 1,
+) -> dict[str, Any]:
+    """The full peak of a step of `batch` sequences a rank: {"model", "parameters", "stage0": {..., "total"}, ...,
+    "not_counted"}.
+
+    Beside the model states each stage has: activations (of all blocks; with full recomputation their inputs and one
+    block whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output
+    projection and of the last norm), gathered (stage 3: what is left of the model, and one block), prefetch (stage 3),
+    reducing (stage 3: gradients of the rest, of a block, and of one on its way, in 2 bytes). It is the sum, so an upper
+    bound: the parts need not meet at one moment. With the accounting deepspeed also `offload`, see `deepspeed_offload`.
+    """
+    if name not in MODELS:
+        raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
+    if recompute not in ("none", "selective", "full", "sqrt"):
+        raise UsageError(f"recompute {recompute!r}; it must be none, selective, full or sqrt")
+    model = MODELS[name]
+    length = model.positions if length is None else length
+    if batch < 1 or prefetch < 0 or not 1 <= length <= model.positions:
+        raise UsageError(
+            f"--batch {batch} --seq {length} --prefetch {prefetch} for {name}; the batch is at least 1, the sequence 1"
+            f" to {model.positions}, the prefetch at least 0"
+        )
+    if recompute == "sqrt":
+        segments = sqrt_segments(model.layers)
+        activations = len(segments) * model.block_activations(batch, length, "full")
+        activations += segments[0] * model.block_activations(batch, length, "none")
+    else:
+        activations = model.layers * model.block_activations(batch, length, recompute)
+        activations += model.block_activations(batch, length, "none") if recompute == "full" else 0
+    logits = batch * length * (4 * model.vocabulary + 4 * model.width)
+    result: dict[str, Any] = {"model": name, "parameters": model.parameters}
+    if not model.gated:
+        result["activations_of_a_block"] = model.activations_of_a_block(batch, length)
+    for stage, states in model_states(model.parameters, ranks, accounting, max(model.block, model.rest)).items():
+        parts = {key: value for key, value in states.items() if key != "total"}
+        parts |= {"activations": activations, "logits": logits}
+        if stage == "stage3" and accounting != "deepspeed":  # whose estimator has the largest layer in it
+            parts["gathered"] = 2 * (model.rest + model.block)
+            parts["prefetch"] = 2 * min(prefetch, model.layers - 1) * model.block
+            parts["reducing"] = 2 * (model.rest + 2 * model.block)
+        result[stage] = {**parts, "total": sum(parts.values())}
+    if accounting == "deepspeed":
+        result["offload"] = deepspeed_offload(model.parameters, ranks, max(model.block, model.rest))
+    return {**result, "not_counted": NOT_COUNTED}
+
+
+def block_sentence(answer: dict[str, Any]) -> str:
+    """The two closed forms of a block's activations, beside each other."""
+    block = answer["activations_of_a_block"]
+    return (
+        f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's,"
+        f" in 2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 8 s b + about 2 a s^2 b"
+    )
+
+
+def whole_number(text: str) -> int:
+    """7.5e9 -> 7500000000; UsageError for what is no whole number above 0."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    if not value.is_finite() or not 1 <= value < Decimal("1e30") or value != int(value):
+        raise UsageError(
+            f"--params {text} is not a number of parameters; give a whole number such as 7.5e9 or 124439808"
+        )
+    return int(value)
+
+
+def table(stages: dict[str, Any]) -> str:
+    """The stages as lines for people, in GB of 1e9 bytes."""
+    rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}
+    names = list(dict.fromkeys(key for parts in rows.values() for key in parts if key != "total")) + ["total"]
+    lines = [f"{'GB (1e9 B) a rank':18}" + "".join(f"{stage:>12}" for stage in rows)]
+    for name in names:
+        lines.append(
+            f"  {name:16}"
+            + "".join(f"{parts[name] / 1e9:12.2f}" if name in parts else f"{'-':>12}" for parts in rows.values())
+        )
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""How long each layer of the real model takes, measured: what a partition by time is made of.
+
+The model is cut into stages of one block each, exactly as a pipeline would be (the embedding goes with the first block,
+the head and the loss with the last), and each is run forward and backward on one micro-batch. The result is a profile
+as `minidist partition` reads it. Times are medians over rounds that go through all blocks in turn, so that a busy
+moment meets all of them alike.
+"""
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.base.errors import UsageError
+from minidist.base.random import batch_coordinates
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.pipeline.partition import Layer
+from minidist.pipeline.runtime import PipelineStage, cut_model
+from minidist.pipeline.runtime.shapes import has_gradient
+from minidist.pipeline.runtime.walk import backward_from, gradient_of
+from minidist.planning.plans import count_blocks
+from minidist.train.job import Job, as_input, build
+
+
+def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
+    """One Layer a block: milliseconds of forward and backward of a micro-batch, bytes of its output and of its
+    parameters.
+    """
+    if rounds < 1:
+        raise UsageError(f"--rounds is {rounds}; it must be at least 1")
+    alone = config.model_copy(update={"pp": 1, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "chunks": None})
+    job = build(alone, resolve_batches(alone, 1))
+    blocks = count_blocks(job.model)
+    modules, _ = cut_model(job.model, blocks)
+    stages = [PipelineStage(module, number) for number, module in enumerate(modules)]
+    tokens, targets = job.micro_batch(0, 0)
+    inputs = as_input(tokens, job.dtype)
+    times: list[list[tuple[float, float]]] = []
+    sizes: list[int] = []
+    for _ in range(rounds + 1):  # the first one warms up
+        row, sizes = _one_round(job, stages, inputs, targets)
+        times.append(row)
+    result = []
+    for number, stage in enumerate(stages):
+        forward, backward = (statistics.median(row[number][k] for row in times[1:]) * 1e3 for k in (0, 1))
+        name = " + ".join(
+            [
+                *(["embedding"] if number == 0 and config.model != "mlp" else []),
+                f"block {number}",
+                *(["head"] if number == blocks - 1 else []),
+            ]
+        )
+        result.append(
+            Layer(name, forward, backward, float(sizes[number]), float(sum(p.data.nbytes for p in stage.parameters)))
+        )
+    return result
+
+
+def _one_round(
+    job: Job, stages: list[PipelineStage], inputs: Any, targets: Any
+) -> tuple[list[tuple[float, float]], list[int]]:
+    x, alive, row, sizes = [inputs], [], [], []
+    with batch_coordinates(0, 0, job.config.seed):
+        for number, stage in enumerate(stages):
+            leaves = x if number == 0 else [Tensor(array, requires_grad=has_gradient(array.dtype)) for array in x]
+            begin = time.perf_counter()
+            result = stage.module(*leaves)
+            if number + 1 == len(stages):
+                result = job.loss_of(result, targets)
+            outputs = list(result) if isinstance(result, tuple) else [result]
+            alive.append((leaves, outputs, time.perf_counter() - begin))
+            x = [np.ascontiguousarray(output.data) for output in outputs]
+            sizes.append(sum(array.nbytes for array in x))
+    gradients: list[Any] = [None]
+    for stage, (leaves, outputs, forward) in zip(reversed(stages), reversed(alive), strict=True):
+        stage.flat.zero_grad()
+        begin = time.perf_counter()
+        backward_from(outputs, gradients, "now")
+        row.append((forward, time.perf_counter() - begin))
+        gradients = [gradient_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return row[::-1], sizes

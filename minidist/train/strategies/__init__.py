@@ -1,0 +1,1 @@
+"""Who holds what, and who sends what to whom, in one training step."""
