@@ -73,11 +73,13 @@ def test_the_program_in_the_readme_is_the_example():
     assert program == (ROOT / "mpi_examples" / "first_steps.py").read_text()
 
 
-def test_every_link_of_the_readme_leads_somewhere():
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert links
-    missing = [link for link in links if not link.startswith("http") and not (ROOT / link).exists()]
-    assert not missing
+@pytest.mark.parametrize(
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+)
+def test_every_link_of_a_page_leads_somewhere(page):
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not link.startswith("http") and not (path.parent / link).exists()] == []
 
 
 def test_every_world_prints_the_same_line_of_the_first_program():
