@@ -8,9 +8,10 @@ from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
-from minidist.nn import GPT, MLP, GPTConfig, Module, block_bytes
+from minidist.nn import GPT, MLP, GPTConfig, Module
 from minidist.nn.composite import CompositeBlock
 from minidist.nn.recompute import recompute
+from minidist.planning import block_bytes
 
 CHOICES = ["none", "full", "selective"]
 

@@ -13,7 +13,7 @@ from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.collectives import virtual_time
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.nn import Module, Sequential, block_bytes
+from minidist.nn import Module, Sequential
 from minidist.optim import SGD, AdamW
 from minidist.parallel import (
     CPUOffloadPolicy,
@@ -27,6 +27,7 @@ from minidist.parallel import (
 from minidist.parallel.fully_shard import State
 from minidist.parallel.gradients import UnusedParameterError
 from minidist.parallel.unit import Unit
+from minidist.planning import block_bytes
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.nn import block_bytes
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, AdamW, clip_grad_norm_
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.gradients import UnusedParameterError
+from minidist.planning import block_bytes
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}

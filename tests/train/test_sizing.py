@@ -85,7 +85,7 @@ def test_square_root_segments_keep_their_inputs_and_one_segment():
 
 
 def test_both_forms_of_a_block_stand_beside_each_other(capsys):
-    from minidist.nn import block_bytes
+    from minidist.planning import block_bytes
 
     block = model_peak("gpt2", 1, batch=2, length=100)["activations_of_a_block"]
     assert block == {
