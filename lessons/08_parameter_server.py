@@ -27,9 +27,9 @@ from collections import Counter
 import numpy as np
 
 from minidist.base.errors import DeadlockError
+from minidist.bench.staleness import staleness_runs, table
 from minidist.comm import ANY, LinkModel, SimWorld
 from minidist.comm.choosers import explore, seeded
-from minidist.commands.staleness import staleness_runs, table
 from minidist.lesson import check, expect, solution
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps

@@ -1,153 +1,33 @@
-"""The whole promise in two minutes: a byte-level GPT learns English on four ranks, in three worlds, to the same bits.
+"""`minidist demo`: the first thing to run.
 
-1 simulated     four ranks in this process                      beside it, in a second process: 3 one device
-2 mpiexec       the same job on four processes
-compared: losses to the last digit; weights and optimizer state by fingerprint; every rank's messages one by one
+Proved by: tests/test_readme.py
 """
 
-import json
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from minidist.base.errors import LauncherError
-from minidist.base.process import tune_process
-from minidist.base.trace import read_traces
-from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
-from minidist.commands.runner import run_training
-from minidist.config.train_config import TrainConfig, flag, resolve_batches
-from minidist.data import bigram_entropy, pydoc_text
-from minidist.equality.reference import reference
-from minidist.train.trainer import StepState, digest
+import typer
 
-ENOUGH = 300  # steps to learn more than pairs of letters
-LAST = 20  # one step's loss is noisy; the mean of the last ones is not
+from minidist.commands.options import Timeout
+from minidist.commands.output import Result, json_or_table, say
 
 
-def demo_config(steps: int, ranks: int) -> TrainConfig:
-    """A two-layer GPT on the text of Python's own help, 16 samples of 64 bytes a step."""
-    return TrainConfig.make(
-        model="gpt",
-        layers=2,
-        width=64,
-        heads=4,
-        context=64,
-        data="pydoc",
-        steps=steps,
-        lr=4e-3,
-        warmup=min(20, steps - 1),
-        decay="cosine",
-        clip=1.0,
-        dp=ranks,
-        global_batch=4 * ranks,
-        micro_batch=4,
-        reduction="ordered",
-    )
+@json_or_table
+def demo(
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 600,
+    ranks: Annotated[int, typer.Option(help="ranks in every world")] = 4,
+    folder: Annotated[Path, typer.Option(help="where traces and the picture go")] = Path("runs/demo"),
+    timeout: Timeout = 60.0,
+) -> Result:
+    """A byte-level GPT learns English on four ranks: simulated, under mpiexec, and equal to one device."""
+    from minidist.commands.demo_run import run_demo
+    from minidist.report.from_file import draw_report
 
-
-def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
-    """Losses and fingerprint of the reference; runs in a process of its own."""
-    tune_process()
-    last: list[str] = []
-
-    def observe(state: StepState) -> None:
-        if state.step == config.steps - 1:
-            last.append(digest(state.strategy))
-
-    return reference(config, resolve_batches(config, ranks), [observe]), last[0]
-
-
-def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the job in the three worlds, say what was found, and answer it as a dictionary (`passed` and the figures)."""
-    config = demo_config(steps, ranks)
-    text = pydoc_text().tokens
-    entropy = bigram_entropy(text)
+    report = run_demo(steps, ranks, folder, timeout, say)
+    report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
+    say(f"picture of the last step: {report['picture']}")
     say(
-        f"a byte-level GPT on {len(text):,} bytes of English (the text of Python's help), {steps} steps on {ranks}"
-        " ranks"
+        "next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones used"
+        " here"
     )
-    say(f"1/3 {ranks} simulated ranks in this process, and beside it 2/3 one device in a second one")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        alone = other.submit(one_device, config, ranks)
-        simulated = run_training(
-            config, ranks, timeout, folder / "simulated.jsonl", command=f"minidist demo --steps {steps}"
-        )
-        assert simulated is not None
-        say(simulated.table())
-        losses, fingerprint = alone.result()
-    mean_loss = sum(simulated.losses[-LAST:]) / len(simulated.losses[-LAST:])
-    report: dict[str, Any] = {
-        "losses": simulated.losses,
-        "bigram_entropy": entropy,
-        "mean_of_last_losses": mean_loss,
-        **({"below_bigram_entropy": mean_loss < entropy} if steps >= ENOUGH else {}),
-        "equals_one_device": losses == simulated.losses and fingerprint == simulated.digest,
-        "volumes_equal_closed_form": simulated.volumes_hold(),
-        **_under_mpiexec(config, ranks, simulated, folder, timeout, say),
-        "trace": simulated.trace,
-    }
-    report["passed"] = all(value is not False for value in report.values())
-    for line in verdict(report, steps):
-        say(line)
-    return report
-
-
-def _under_mpiexec(
-    config: TrainConfig, ranks: int, simulated: Any, folder: Path, timeout: float, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """The same job on processes; {} when this machine has no MPI (the demo then says so and goes on)."""
-    try:
-        find_mpiexec()
-    except LauncherError as error:
-        say(f"the world of mpiexec is left out: {error}")
-        return {}
-    flags = [
-        f"{flag(name)}={value}" for name, value in config.model_dump(exclude_defaults=True).items() if value is not True
-    ]
-    path = folder / "mpi.jsonl"
-    say(f"3/3 the same job on {ranks} processes: mpiexec -n {ranks} minidist train ...")
-    answer = run_under_mpiexec(
-        ranks, ["-m", "minidist", "train", *flags, "--json", "--trace", str(path), "--timeout", str(timeout)]
-    )
-    mpi = json.loads(answer.stdout)
-    real, _ = read_traces(path)
-    virtual, _ = read_traces(simulated.trace)
-    return {
-        "mpi_losses_identical": mpi["losses"] == simulated.losses,
-        "mpi_bits_identical": mpi["digest"] == simulated.digest,
-        "mpi_sequences_identical": all(a.sequences() == b.sequences() for a, b in zip(real, virtual, strict=True)),
-        "messages": sum(len(trace.sent()) for trace in virtual),
-    }
-
-
-def verdict(report: dict[str, Any], steps: int) -> list[str]:
-    """The lines that a person reads at the end."""
-
-    def mark(name: str) -> str:
-        return "yes" if report[name] else "NO "
-
-    lines = [
-        f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last"
-        f" {min(LAST, len(report['losses']))} steps); the bigram entropy of the text is {report['bigram_entropy']:.4f}"
-    ]
-    if "below_bigram_entropy" in report:
-        lines.append(f"  {mark('below_bigram_entropy')}  the model knows more than pairs of letters")
-    lines += [
-        (
-            f"  {mark('equals_one_device')}  equals one device: all {steps} losses, weights and optimizer state, bit"
-            " for bit"
-        ),
-        f"  {mark('volumes_equal_closed_form')}  bytes sent equal the closed form, for every purpose",
-    ]
-    if "messages" in report:
-        lines += [
-            f"  {mark('mpi_losses_identical')}  simulated and mpiexec agree in every digit of every loss",
-            f"  {mark('mpi_bits_identical')}  and in every bit of weights and optimizer state",
-            (
-                f"  {mark('mpi_sequences_identical')}  and each rank sent the same {report['messages']:,} messages in"
-                " the same order"
-            ),
-        ]
-    return lines
+    return Result(report, lambda: None, 0 if report["passed"] else 1)

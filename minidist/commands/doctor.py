@@ -11,6 +11,19 @@ from minidist import __version__
 from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process
 from minidist.comm.launcher import find_mpiexec, launcher_version
+from minidist.commands.output import Result, json_or_table
+
+
+@json_or_table
+def doctor() -> Result:
+    """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what."""
+    findings = examine()
+
+    def show() -> None:
+        for finding in findings:
+            print(f"{'ok ' if finding.ok else '-- '} {finding.name:12} {finding.text}")
+
+    return Result([vars(finding) for finding in findings], show)
 
 
 @dataclass

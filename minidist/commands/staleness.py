@@ -1,124 +1,41 @@
-"""What waiting costs and what not waiting costs: the same task on the same workers, one of them slow, under several
-consistencies.
+"""`minidist staleness`: a parameter server with slow workers.
 
-A model of the next token (a row of logits for each token) learns a Markov chain whose entropy is known, on virtual
-ranks, for a given stretch of virtual time. Counted are gradients a second, how old the weights under each gradient
-were, and the loss
-as time passes: bsp makes few steps with fresh weights, asp many with old ones.
-
-The model is a table, so its loss on the chain itself, not on a sample, is a sum over pairs of tokens.
+Proved by: tests/bench/test_staleness.py
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from pathlib import Path
+from typing import Annotated
 
-import numpy as np
+import typer
 
-from minidist.base.errors import UsageError
-from minidist.base.random import Key, uniform
-from minidist.comm import Comm, LinkModel, SimWorld
-from minidist.data.generated import markov
-from minidist.optim import SGD
-from minidist.parallel import parameter_server as ps
-
-VOCABULARY, BATCH, TOKENS = 16, 16, 20_000
-GRADIENT_SECONDS = 1e-3  # of a worker that is not slow
+from minidist.commands.options import command_line
+from minidist.commands.output import Result, json_or_table, say
 
 
-@dataclass
-class StalenessRun:
-    """What one consistency did. staleness: of each gradient, the updates that its weights lacked. curve: (seconds,
-    loss).
-    """
+@json_or_table
+def staleness(
+    consistency: Annotated[
+        list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
+    slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
+    who: Annotated[
+        str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
+    ] = "last",
+    seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
+) -> Result:
+    """A parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
+    from minidist.bench.staleness import staleness_runs, table
 
-    consistency: str
-    gradients_per_second: float
-    pushes: list[int]
-    staleness: list[int]
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    entropy: float = 0.0
+    runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
+    if output is not None:
+        from minidist.report.frame import save
+        from minidist.report.staleness import staleness as picture
 
-
-def staleness_runs(
-    consistencies: Sequence[str] = ("bsp", "ssp:2", "asp"),
-    workers: int = 3,
-    slow: float = 3.0,
-    seconds: float = 0.3,
-    lr: float = 2.0,
-    who: str = "last",
-) -> list[StalenessRun]:
-    """One run a consistency, on one server and `workers` workers, for so many seconds of virtual time.
-
-    slow: how many times as long a slow gradient takes. who: "last", the last worker is slow for ever; "anyone", every
-    worker is slow in one of `workers` gradients, by chance. lr: of a gradient; it counts the same everywhere, because
-    bsp adds the workers' gradients up. Raises UsageError for numbers that make no run.
-    """
-    if not (workers >= 1 and 0 < slow < inf and 0 < seconds < inf):
-        raise UsageError(
-            f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite"
+        title = (
+            f"{workers} workers; {'the last one takes' if who == 'last' else 'by chance a gradient takes'} {slow:g}"
+            " times as long"
         )
-    if who not in ("last", "anyone"):
-        raise UsageError(f"slow is {who!r}; it must be 'last' (worker) or 'anyone'")
-
-    def pace(worker: int, clock: int) -> float:
-        late = worker == workers - 1 if who == "last" else uniform(Key(0, "pace", clock), worker, 1)[0] < 1 / workers
-        return GRADIENT_SECONDS * (slow if late else 1.0)
-
-    return [_run(consistency, workers, pace, seconds, lr) for consistency in consistencies]
-
-
-def _run(consistency: str, workers: int, pace: Callable[[int, int], float], seconds: float, lr: float) -> StalenessRun:
-    data = markov(TOKENS, VOCABULARY)
-    tokens = np.asarray(data.tokens, np.int64)
-    pairs = np.zeros((VOCABULARY, VOCABULARY))
-    np.add.at(pairs, (tokens[:-1], tokens[1:]), 1 / (tokens.size - 1))
-    initial = {"logits": np.zeros((VOCABULARY, VOCABULARY))}
-    # A gradient is the mean over a batch in which a token occurs about once, hence the large rates.
-    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr))
-
-    def gradient(worker: int, clock: int, weights: ps.Weights) -> ps.Weights:
-        start = (worker * 7919 + clock * 104_729) % (tokens.size - BATCH - 1)
-        inputs, targets = tokens[start : start + BATCH], tokens[start + 1 : start + BATCH + 1]
-        result = np.zeros_like(initial["logits"])
-        np.add.at(result, inputs, softmax(weights["logits"][inputs]) - np.eye(VOCABULARY)[targets])
-        return {"logits": result / BATCH}
-
-    def last(comm: Comm, clock: int) -> bool:
-        return comm.time() >= seconds
-
-    world = SimWorld(1 + workers, links=LinkModel(alpha=2e-5, beta=1e-9))
-    results = world.run(ps.run, config, initial, gradient, last, pace)
-    (record,) = ps.read_records(world.traces, config)
-    curve = [(0.0, float(np.log(VOCABULARY)))]
-
-    def observe(server: int, updates: ps.Updates) -> None:
-        loss = -float((pairs * np.log(softmax(updates.shard.weights["logits"]))).sum())
-        curve.append((record.times[updates.version - 1], loss))
-
-    ps.replay([record], config, initial, gradient, observe)
-    pushes = [result.pushes for result in results[1:]]
-    staleness = [
-        version_at - record.versions[part] for version_at, update in enumerate(record.updates) for part in update
-    ]
-    return StalenessRun(consistency, sum(pushes) / world.end_time, pushes, staleness, curve, float(data.entropy or 0))
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities along the last axis."""
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def table(runs: Sequence[StalenessRun]) -> str:
-    """The runs as lines of text."""
-    lines = [
-        f"{'consistency':12}{'gradients/s':>12}{'mean staleness':>16}{'largest':>9}{'last loss':>11}   of each worker"
-    ]
-    for run in runs:
-        mean = float(np.mean(run.staleness)) if run.staleness else 0.0
-        lines.append(
-            f"{run.consistency:12}{run.gradients_per_second:12.0f}{mean:16.2f}{max(run.staleness, default=0):9}"
-            f"{run.curve[-1][1]:11.4f}   {', '.join(map(str, run.pushes))}"
-        )
-    return "\n".join(lines)
+        say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
+    return Result([vars(run) for run in runs], lambda: say(table(runs)))

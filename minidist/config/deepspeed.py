@@ -307,7 +307,7 @@ def _leave_all(key: str, value: Any, result: Translation, why: str = "minidist h
         result.leave(key, why)
 
 
-def honour(config: TrainConfig, translation: Translation, given: set[str]) -> TrainConfig:
+def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[str]) -> TrainConfig:
     """The job that flags and file describe together. given: fields that stand on the command line.
 
     Errors: UsageError when a flag and the file say different things.

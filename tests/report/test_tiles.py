@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minidist.base.errors import UsageError
-from minidist.cli import app
+from minidist.commands.app import app
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
 CASES = [

@@ -7,7 +7,7 @@ from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.train.trainer import train
-from tests.train.test_volumes import SMALL, table
+from tests.planning.test_volumes import SMALL, table
 
 LAYOUTS = [
     (4, {"tp": 2, "zero": 3}),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.deepspeed import honour, read_deepspeed, translate
+from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank, expected_snapshots
 
@@ -165,9 +165,9 @@ def test_the_batch_triple_has_deepspeeds_rules(total, micro, steps, world, pp):
     expected = deepspeeds_triple(total, micro, steps, world)
     if expected is None:
         with pytest.raises(UsageError):
-            resolve_batches(honour(TrainConfig.make(pp=pp), translate(content), set()), world * pp)
+            resolve_batches(apply_deepspeed(TrainConfig.make(pp=pp), translate(content), set()), world * pp)
         return
-    got = resolve_batches(honour(TrainConfig.make(pp=pp), translate(content), set()), world * pp)
+    got = resolve_batches(apply_deepspeed(TrainConfig.make(pp=pp), translate(content), set()), world * pp)
     assert (got.global_batch, got.micro_batch, got.accumulation) == expected
 
 
@@ -264,13 +264,13 @@ def test_stage_3s_threshold():
 def test_flags_and_file_do_not_contradict_each_other():
     config = TrainConfig.make(zero=3, global_batch=8)
     with pytest.raises(UsageError, match="--zero 3 on the command line and 1 in the DeepSpeed file"):
-        honour(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), {"zero"})
-    assert honour(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), set()).zero == 1
+        apply_deepspeed(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), {"zero"})
+    assert apply_deepspeed(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), set()).zero == 1
 
 
 def test_the_example_trains_as_one_device():
     job = TrainConfig.make(layers=2, width=16, heads=2, context=8, data="markov", steps=2, reduction="ordered")
-    config = honour(job, read_deepspeed(EXAMPLE), set())
+    config = apply_deepspeed(job, read_deepspeed(EXAMPLE), set())
     assert (config.zero, config.clip, config.warmup) == (2, 1.0, 2)
     verdict = SimWorld(4).run(compare_rank, config, expected_snapshots(config, 4))[0]
     assert verdict.equal, verdict.first_difference

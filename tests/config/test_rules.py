@@ -1,4 +1,4 @@
-"""What does not go together is one sentence with the numbers and the nearest settings that do, before any rank starts."""
+"""Settings that do not combine are one sentence with the numbers and the nearest settings that do."""
 
 import re
 

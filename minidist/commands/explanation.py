@@ -20,7 +20,7 @@ from minidist.planning.volumes import closed_form_bytes
 from minidist.train.trainer import TrainResult, train
 
 
-def explain(
+def explain_job(
     config: TrainConfig, translation: Translation, ranks: int | None, parameters: str | None = None
 ) -> dict[str, Any]:
     """Figures of one step of the job that `config` (with the file's settings in it) describes, on simulated ranks.

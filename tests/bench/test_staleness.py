@@ -1,4 +1,4 @@
-"""One slow worker: the paces are those that arithmetic gives, the staleness is the bound's, and the picture shows both."""
+"""One slow worker: the paces follow from arithmetic, the staleness keeps its bound, and the picture shows both."""
 
 import json
 from collections import Counter
@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.bench.staleness import GRADIENT_SECONDS, staleness_runs
 from minidist.cli import main
-from minidist.commands.staleness import GRADIENT_SECONDS, staleness_runs
 from minidist.report.staleness import staleness
 
 

@@ -1,0 +1,94 @@
+"""The program `minidist`: all commands in one app, and what an error looks like to the person who typed one.
+
+Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
+
+Proved by: tests/commands/test_cli.py
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from minidist import __version__
+from minidist.base.errors import MinidistError
+from minidist.comm.launch import tune
+from minidist.commands.bench import bench
+from minidist.commands.compare import compare
+from minidist.commands.data import data
+from minidist.commands.demo import demo
+from minidist.commands.doctor import doctor
+from minidist.commands.explain import explain
+from minidist.commands.generate import generate
+from minidist.commands.memory import memory
+from minidist.commands.museum import museum
+from minidist.commands.output import say
+from minidist.commands.partition import partition
+from minidist.commands.profile import profile
+from minidist.commands.report import report
+from minidist.commands.run import run
+from minidist.commands.schedule import schedule
+from minidist.commands.staleness import staleness
+from minidist.commands.tiles import tiles
+from minidist.commands.train import train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Distributed training that you can read, run on a laptop, and check.",
+)
+app.command()(train)
+app.command()(compare)
+app.command()(demo)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+for command in (
+    memory,
+    data,
+    explain,
+    doctor,
+    report,
+    tiles,
+    generate,
+    museum,
+    staleness,
+    schedule,
+    partition,
+    profile,
+):
+    app.command()(command)
+app.add_typer(bench, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
+    """Distributed training that you can read, run on a laptop, and check."""
+    if version:
+        print(__version__)
+        raise typer.Exit(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program `minidist` with these arguments (default: those of the process)."""
+    if arguments is not None:
+        sys.argv[1:] = list(arguments)
+    tune()  # before anything computes: bits depend on the number of BLAS threads
+    try:
+        app(prog_name="minidist")
+    except MemoryError as error:
+        say(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller")
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        say(
+            f"minidist: cannot open {str(error.filename)!r} ({error.strerror}); give the path of a file, in a folder"
+            " that exists"
+        )
+        sys.exit(2)
+    except MinidistError as error:
+        for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
+            say(line)
+        sys.exit(error.exit_code)

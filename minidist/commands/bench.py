@@ -1,0 +1,187 @@
+"""`minidist bench`: ratios measured in one interleaved run.
+
+Proved by: tests/bench/test_collectives.py, tests/bench/test_step.py, tests/bench/test_hybrid.py
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.commands.options import command_line, whole_numbers
+from minidist.commands.output import Result, json_or_table, say
+
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Ratios measured in one interleaved run.")
+Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
+Cases = Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
+
+
+@bench.command("collectives")
+@json_or_table
+def bench_collectives(
+    ranks: Annotated[
+        int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")
+    ] = False,
+    operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
+    alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency per message")] = 1e-6,
+    beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte")] = 1e-10,
+    picture: Annotated[
+        Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")
+    ] = None,
+) -> Result:
+    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual
+    clock.
+    """
+    from minidist.bench import collectives, virtual_collectives
+    from minidist.comm import LinkModel
+
+    lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
+    if simulated:
+        ranks = 16 if ranks is None else ranks
+        links = LinkModel(alpha, beta)
+        result = virtual_collectives.bench_virtual_collectives(
+            operation, ranks, links, lengths or virtual_collectives.SIZES
+        )
+    else:
+        ranks = 2 if ranks is None else ranks
+        result = collectives.bench_collectives(ranks, rounds, lengths or collectives.SIZES)
+    if picture:
+        from minidist.report.crossover import crossover
+        from minidist.report.frame import save
+
+        title = f"{operation} on {ranks} {'virtual ranks' if simulated else 'processes'}"
+        rows = [row for row in result["rows"] if "side" in row]
+        say(f"written: {save(crossover(rows, title=title, command=command_line()), picture)}")
+
+    def show() -> None:
+        if simulated:
+            print(virtual_collectives.table(result))
+            return
+        _show({**result, "rows": [row for row in result["rows"] if "side" not in row]})
+        print(collectives.table(result))
+
+    return Result(result, show)
+
+
+@bench.command("network")
+@json_or_table
+def bench_network(
+    hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
+    rate: Annotated[float, typer.Option(help="outgoing rate of each host's interface, in Mbit/s")] = 200.0,
+    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
+    algorithms: Annotated[
+        str, typer.Option(help="all-reduce algorithms, with commas between them")
+    ] = "ring,rabenseifner,recursive_doubling",
+    rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
+) -> Result:
+    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual
+    clock's.
+    """
+    from minidist.bench import network
+
+    lengths = whole_numbers(sizes, "--sizes") if sizes else network.SIZES
+    result = network.bench_network(hosts, 1e6 * rate, lengths, algorithms.split(","), rounds)
+
+    def show() -> None:
+        _show({**result, "rows": []})
+        print(network.table(result))
+
+    return Result(result, show)
+
+
+@bench.command("step")
+@json_or_table
+def bench_step(
+    cases: Cases = None,
+    ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
+    against: Annotated[
+        str | None, typer.Option(help="with --ranks or --tp: torch, or none to measure minidist alone")
+    ] = "torch",
+    zero: Annotated[
+        str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")
+    ] = None,
+    rounds: Rounds = 8,
+) -> Result:
+    """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
+    from minidist.bench.parallel import bench_data_parallel
+    from minidist.bench.step import bench_step as measure
+    from minidist.bench.tensor_parallel import bench_tensor_parallel
+
+    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
+        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+    stages = [int(part) for part in zero.split(",")] if zero else []
+    other = None if against == "none" else against
+    if tp > 1:
+        if cases or stages or ranks > 1:
+            raise UsageError("bench step --tp has its own stack of GPT blocks: leave out the case, --ranks and --zero")
+        return _result(bench_tensor_parallel(tp, rounds, other))
+    if ranks > 1:
+        return _result(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other))
+    if stages:
+        raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
+    return _result(measure(cases or None, rounds=rounds))
+
+
+@bench.command("pipeline")
+@json_or_table
+def bench_pipeline(
+    case: Annotated[str, typer.Argument(help="gpt, gpt-512 or gpt-tiny")] = "gpt",
+    stages: Annotated[int, typer.Option(help="processes, a stage each")] = 2,
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe (others without a ratio to PyTorch)")] = "1f1b",
+    microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
+    rounds: Rounds = 8,
+) -> Result:
+    """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one
+    rank.
+    """
+    from minidist.bench.pipeline import bench_pipeline as measure
+
+    return _result(measure(stages, schedule, microbatches, rounds, case))
+
+
+@bench.command("memory")
+@json_or_table
+def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
+    """What the memory account costs a training step, when it is on and when it keeps a timeline."""
+    from minidist.bench.memory import bench_memory as measure
+
+    return _result(measure(cases or None, rounds=rounds))
+
+
+@bench.command("hybrid")
+@json_or_table
+def bench_hybrid(
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 2,
+    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
+    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 2,
+    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+) -> Result:
+    """The share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
+    from minidist.bench.hybrid import bench_hybrid as measure
+
+    return _result(measure(rounds, dp, tp, pp))
+
+
+def _result(measured: dict[str, Any]) -> Result:
+    return Result(measured, lambda: _show(measured))
+
+
+def _show(result: dict[str, Any]) -> None:
+    """Print the environment, then one line per measurement."""
+    for name, value in result["environment"].items():
+        print(f"{name}: {value}")
+    for row in result["rows"]:
+        ratio = "    -" if row.get("ratio") is None else f"{row['ratio']:5.2f}"
+        extra = "".join(
+            f"  {key} {value:.4g}"
+            for key, value in row.items()
+            if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
+        )
+        print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")

@@ -1,0 +1,87 @@
+"""`minidist compare`: is the parallel job equal to the same job on one device, tensor by tensor?
+
+Proved by: tests/commands/test_cli.py, tests/train/test_matrix.py
+"""
+
+import time
+from typing import Annotated
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.commands.options import (
+    DeepSpeed,
+    EagerBytes,
+    Ranks,
+    Timeout,
+    TraceFile,
+    command_line,
+    given_flags,
+    takes_config,
+    with_deepspeed,
+)
+from minidist.commands.output import Result, json_or_table, say
+from minidist.config.train_config import TrainConfig
+
+
+@takes_config
+@json_or_table
+def compare(
+    config: TrainConfig,
+    ranks: Ranks = None,
+    timeout: Timeout = 60.0,
+    trace: TraceFile = None,
+    eager_bytes: EagerBytes = 0,
+    deepspeed: DeepSpeed = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")
+    ] = False,
+    sample: Annotated[int | None, typer.Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
+    processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
+) -> Result | None:
+    """Run the job in parallel and on one device, and compare every tensor of every step.
+
+    Exit code 1 when they differ.
+    """
+    from minidist.commands.runner import run_comparison
+
+    if matrix:
+        return _sweep(config, 8 if ranks is None else ranks, sample, processes)
+    for name in ("sample", "processes"):
+        if name in given_flags():
+            raise UsageError(f"--{name} is a number of layouts or processes of --matrix; add --matrix, or leave it out")
+    config = with_deepspeed(config, deepspeed)
+    if "reduction" not in given_flags():
+        config = config.model_copy(update={"reduction": "ordered"})
+    verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
+    if verdict is None:
+        return None
+    return Result(verdict.as_dict(), lambda: say(verdict.sentence()), 0 if verdict.equal else 1)
+
+
+def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) -> Result:
+    """Compare every valid layout with one device; flags that describe the job, not its layout, change the job."""
+    from minidist.equality import layout_sweep
+
+    for name, value in (("ranks", ranks), ("sample", sample), ("processes", processes)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; it must be at least 1")
+    given = given_flags() & set(TrainConfig.model_fields)
+    varied = sorted(given & {*layout_sweep.LAYOUT, "dp", "schedule"})
+    if varied:
+        raise UsageError(f"--{varied[0].replace('_', '-')} is varied by --matrix; leave one of the two out")
+    job = {name: getattr(config, name) for name in given}
+
+    began = time.perf_counter()
+    layouts, refused = layout_sweep.enumerate_layouts(ranks, **job)
+    chosen = layouts if sample is None else layout_sweep.stratified(layouts, sample)
+    rows = []
+    for row in layout_sweep.run_matrix(chosen, ranks, processes, **job):
+        rows.append(row)
+        say(layout_sweep.line(row))
+    seconds = time.perf_counter() - began
+    return Result(
+        layout_sweep.as_dict(rows, refused, ranks, seconds),
+        lambda: say(layout_sweep.summary(rows, refused, seconds)),
+        0 if rows and all(row.equal for row in rows) else 1,
+    )

@@ -1,0 +1,32 @@
+"""`minidist explain`: what a DeepSpeed configuration file asks for.
+
+Proved by: tests/config/test_deepspeed.py
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.commands.options import Ranks, given_flags, takes_config
+from minidist.commands.output import Result, json_or_table
+from minidist.config.train_config import TrainConfig
+
+
+@takes_config
+@json_or_table
+def explain(
+    config: TrainConfig,
+    file: Annotated[Path, typer.Argument(help="a DeepSpeed configuration file")],
+    ranks: Ranks = None,
+    params: Annotated[
+        str | None, typer.Option(help="also the model states of this many parameters, such as 7.5e9")
+    ] = None,
+) -> Result:
+    """What a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
+    from minidist.commands.explanation import explain_job, table
+    from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
+
+    translation = read_deepspeed(file)
+    figures = explain_job(apply_deepspeed(config, translation, given_flags()), translation, ranks, params)
+    return Result(figures, lambda: print(table(figures)))

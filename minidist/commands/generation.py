@@ -1,0 +1,129 @@
+"""Text from a trained language model: one token after the other, on one device, from the checkpoint of any layout.
+
+A checkpoint is a set of named global tensors, so who trained the model (4 ranks of ZeRO 3, a pipeline) does not matter
+here. Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text;
+temperature 0 takes the most probable token. The whole context is computed anew for each token: no cache of keys and
+values, for the sake of one page.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import no_grad
+from minidist.base.errors import UsageError
+from minidist.base.random import Key, uniform
+from minidist.checkpoint import Checkpoint
+from minidist.config.train_config import TrainConfig
+from minidist.train.job import make_model
+
+EMBEDDINGS = ("weights/transformer.wte.weight", "weights/model.embed_tokens.weight")  # of gpt, of llama
+BYTES = 256
+
+
+class Vocabulary:
+    """What the model's builder asks of data: how many tokens there are."""
+
+    def __init__(self, size: int) -> None:
+        self.vocab_size = size
+
+
+def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
+    """The language model of the latest checkpoint, whole, on this device, without dropout; and the config it was
+    trained with.
+
+    Weights that were stored in two bytes are computed with in float32. Errors: UsageError for a classifier, and those
+    of `Checkpoint`.
+    """
+    checkpoint = Checkpoint(directory)
+    config = TrainConfig.make(**checkpoint.state["config"])
+    if config.model == "mlp":
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates nothing; train"
+            " a gpt or llama"
+        )
+    if config.precision in ("fp16", "bf16"):
+        config = config.model_copy(update={"precision": "fp32"})
+    name = next(name for name in EMBEDDINGS if name in checkpoint.tensors)
+    model = make_model(config, Vocabulary(checkpoint.tensors[name]["shape"][0]))
+    for parameter in model.parameters():
+        parameter.data[...] = checkpoint.tensor(f"weights/{parameter.name}").astype(parameter.dtype)
+        parameter.updated()
+    model.eval()
+    return model, config
+
+
+def generate(
+    model: Any,
+    prompt: np.ndarray,
+    count: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """`count` tokens that go on from `prompt` (1-D, at least one), each as soon as it is known.
+
+    temperature: logits are divided by it; 0: the most probable token (the first of equal ones). top_k: only the k most
+    probable tokens are drawn from.
+    """
+    for flag, value, least in (
+        ("--temperature", temperature, 0),
+        ("--top-k", 1 if top_k is None else top_k, 1),
+        ("--tokens", count, 0),
+    ):
+        if value < least:
+            raise UsageError(f"{flag} {value:g}: it must be at least {least}")
+    if prompt.size == 0:
+        raise UsageError("the prompt is empty; a model goes on from at least one token")
+    text = prompt.astype(np.int64).tolist()
+    for number in range(count):
+        window = np.array([text[-context:]])
+        with no_grad():
+            logits = np.asarray(model(window).data[0, -1], dtype=np.float64)
+        token = choose(logits, temperature, top_k, float(uniform(Key(seed, "generate"), number, 1)[0]))
+        text.append(token)
+        yield token
+
+
+def choose(logits: np.ndarray, temperature: float, top_k: int | None, draw: float) -> int:
+    """The token at place `draw` (in [0, 1)) of the distribution that the logits describe."""
+    if temperature == 0:
+        return int(np.argmax(logits))
+    kept = np.argsort(-logits, kind="stable")[:top_k]
+    scores = logits[kept] / temperature
+    weights = np.exp(scores - scores.max())
+    ends = np.cumsum(weights)
+    return int(kept[min(int(np.searchsorted(ends, draw * ends[-1], side="right")), kept.size - 1)])
+
+
+def as_tokens(prompt: str, vocabulary: int) -> np.ndarray:
+    """A prompt as tokens: its bytes for a byte-level model, numbers for others."""
+    if vocabulary == BYTES:
+        return np.frombuffer(prompt.encode(), np.uint8)
+    try:
+        numbers = np.array([int(word) for word in prompt.split()], np.int64)
+    except ValueError:
+        raise UsageError(
+            f"--prompt {prompt!r}: this model's tokens are numbers below {vocabulary}; write them with spaces between"
+        ) from None
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < vocabulary:
+        raise UsageError(f"--prompt {prompt!r}: tokens of this model are numbers from 0 to {vocabulary - 1}")
+    return numbers
+
+
+def as_text(tokens: list[int], vocabulary: int) -> str:
+    """Bytes as text (what is no UTF-8 as a replacement sign), other tokens as numbers."""
+    return bytes(tokens).decode("utf-8", errors="replace") if vocabulary == BYTES else " ".join(map(str, tokens))
+
+
+def run_generation(
+    directory: str | Path, prompt: str, count: int, temperature: float, top_k: int | None, seed: int
+) -> dict[str, Any]:
+    """What `minidist generate` prints: {prompt, text, tokens}."""
+    model, config = load_model(directory)
+    vocabulary = model.config.vocab_size
+    tokens = list(generate(model, as_tokens(prompt, vocabulary), count, config.context, temperature, top_k, seed))
+    return {"prompt": prompt, "text": as_text(tokens, vocabulary), "tokens": tokens}

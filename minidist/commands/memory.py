@@ -1,0 +1,100 @@
+"""`minidist memory`: the bytes of a rank on paper, for any number of parameters.
+
+Proved by: tests/planning/test_memory_estimator.py
+"""
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.commands.options import command_line
+from minidist.commands.output import Result, json_or_table, say
+
+
+@json_or_table
+def memory(
+    params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b"),
+    ] = None,
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
+    batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1,
+    seq: Annotated[
+        int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum)")
+    ] = None,
+    accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
+    recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
+    prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
+    form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")
+    ] = None,
+) -> Result:
+    """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
+    from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
+
+    if (params is None) == (model is None):
+        raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
+    if form not in ("text", "svg"):
+        raise UsageError(f"--format {form!r}; it must be text or svg")
+    title = f"{model or params}{{}} on {dp} rank{'s' * (dp != 1)}, {accounting} accounting"
+
+    # A model's whole step, or the model states of a bare number of parameters, which has no activations.
+    if model is not None:
+        stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
+    else:
+        for name, value, default in (
+            ("batch", batch, 1),
+            ("seq", seq, None),
+            ("recompute", recompute, "none"),
+            ("prefetch", prefetch, 1),
+        ):
+            if value != default:
+                raise UsageError(
+                    f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME"
+                )
+        number = whole_number(params or "")
+        stages = dict(model_states(number, dp, accounting))
+        if accounting == "deepspeed":
+            stages["offload"] = deepspeed_offload(number, dp)
+
+    if form == "svg":
+        return Result(stages, partial(_draw, stages, title.format(" parameters"), output))
+    return Result(stages, partial(_print, stages, title.format(""), accounting))
+
+
+def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:
+    """Draw the ZeRO bars into `output`, or write the SVG to standard output."""
+    from minidist.report.frame import save
+    from minidist.report.zero_bars import zero_bars
+
+    figure = zero_bars(stages, title=title, command=command_line())
+    if output:
+        say(f"written: {save(figure, output)}")
+        return
+    with TemporaryDirectory() as folder:
+        print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
+
+
+def _print(stages: dict[str, Any], title: str, accounting: str) -> None:
+    """Print the stages as tables, and what the accounting leaves out."""
+    from minidist.planning.memory_estimator import block_sentence, offload_table, table
+
+    say(title)
+    say(table(stages))
+    if "offload" in stages:
+        say(offload_table(stages["offload"]))
+    if "activations_of_a_block" in stages:
+        say(block_sentence(stages))
+    if "not_counted" in stages:
+        say(stages["not_counted"])
+    elif accounting == "deepspeed":
+        say(
+            "DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use"
+            " --model"
+        )

@@ -1,0 +1,101 @@
+"""The flags that several commands share, and the job that flags and files describe together.
+
+`@takes_config` gives a command one flag per field of TrainConfig. A setting comes from the first of: its flag, `--set`,
+the file of `--config`, the default.
+
+Proved by: tests/commands/test_cli.py, tests/config/test_config_file.py, tests/config/test_deepspeed.py
+"""
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.commands.output import say, with_parameters
+from minidist.config.train_config import TrainConfig, flag
+
+Ranks = Annotated[
+    int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")
+]
+Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported")]
+TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
+DeepSpeed = Annotated[
+    Path | None, typer.Option(help="a DeepSpeed configuration file; keys that do not apply are listed")
+]
+EagerBytes = Annotated[int, typer.Option(help="simulated: sends of up to this many bytes are buffered")]
+
+
+def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
+    """Give a command `--config`, `--set` and a flag for each field of TrainConfig.
+
+    `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
+    """
+    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel="Job")
+    one = typer.Option(
+        "--set",
+        help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file",
+        rich_help_panel="Job",
+    )
+    parameters = [_parameter("config", Path | None, file, None), _parameter("overrides", list[str] | None, one, None)]
+    for name, info in TrainConfig.model_fields.items():
+        kind, text = info.annotation, info.description or ""
+        if get_origin(kind) is Literal:
+            text, kind = f"{text} [{'|'.join(get_args(kind))}]", str
+        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel="Job")
+        parameters.append(_parameter(name, kind, option, info.default))
+    own = list(inspect.signature(function).parameters.values())[1:]  # without the config
+    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+    def command(*, config: Path | None, overrides: list[str] | None, **values: Any) -> Any:
+        settings = {name: values.pop(name) for name in TrainConfig.model_fields}
+        if config is not None or overrides:
+            from minidist.config.config_file import read_config, read_overrides
+
+            given, written = given_flags(), {} if config is None else read_config(config)
+            written.update(read_overrides(overrides or ()))
+            settings.update({name: value for name, value in written.items() if name not in given})
+        return function(config=TrainConfig.make(**settings), **values)
+
+    return with_parameters(command, function, parameters)
+
+
+def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
+    """Return the job with the settings of a DeepSpeed file; the first process names the keys that do not apply."""
+    if path is None:
+        return config
+    from minidist.comm.launched import launched_rank
+    from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
+
+    translation = read_deepspeed(path)
+    if translation.ignored and launched_rank() == 0:
+        say(translation.warning())
+    return apply_deepspeed(config, translation, given_flags())
+
+
+def given_flags() -> set[str]:
+    """Return the fields whose flags are on the command line."""
+    return {word.split("=")[0][2:].replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
+
+
+def command_line() -> str:
+    """Return this command as a person would type it."""
+    return "minidist " + shlex.join(sys.argv[1:])
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """Return the numbers of a comma-separated list."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576"
+        ) from None

@@ -1,0 +1,62 @@
+"""How a command prints: one JSON object for programs, or a table for people.
+
+Standard output is for results. Progress, and tables that accompany a file, go to standard error, so that
+`minidist ... --json` can be piped.
+
+Proved by: tests/commands/test_cli.py
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command returns: `value` is what --json prints, `show` prints the same for people."""
+
+    value: Any
+    show: Callable[[], None]
+    exit_code: int = 0
+
+
+def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]:
+    """Give a command the flag `--json` and print its Result; None, on ranks that do not print, prints nothing."""
+    signature = inspect.signature(function)
+
+    def command(*, json_output: bool, **values: Any) -> None:
+        result = function(**values)
+        if result is None:
+            return
+        if json_output:
+            print(json.dumps(result.value))
+        else:
+            result.show()
+        if result.exit_code:
+            raise typer.Exit(result.exit_code)
+
+    flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
+    return with_parameters(command, function, [*own, flag])
+
+
+def with_parameters(
+    command: Callable[..., None], function: Callable[..., Any], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return `command` with the name and the help text of `function`, and with `parameters` as its flags."""
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def say(text: str = "") -> None:
+    """Print a line for people on standard error."""
+    print(text, file=sys.stderr, flush=True)

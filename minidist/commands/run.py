@@ -1,0 +1,25 @@
+"""`minidist run`: a Python program of one's own, on virtual ranks.
+
+Proved by: tests/commands/test_cli.py
+"""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.base.errors import UsageError
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="a Python program that calls minidist's launch")],
+    context: typer.Context,
+) -> None:
+    """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
+    if not script.is_file():
+        raise UsageError(f"there is no script {str(script)!r}; give the path of a Python file")
+    sys.argv = [str(script), *context.args]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")

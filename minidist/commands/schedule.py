@@ -1,0 +1,116 @@
+"""`minidist schedule`: the order, the picture and the cost of a pipeline schedule.
+
+Proved by: tests/commands/test_schedule.py
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minidist.base.errors import UsageError, nearest
+from minidist.commands.options import command_line
+from minidist.commands.output import Json, say
+
+
+def schedule(
+    plans: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is"
+        ),
+    ] = None,
+    stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")
+    ] = None,
+    chunks: Annotated[
+        int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")
+    ] = None,
+    times: Annotated[
+        str, typer.Option(help="times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair")
+    ] = "F=1,I=1,W=1,comm=0",
+    profile: Annotated[
+        str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")
+    ] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(help="exit 1 when a rank needs more bytes (micro-batches, without a profile)")
+    ] = None,
+    receives: Annotated[
+        str, typer.Option(help="latency, or blocking: receives stop the rank, as in some runtimes")
+    ] = "latency",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="run every stage's forward again before its backward")
+    ] = False,
+    lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
+    option: Annotated[
+        list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto"
+        ),
+    ] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
+    json_output: Json = False,
+) -> None:
+    """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
+    from minidist.pipeline import passes
+    from minidist.pipeline.plan import load_plan, schedules
+    from minidist.pipeline.plan.load import is_name
+    from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
+
+    if memory_limit is not None and not memory_limit >= 0:
+        raise UsageError(f"--memory-limit is {memory_limit}; it must be a number of at least 0")
+
+    form = "json" if json_output else form
+    if form not in FORMATS:
+        raise UsageError(f"--format {form!r}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
+    if not plans:
+        for name, entry in schedules().items():
+            print(f"{name:24} {entry.about()}")
+        return
+    judged = []
+    for name in plans:
+        plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
+        plan = passes.recompute(plan) if recompute else plan
+        plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
+        judged.append(
+            judge(
+                plan,
+                times,
+                profile,
+                receives,
+                spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE),
+                named=is_name(name),
+            )
+        )
+    pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
+    if output is None:
+        for piece in pieces:
+            sys.stdout.write(piece)
+    else:
+        with output.open("w", encoding="utf-8") as file:
+            file.writelines(pieces)
+        say(f"written: {output}")
+    too_much = limit_sentence(judged, memory_limit)
+    if too_much:
+        say(f"minidist: {too_much}")
+        raise typer.Exit(1)
+
+
+def options_of(texts: list[str]) -> dict[str, Any]:
+    """Return the options of texts like name=value; a value is a number, true, false, or a word."""
+    words: dict[str, Any] = {"true": True, "false": False}
+    result: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--option {text!r}; write name=value")
+        result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdecimal() else value)
+    if isinstance(result.get("stashing"), int):
+        result["stashing"] = bool(result["stashing"])  # --option stashing=0
+    return result

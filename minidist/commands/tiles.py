@@ -1,0 +1,46 @@
+"""`minidist tiles`: which part of each matrix is on which rank.
+
+Proved by: tests/report/test_tiles.py
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.commands.options import command_line
+from minidist.commands.output import Result, json_or_table, say
+
+
+@json_or_table
+def tiles(
+    model: Annotated[str, typer.Option(help="gpt or llama")] = "gpt",
+    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
+    width: Annotated[int, typer.Option(help="width of the model")] = 16,
+    heads: Annotated[int, typer.Option(help="attention heads")] = 4,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="key-value heads of the llama (default: as many as heads)")
+    ] = None,
+    vocab: Annotated[int, typer.Option(help="words; padded to a multiple of --tp")] = 10,
+    experts: Annotated[int, typer.Option(help="experts in place of the gpt's MLP")] = 0,
+    ep: Annotated[int, typer.Option(help="ranks among which the experts are divided")] = 1,
+    rank: Annotated[int, typer.Option(help="the rank whose tiles the table lists")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file")
+    ] = None,
+) -> Result:
+    """Which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""
+    from minidist.report.frame import save
+    from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
+
+    placed = model_tiles(model, tp, width, heads, kv_heads, vocab, experts, ep)
+    if not 0 <= rank < tp * ep:
+        raise UsageError(f"--rank {rank}; there are {tp * ep} ranks, 0..{tp * ep - 1}")
+    if output:
+        title = f"a {model} layer on {tp * ep} ranks" + (
+            f": {ep} share {experts} experts, {tp} a layer" if experts else ""
+        )
+        say(f"written: {save(tiles_figure(placed, title=title, command=command_line()), output)}")
+    value = {each.name: {"shape": each.shape, "boxes": each.boxes} for each in placed}
+    return Result(value, lambda: say(tiles_table(placed, rank)))

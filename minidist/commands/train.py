@@ -1,0 +1,49 @@
+"""`minidist train`: train a model on virtual ranks or under mpiexec.
+
+Proved by: tests/commands/test_cli.py
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.commands.options import (
+    DeepSpeed,
+    EagerBytes,
+    Ranks,
+    Timeout,
+    TraceFile,
+    command_line,
+    takes_config,
+    with_deepspeed,
+)
+from minidist.commands.output import Result, json_or_table, say
+from minidist.config.train_config import TrainConfig
+
+
+@takes_config
+@json_or_table
+def train(
+    config: TrainConfig,
+    ranks: Ranks = None,
+    timeout: Timeout = 60.0,
+    trace: TraceFile = None,
+    eager_bytes: EagerBytes = 0,
+    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one per step")] = None,
+    deepspeed: DeepSpeed = None,
+) -> Result | None:
+    """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
+    from minidist.commands.runner import run_training
+
+    config = with_deepspeed(config, deepspeed)
+    path = trace or Path("runs/train.jsonl")
+    summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
+    if summary is None:
+        return None
+
+    def show() -> None:
+        say(summary.table())
+        say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
+
+    return Result(summary.as_dict(), show)
