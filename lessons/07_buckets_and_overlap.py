@@ -32,7 +32,7 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.gradients import GradientReducer, UnusedParameterError, register
+from minidist.parallel.gradients import GradientReducer, UnusedParameterError
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -57,7 +57,8 @@ def step(comm, buckets, algorithm="ring"):
     np.multiply(flat.data, 6**0.5, out=flat.data)  # or 16 layers would make every signal vanish (He et al. 2015)
     megabytes = flat.data.nbytes / buckets / 1e6
     reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
-    register(reducer, flat.parameters, lambda: True)  # call reducer.ready(p) when backward has finished with p
+    for parameter in flat.parameters:  # call reducer.ready(p) when backward has finished with p
+        parameter.register_post_accumulate_grad_hook(reducer.ready)
     with Meter() as meter:
         loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
         comm.compute(meter.take(), name="forward")

@@ -17,7 +17,8 @@ DATA_PARALLEL, CHECKS = "tests/parallel/test_data_parallel.py", "tests/museum/te
 
 def only_top_level(patch: Patch) -> None:
     """the hooks and buckets know the parameters of the top level and of its layers; nested blocks are skipped"""
-    make_buckets, register = gradients.make_buckets, data_parallel.register
+    make_buckets = gradients.make_buckets
+    gradient_ready = data_parallel.DistributedDataParallel._gradient_ready
 
     class Shallow:
         def __init__(self, flat: Any) -> None:
@@ -27,15 +28,13 @@ def only_top_level(patch: Patch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.flat, name)
 
+    def ready(self: Any, parameter: Any) -> None:
+        if parameter.name.count(".") < 2:
+            gradient_ready(self, parameter)
+
     # type: ignore[arg-type]
     patch.setattr(gradients, "make_buckets", lambda flat, cap: make_buckets(Shallow(flat), cap))
-    patch.setattr(
-        data_parallel,
-        "register",
-        lambda reducer, parameters, enabled: register(
-            reducer, [p for p in parameters if p.name.count(".") < 2], enabled
-        ),
-    )
+    patch.setattr(data_parallel.DistributedDataParallel, "_gradient_ready", ready)
 
 
 def transposed_axes(patch: Patch) -> None:

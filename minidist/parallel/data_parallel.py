@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import mark_all
+from minidist.autograd import Parameter, mark_all
 from minidist.autograd.backward import current_pass
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.trace import purpose
@@ -29,7 +29,7 @@ from minidist.collectives import broadcast
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
-from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer, register
+from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
 
 
 class DistributedDataParallel(Module):
@@ -69,26 +69,28 @@ class DistributedDataParallel(Module):
             bucket_cap_mb=bucket_cap_mb,
             unused="zeros" if find_unused_parameters else "error",
         )
-        self.synchronizing = True  # as of now
-        register(self.reducer, self.flat.parameters, self._synchronizes)
+        self.synchronizing = True  # False inside `no_sync`
+        for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, the reducer refuses them
+            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The module's output for this rank's rows. A marker on it tells its backward whether to synchronize."""
-        tell = partial(self._tell, self.synchronizing)
-        return mark_all(self.module(*arguments, **keywords), "output of data parallelism", tell)
+        begins = partial(self._backward_begins, self.synchronizing)
+        return mark_all(self.module(*arguments, **keywords), "output of data parallelism", begins)
 
-    def _tell(self, synchronize: bool) -> None:
-        """Backward begins in a graph whose forward ran in `no_sync`, or outside; outside wins when one pass has both."""
-        walk: Any = current_pass.get()
-        walk.notes[self] = synchronize or walk.notes.get(self, False)
+    def _backward_begins(self, synchronize: bool) -> None:
+        """Note whether the forward of this graph ran outside `no_sync`; outside wins when one pass has both."""
+        backward: Any = current_pass.get()
+        backward.notes[self] = synchronize or backward.notes.get(self, False)
 
-    def _synchronizes(self) -> bool:
-        """Does this backward pass? Without a marker in its graph (`ddp.module` was called) what holds now is the
-        answer.
+    def _gradient_ready(self, parameter: Parameter) -> None:
+        """Hand `parameter` to the reducer, unless the forward of this pass ran in `no_sync`.
+
+        Without a marker in the graph (`ddp.module` was called directly) what holds now decides.
         """
-        walk = current_pass.get()
-        # type: ignore[no-any-return]
-        return self.synchronizing if walk is None else walk.notes.get(self, self.synchronizing)
+        backward = current_pass.get()
+        if self.synchronizing if backward is None else backward.notes.get(self, self.synchronizing):
+            self.reducer.ready(parameter)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -1,22 +1,24 @@
-"""The only door through which gradients are communicated: `GradientReducer`.
+"""Sum gradients over ranks while backward still runs. Every strategy that reduces whole gradients goes through here.
 
-Backward produces gradients from the last parameter to the first, so the flat gradient is cut into buckets from the end,
-and a bucket travels while the layers before it are still being differentiated:
+Backward produces gradients from the last parameter to the first. The flat gradient is therefore cut into buckets from
+the end, and a bucket travels while the layers before it are still being differentiated:
 
     flat gradient   | bucket 2 | bucket 1 | bucket 0 |
     backward        ◀───────────────────────────────── time
-    1 ready(p)      p's last contribution was added; when it completes its bucket ...
-    2 launch(b)     ... the bucket's sum over the ranks starts, in the communicator's lane
-    3 finish()      wait for all of them
+    [1] ready(p)    the last contribution to p was added; when that completes p's bucket ...
+    [2] launch(b)   ... the sum of the bucket over the ranks starts, in a stream of its own
+    [3] finish()    at the end of the pass, wait for all of them
 
-All ranks launch buckets in index order, whatever order their parameters get ready in, or the sums of different buckets
-would meet. A bucket that never completes is an error that names the parameter: silence would be a wrong gradient.
+All ranks launch buckets in index order, whatever the order in which their parameters get ready; otherwise one rank's
+bucket 0 would be added to another's bucket 1. A bucket that never completes is an error that names the parameter,
+because a gradient that is silently not reduced is a wrong gradient.
+
+Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
+Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from minidist.autograd import Parameter, meter
 from minidist.autograd.backward import current_pass
@@ -72,12 +74,13 @@ def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
 class GradientReducer:
     """Sums (or averages) the gradients of one flat unit over `comm`, bucket by bucket, while backward runs.
 
-    op: "sum" or "avg". algorithm: the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
-    faster.
-    bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter without a
-    gradient takes part with zeros). Each rank sends, per step, the all-reduce's volume of each bucket: 2 (n-1)/n of its
-    bytes, in 2 (n-1) messages, under purpose `gradient_reduce`. Source: Li et al., PyTorch Distributed, VLDB 2020,
-    section 3.2.
+    `parameter.register_post_accumulate_grad_hook(reducer.ready)` makes plain `loss.backward()` do all of it. Outside a
+    backward pass, call `ready` for each parameter and then `finish`.
+
+    op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
+    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
+    without a gradient takes part with zeros). Per step, each rank sends the all-reduce's volume of each bucket under
+    purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in 2 (n-1) messages.
     """
 
     def __init__(
@@ -98,23 +101,36 @@ class GradientReducer:
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.communicate: Callable[[Bucket], Work] = self._all_reduce
+        self.missing: list[set[Parameter]] = [set() for _ in self.buckets]  # parameters that are not ready yet
         self._begin()
 
     def _begin(self) -> None:
-        self.missing = [set(bucket.parameters) for bucket in self.buckets]
-        self.works: list[Work] = []
+        """Forget the pass before: no parameter is ready and no bucket is launched."""
+        self.works: list[Work] = []  # of the buckets launched so far
+        for bucket in self.buckets:
+            self.missing[bucket.index].update(bucket.parameters)
 
     def ready(self, parameter: Parameter) -> None:
-        """1: `parameter`'s gradient is complete on this rank. Launches, in index order, every bucket that now is whole."""
-        walk = current_pass.get()
-        if walk is not None and walk.after_node is None:
-            walk.after_node = self.comm.progress  # let what was launched travel while backward goes on
-        self.missing[self.bucket_of[parameter].index].discard(parameter)
+        """[1] Take note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
+        bucket = self.bucket_of.get(parameter)
+        if bucket is None:
+            raise UsageError(
+                f"rank {self.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
+                " buckets, so no rank would reduce it; set requires_grad before wrapping the model, or wrap it anew"
+            )
+        backward = current_pass.get()
+        if backward is not None:
+            backward.at_end(self, self.finish)
+            if backward.after_node is None:
+                backward.after_node = self.comm.progress  # what was launched travels while backward goes on
+        self.missing[bucket.index].discard(parameter)
+
+        # Buckets leave in index order on every rank; a complete one waits until those before it are complete.
         while len(self.works) < len(self.buckets) and not self.missing[len(self.works)]:
             self.launch(self.buckets[len(self.works)])
 
     def launch(self, bucket: Bucket) -> None:
-        """2: start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
+        """[2] Start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
         current = meter.get()
         if current is not None:
             self.comm.compute(current.take(), name="backward")
@@ -122,7 +138,7 @@ class GradientReducer:
             self.works.append(self.communicate(bucket))
 
     def finish(self) -> None:
-        """3: wait for every bucket; then each gradient is the sum over all ranks (plus what earlier passes had summed).
+        """[3] Wait for every bucket; then each gradient is the sum over all ranks (plus what earlier passes had summed).
 
         Raises UnusedParameterError when a parameter never got ready (with unused="zeros" it takes part as zeros).
         """
@@ -142,33 +158,10 @@ class GradientReducer:
         self._begin()
 
     def wait(self) -> None:
-        """Wait for every bucket that was launched; parameters set these sums aside before they take contributions
-        again.
-        """
+        """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
         for work in self.works:
             work.wait()
         self.flat.mark_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
-        # type: ignore[return-value]
-        return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
-
-
-def register(reducer: GradientReducer, parameters: Sequence[Parameter], enabled: Callable[[], bool]) -> None:
-    """Call `reducer.ready` from plain `loss.backward()`: `finish` runs at the end of the pass."""
-
-    def hook(parameter: Parameter) -> None:
-        if parameter not in reducer.bucket_of:
-            raise UsageError(
-                f"rank {reducer.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
-                " buckets, so nobody would reduce it; set requires_grad before wrapping the model, or wrap it anew"
-            )
-        if not enabled():
-            return
-        walk: Any = current_pass.get()
-        if walk is not None:
-            walk.at_end(reducer, reducer.finish)
-        reducer.ready(parameter)
-
-    for parameter in parameters:  # frozen ones too: their hook runs when they are unfrozen, and says so
-        parameter.register_post_accumulate_grad_hook(partial(hook))
+        return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)  # type: ignore[return-value]

@@ -31,7 +31,7 @@ from minidist.comm import Comm, Work
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, Optimizer
 from minidist.parallel.data_parallel import check_same_model
-from minidist.parallel.gradients import Bucket, GradientReducer, register
+from minidist.parallel.gradients import Bucket, GradientReducer
 from minidist.parallel.shards import Shard, clip_shards_, gather_tensors, sharded_flat
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
@@ -89,8 +89,14 @@ class ZeroOptimizer:
             keep_whole=stage == 1,
             unused="zeros" if find_unused_parameters else "error",
         )
-        self.synchronizing = True
-        register(self.reducer, self.flat.parameters, lambda: self.synchronizing)
+        self.synchronizing = True  # False inside `no_sync`
+        for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, the reducer refuses them
+            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+
+    def _gradient_ready(self, parameter: Parameter) -> None:
+        """Hand `parameter` to the reducer, unless the backward pass runs in `no_sync`."""
+        if self.synchronizing:
+            self.reducer.ready(parameter)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from minidist.comm import Comm, Mesh
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
-from minidist.parallel.gradients import GradientReducer, register
+from minidist.parallel.gradients import GradientReducer
 from minidist.parallel.tensor.linear import replica_of, tile_of
 from minidist.parallel.tensor.plan import Cutter, ParallelStyle
 from minidist.parallel.tensor.regions import charge, contiguous
@@ -113,7 +113,8 @@ class ExpertDataParallel(Module):
                 with purpose("startup"):
                     broadcast(comm, flat.data)
                 reducer = GradientReducer(flat, comm, algorithm=algorithm)
-                register(reducer, flat.parameters, lambda: True)
+                for parameter in flat.parameters:
+                    parameter.register_post_accumulate_grad_hook(reducer.ready)
                 self.reducers.append(reducer)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
