@@ -34,8 +34,8 @@ from minidist.lesson import check, expect, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
+from minidist.parallel.fsdp_param_group import Unit
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
-from minidist.parallel.unit import Unit
 from minidist.report import draw, show
 
 # %% [markdown]

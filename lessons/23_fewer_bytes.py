@@ -35,7 +35,7 @@ from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import QSGD, Cast, Compressor, PowerSGD, Sign, TopK, compress
 from minidist.parallel.gradients import make_buckets
-from minidist.parallel.local_sgd import PeriodicAverage
+from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -55,7 +55,7 @@ def train(comm, make=None, steps=120, lr=1.0, every=0, width=64):
     with Meter() as meter:
         model = MLP([images.shape[1], width, 10])
         flat = FlatParameters(model.parameters())
-        state, averaged = make(comm) if make else None, PeriodicAverage(flat, comm, every) if every else None
+        state, averaged = make(comm) if make else None, PeriodicModelAverager(flat, comm, every) if every else None
         if averaged is None:
             model = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat)
             if state:
@@ -289,6 +289,6 @@ check("23.load_residual", solution("23.load_residual"))
 # | `PowerSGD`, warm start | PyTorch `PowerSGDState(matrix_approximation_rank, warm_start, use_error_feedback)`, `powerSGD_hook` |
 # | `Sign` with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OnebitLamb` |
 # | `TopK` | Deep gradient compression (Lin et al. 2018), with warm-up and momentum correction on top |
-# | `PeriodicAverage(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)`; DiLoCo |
+# | `PeriodicModelAverager(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)`; DiLoCo |
 #
 # Back to the [index](README.md).

@@ -13,7 +13,7 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
-from minidist.parallel.local_sgd import PeriodicAverage
+from minidist.parallel.local_sgd import PeriodicModelAverager
 
 STEPS, ROWS = 60, 480
 
@@ -23,7 +23,7 @@ def main(comm, every):
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     model = MLP([images.shape[1], 64, 10], seed=comm.rank)  # rank 0's weights are sent to everybody
     flat = FlatParameters(model.parameters())
-    average, optimizer = PeriodicAverage(flat, comm, every), SGD(flat, lr=1.0)
+    average, optimizer = PeriodicModelAverager(flat, comm, every), SGD(flat, lr=1.0)
     for _ in range(STEPS):
         flat.zero_grad()
         cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=mine.stop - mine.start).backward()

@@ -11,8 +11,8 @@ from minidist.checkpoint import resume
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim import block_square_sums, clip_grad_norm_
-from minidist.parallel import overflow, shards, zero
-from minidist.parallel.unit import Unit
+from minidist.parallel import flat_shards, overflow, zero
+from minidist.parallel.fsdp_param_group import Unit
 from minidist.train import trainer
 from minidist.train.strategies import base as strategies
 from minidist.train.strategies import data_axes
@@ -28,14 +28,14 @@ def norm_of_the_shard(patch: Patch) -> None:
 
 def norm_counted_once_a_rank(patch: Patch) -> None:
     """every rank contributes the squares of the same shard"""
-    right = shards.all_gather
+    right = flat_shards.all_gather
 
     def repeated(comm: Any, array: Any, **keywords: Any) -> Any:
         whole = right(comm, array, **keywords)
         # type: ignore[union-attr]
         return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)
 
-    patch.setattr(shards, "all_gather", repeated)
+    patch.setattr(flat_shards, "all_gather", repeated)
 
 
 def new_mask(patch: Patch) -> None:

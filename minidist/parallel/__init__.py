@@ -1,13 +1,13 @@
 """Strategies: each stands on both pillars, the engine that computes and the communicator that sends."""
 
 from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.parallel.gradients import Bucket, GradientReducer
-from minidist.parallel.host import HostCopy, HostPool
+from minidist.parallel.host_pool import HostCopy, HostPool
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
 from minidist.parallel.overflow import agree_on_overflow, scaled_step
-from minidist.parallel.shards import Shard, clip_shards_, gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 
 __all__ = [

@@ -25,11 +25,11 @@ from minidist.base.errors import UsageError
 from minidist.comm import Comm, Mesh
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
-from minidist.parallel.host import Crossing
+from minidist.parallel.flat_shards import Shard, sharded_flat
+from minidist.parallel.fsdp_param_group import Unit
+from minidist.parallel.host_pool import Transfer
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 from minidist.parallel.offload import CPUOffloadPolicy
-from minidist.parallel.shards import Shard, sharded_flat
-from minidist.parallel.unit import Unit
 
 _STATE = "_fully_sharded"  # the attribute of a module that has been sharded
 
@@ -143,7 +143,7 @@ class State:
         self.ended: list[State] = []
         self.in_backward = False
         self.reducing: Unit | None = None  # at most one reduction travels
-        self.descending: tuple[Unit, Crossing] | None = None  # and at most one reduced gradient, to the host
+        self.descending: tuple[Unit, Transfer] | None = None  # and at most one reduced gradient, to the host
 
     def states(self) -> "list[State]":
         """Of this module and all below it, in the order of the tree."""

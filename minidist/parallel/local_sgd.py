@@ -17,7 +17,7 @@ from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
 
 
-class PeriodicAverage:
+class PeriodicModelAverager:
     """Call `step()` after each optimizer step; each `every`-th call averages the weights over `comm`.
 
     At construction rank 0's weights go to everybody (purpose startup). An averaging sends the all-reduce's volume of

@@ -20,7 +20,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.optim import Optimizer
 from minidist.optim.slices import as_slices
-from minidist.parallel.host import Crossing, HostPool
+from minidist.parallel.host_pool import HostPool, Transfer
 
 
 class HostOptimizer:
@@ -93,8 +93,8 @@ class OffloadedOptimizer(HostOptimizer):
     ) -> None:
         self.pool = pool
         self.device = list(as_slices(parameters))
-        self._coming: dict[int, Crossing] = {}
-        self._going: dict[int, Crossing] = {}
+        self._coming: dict[int, Transfer] = {}
+        self._going: dict[int, Transfer] = {}
         self._stepping: int | None = None
         self.host = [
             HostSlice(self, i, pool.copy(piece.data.reshape(-1), "parameter"), piece.name)

@@ -31,8 +31,8 @@ from minidist.comm import Comm, Work
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, Optimizer
 from minidist.parallel.data_parallel import check_same_model
+from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
-from minidist.parallel.shards import Shard, clip_shards_, gather_tensors, sharded_flat
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 

@@ -16,7 +16,7 @@ from minidist.report.palette import NAMES, PALETTE, kind_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LINK = ("to host", "to device")  # spans of `parallel.host.HostPool`, one lane each
+LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one lane each
 
 
 def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":

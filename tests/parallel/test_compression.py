@@ -30,7 +30,7 @@ from minidist.parallel.compression import (
     quantize,
 )
 from minidist.parallel.gradients import make_buckets
-from minidist.parallel.local_sgd import PeriodicAverage
+from minidist.parallel.local_sgd import PeriodicModelAverager
 from tests.parallel.replicas import Nested, batch
 
 SHAPES = [(5, 4), (3,), (4, 2, 3), (1, 6)]
@@ -493,7 +493,7 @@ def test_descent_reaches_the_common_minimum(make):
 def local_steps(comm, every, steps, algorithm="ordered"):
     model = Nested(np.float64, seed=comm.rank)
     flat = FlatParameters(model.parameters())
-    average, optimizer = PeriodicAverage(flat, comm, every, algorithm=algorithm), SGD(flat, lr=0.05)
+    average, optimizer = PeriodicModelAverager(flat, comm, every, algorithm=algorithm), SGD(flat, lr=0.05)
     done = []
     for step in range(steps):
         _descend(model, flat, optimizer, step * comm.size + comm.rank)
@@ -563,7 +563,7 @@ BAD = {
     "dtype": (lambda c: Cast(c, "float32"), "float16 or bfloat16"),
     "levels": (lambda c: QSGD(c, 128), "128 levels"),
     "rank": (lambda c: PowerSGD(c, 0), "rank 0: PowerSGD of rank 0"),
-    "every": (lambda c: PeriodicAverage(FlatParameters(Nested().parameters()), c, 0), "every 0 steps"),
+    "every": (lambda c: PeriodicModelAverager(FlatParameters(Nested().parameters()), c, 0), "every 0 steps"),
 }
 
 

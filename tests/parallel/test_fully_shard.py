@@ -24,9 +24,9 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.parallel.fsdp_param_group import Unit
 from minidist.parallel.fully_shard import State
 from minidist.parallel.gradients import UnusedParameterError
-from minidist.parallel.unit import Unit
 from minidist.planning import block_bytes
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 

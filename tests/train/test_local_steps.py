@@ -71,15 +71,15 @@ def test_the_bytes_are_the_closed_form(steps, every, averages, tmp_path):
 
 def test_a_planted_bug_is_caught():
     """An average over the wrong number of ranks."""
-    from minidist.parallel.local_sgd import PeriodicAverage
+    from minidist.parallel.local_sgd import PeriodicModelAverager
 
     def wrong(self):
         original(self)
         self.flat.data[0] += 1e-6
 
-    original = PeriodicAverage.average
+    original = PeriodicModelAverager.average
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PeriodicAverage, "average", wrong)
+        patch.setattr(PeriodicModelAverager, "average", wrong)
         verdict = SimWorld(2).run(compare_rank, config(local_steps=2))[0]
     assert not verdict.equal
     assert "at step 1 " in verdict.first_difference

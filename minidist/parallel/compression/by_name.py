@@ -5,14 +5,14 @@ from minidist.comm import Comm
 from minidist.parallel.compression.cast import Cast
 from minidist.parallel.compression.compressor import Compressor
 from minidist.parallel.compression.power_sgd import PowerSGD
-from minidist.parallel.compression.qsgd import MOST_LEVELS, QSGD
+from minidist.parallel.compression.qsgd import MAX_LEVELS, QSGD
 from minidist.parallel.compression.sign import Sign
 from minidist.parallel.compression.top_k import TopK
 
 NAMES = ("none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd")
 NUMBERS = {
     "topk": "elements of a bucket, or a share below 1",
-    "qsgd": f"levels, 1 to {MOST_LEVELS}",
+    "qsgd": f"levels, 1 to {MAX_LEVELS}",
     "powersgd": "rank, at least 1",
 }
 
@@ -33,7 +33,7 @@ def check_compression(text: str) -> tuple[str, float | None]:
         number = float(word)
     except ValueError:
         number = -1.0
-    whole = number >= 1 and number.is_integer() and (name != "qsgd" or number <= MOST_LEVELS)
+    whole = number >= 1 and number.is_integer() and (name != "qsgd" or number <= MAX_LEVELS)
     if not (whole or (name == "topk" and 0 < number < 1)):
         raise UsageError(
             f"compression {text!r}: {name} needs a number ({NUMBERS[name]}), such as"

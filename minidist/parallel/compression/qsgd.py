@@ -11,7 +11,7 @@ from minidist.comm import Comm
 from minidist.parallel.compression.compressor import Compressor, gather_bytes
 from minidist.parallel.gradients import Bucket
 
-MOST_LEVELS = 127  # a signed byte
+MAX_LEVELS = 127  # a signed byte
 
 
 class QSGD(Compressor):
@@ -23,8 +23,8 @@ class QSGD(Compressor):
 
     def __init__(self, comm: Comm, levels: int = 127, seed: int = 0, op: str = "mean") -> None:
         super().__init__(comm, op)
-        if not 1 <= levels <= MOST_LEVELS:
-            raise UsageError(f"rank {comm.rank}: QSGD with {levels} levels; a byte holds 1 to {MOST_LEVELS}")
+        if not 1 <= levels <= MAX_LEVELS:
+            raise UsageError(f"rank {comm.rank}: QSGD with {levels} levels; a byte holds 1 to {MAX_LEVELS}")
         self.levels, self.seed = levels, seed
         self.calls: dict[int, int] = {}
         self.before = 0  # calls in the job that this one goes on from

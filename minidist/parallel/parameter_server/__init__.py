@@ -25,19 +25,20 @@ A worker that dies is missed by nobody (where the world survives it: `SimWorld(o
 whole is applied once, half a one never, and a bound no longer waits for it. A server that dies takes its weights with
 it.
 
-In this folder: `config` (who may go on), `shards` (keys on servers), `worker`, `server`, `job` (a call of all ranks),
-`replay` (the run again, on one device).
+In this folder: `server_config` (who may go on), `server_shards` (keys on servers), `worker`, `server`, `server_job` (a
+call of all ranks),
+`server_replay` (the run again, on one device).
 
 Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
 Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
 Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
 """
 
-from minidist.parallel.parameter_server.config import Consistency, ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.job import ServerResult, check, run
-from minidist.parallel.parameter_server.replay import ServerRecord, read_records, replay
 from minidist.parallel.parameter_server.server import Server, Updates
-from minidist.parallel.parameter_server.shards import Rows, Shard, Weights, assign_keys, make_shards
+from minidist.parallel.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
+from minidist.parallel.parameter_server.server_job import ServerResult, check, run
+from minidist.parallel.parameter_server.server_replay import ServerRecord, read_records, replay
+from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights, assign_keys, make_shards
 from minidist.parallel.parameter_server.worker import Gradient
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
     "ServerConfig",
     "ServerRecord",
     "ServerResult",
-    "Shard",
+    "ServerShard",
     "Updates",
     "Weights",
     "assign_keys",

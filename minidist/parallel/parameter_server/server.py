@@ -18,14 +18,16 @@ from minidist.base.layout import offsets
 from minidist.base.trace import SpanEvent, purpose
 from minidist.comm import ANY, Comm
 from minidist.optim import ParameterSlice
-from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.shards import Rows, Shard
+from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.parallel.parameter_server.server_shards import Rows, ServerShard
 
 
 class Updates:
     """The state of one shard: applies contributions, counts versions. The server's and the replay's arithmetic."""
 
-    def __init__(self, config: ServerConfig, shard: Shard, observe: Callable[["Updates"], None] | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, shard: ServerShard, observe: Callable[["Updates"], None] | None = None
+    ) -> None:
         self.shard, self.config, self.observe, self.version = shard, config, observe, 0
         self.slices = [ParameterSlice(shard.weights[key].reshape(-1), None, key) for key in shard.keys]
         self.optimizer = config.optimizer(self.slices) if shard.keys else None
@@ -50,7 +52,7 @@ class Server:
     """One server: receives pushes from whoever comes, applies them, answers those who may go on."""
 
     def __init__(
-        self, comm: Comm, config: ServerConfig, shard: Shard, observe: Callable[[Updates], None] | None = None
+        self, comm: Comm, config: ServerConfig, shard: ServerShard, observe: Callable[[Updates], None] | None = None
     ) -> None:
         self.comm, self.config, self.shard = comm, config, shard
         self.bound, self.aggregate = parse_consistency(config.consistency)

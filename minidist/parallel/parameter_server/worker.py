@@ -13,14 +13,14 @@ from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm import Comm
-from minidist.parallel.parameter_server.shards import Rows, Shard, Weights
+from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights
 
 Gradient = Callable[[int, int, Weights], Mapping[str, Any]]  # (worker, clock, weights) -> {key: array or Rows}
 
 
 def work(
     comm: Comm,
-    shards: Sequence[Shard],
+    shards: Sequence[ServerShard],
     gradient: Gradient,
     steps: int | Callable[[Comm, int], bool],
     seconds: Callable[[int, int], float],
@@ -47,7 +47,7 @@ def work(
             return clock
 
 
-def _messages(shard: Shard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
+def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
     """What a push to one server consists of. Its head says what follows, and comes even if nothing does."""
     for key in (*shard.dense, *shard.sparse):
         if key not in contributions:

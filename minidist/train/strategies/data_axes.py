@@ -32,9 +32,9 @@ from minidist.parallel import (
 from minidist.parallel.compression import Compressor, compress, make_compressor
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.dims import Axes
+from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fully_shard import units_of
-from minidist.parallel.local_sgd import PeriodicAverage
-from minidist.parallel.shards import shard_square_sums
+from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.planning.volumes import AxisSizes
 from minidist.train.job import Job, make_optimizer, optimizer_class
 from minidist.train.strategies.data_axis import DataAxis, Held, Tensors
@@ -92,7 +92,7 @@ class LocalSteps(DataAxis):
         super().__init__(job, parameters)
         self.comm, self.last = comm, job.config.steps
         check_same_model(self.flats[0], comm)
-        self.average = PeriodicAverage(self.flats[0], comm, job.config.local_steps, algorithm=reduction)
+        self.average = PeriodicModelAverager(self.flats[0], comm, job.config.local_steps, algorithm=reduction)
 
     def step(self) -> None:
         (flat,) = self.flats

@@ -18,7 +18,7 @@ from minidist.base.half import is_half
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import GradientReducer
-from minidist.parallel.shards import Shard
+from minidist.parallel.flat_shards import Shard
 from minidist.planning.volumes import AxisSizes
 from minidist.train.job import Job, make_optimizer
 

@@ -9,7 +9,7 @@ servers.
 There is no common step: a worker's clock c takes the global batch of step c, and an update gets the learning rate of
 its clock. With bsp the updates are those of data parallelism in rank order, and so of one device, bit for bit. With the
 others they are what their order made them, and `compare` replays that order on one device
-(parallel/parameter_server/replay.py).
+(parallel/parameter_server/server_replay.py).
 
 Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 

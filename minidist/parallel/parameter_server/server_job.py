@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from minidist.base.errors import RankDeadError, UsageError
 from minidist.base.trace import purpose
 from minidist.comm import Comm, Request
-from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
 from minidist.parallel.parameter_server.server import Server, Updates
-from minidist.parallel.parameter_server.shards import Shard, Weights, joined, make_shards
+from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.parallel.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
 from minidist.parallel.parameter_server.worker import Gradient, work
 
 FINAL = 1  # tag of the last weights: a server that still serves must not take another's for a push
@@ -49,7 +49,7 @@ def run(
     """
     check(comm, config, initial, steps)
     comm = comm.dup()
-    whole = Shard(list(initial), initial, config.sparse)
+    whole = ServerShard(list(initial), initial, config.sparse)
     dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
     initial = whole.weights
     shards = make_shards(config.servers, initial, config.sparse)
@@ -91,7 +91,7 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
             raise UsageError(f"sparse key {key!r} must be a matrix among the weights {', '.join(initial)}")
 
 
-def _agreed(comm: Comm, config: ServerConfig, whole: Shard) -> Comm:
+def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> Comm:
     """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two
     rules.
     """
@@ -101,7 +101,7 @@ def _agreed(comm: Comm, config: ServerConfig, whole: Shard) -> Comm:
     return comm.collective(f"servers/{config.servers} {config.consistency}", keys)
 
 
-def first_weights(comm: Comm, servers: int, whole: Shard) -> list[RankDeadError]:
+def first_weights(comm: Comm, servers: int, whole: ServerShard) -> list[RankDeadError]:
     """Rank 0 sends the initial weights to all others, straight: a tree could have a dead worker inside. Returns who
     was.
     """
@@ -112,7 +112,7 @@ def first_weights(comm: Comm, servers: int, whole: Shard) -> list[RankDeadError]
         return wait_for_the_living(comm, servers, [comm.isend(whole.flat, rank) for rank in range(1, comm.size)])
 
 
-def last_pull(comm: Comm, shards: Sequence[Shard]) -> None:
+def last_pull(comm: Comm, shards: Sequence[ServerShard]) -> None:
     """Every server sends its final weights to all others."""
     with purpose("parameter_pull"):
         requests = [comm.irecv(shard.flat, server, FINAL) for server, shard in enumerate(shards) if server != comm.rank]

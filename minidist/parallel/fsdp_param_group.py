@@ -20,9 +20,9 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.parallel.data_parallel import check_same_model
+from minidist.parallel.flat_shards import Shard
 from minidist.parallel.gradients import UnusedParameterError
-from minidist.parallel.host import Crossing, HostPool
-from minidist.parallel.shards import Shard
+from minidist.parallel.host_pool import HostPool, Transfer
 
 if TYPE_CHECKING:
     from minidist.parallel.fully_shard import State
@@ -95,7 +95,7 @@ class Unit:
             else:
                 self.gather = self._fetch_and_gather(self.pool.start_fetch(mine, "communication", like=self.device))
 
-    def _fetch_and_gather(self, fetch: Crossing) -> Work:
+    def _fetch_and_gather(self, fetch: Transfer) -> Work:
         """The gather begins in its lane when the shard has come up from the host; the copy that came goes with it."""
         channel, out = self.state.root.gathers.collective("all_gather"), self.arriving
         return channel.post(lambda: all_gather(channel, fetch.take(), out=out))

@@ -1,6 +1,6 @@
 """Host memory beside a device, and the link between them: one lane each way, so a crossing overlaps with what computes.
 
-    device ──▶ to host ──▶ pool          start_store: begin to copy down;   Crossing.wait: it is there
+    device ──▶ to host ──▶ pool          start_store: begin to copy down;   Transfer.wait: it is there
     device ◀── to device ◀── pool        start_fetch: begin to copy up
 
 With NumPy there is one memory only: the device's bytes are in the rank's account, the host's in the pool's, every
@@ -24,7 +24,7 @@ from minidist.comm.staging import is_device_array, pinned_like
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 
 
-class Crossing:
+class Transfer:
     """Bytes on their way. `wait()` returns the array at its destination; until then the source stays alive."""
 
     def __init__(self, source: xp.Array, target: xp.Array, work: Work, event: Any = None) -> None:
@@ -63,7 +63,7 @@ class HostPool:
         self.to_host = self.to_device = 0
         self._down, self._up = comm.dup(), comm.dup()  # lanes; nothing is sent
         self._streams: dict[str, Any] = {}
-        self._leaving: Crossing | None = None  # at most one block's input leaves at a time
+        self._leaving: Transfer | None = None  # at most one block's input leaves at a time
         self._latest: Callable[[], HostCopy | None] = lambda: None
 
     @contextmanager
@@ -85,7 +85,7 @@ class HostPool:
         _copy(array, out, None)
         return out
 
-    def start_store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> Crossing:
+    def start_store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> Transfer:
         """Begin to copy a device array to the host (into `out`, a host array). Leave `array` alone until it is there."""
         out = self.empty(array, purpose) if out is None else out
         self.to_host += array.nbytes
@@ -93,7 +93,7 @@ class HostPool:
 
     def start_fetch(
         self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None
-    ) -> Crossing:
+    ) -> Transfer:
         """Begin to copy a host array to the device (into `out`, or a new array on the device of `like`)."""
         out = track(xp.empty(array.shape, array.dtype, like), purpose) if out is None else out
         self.to_device += array.nbytes
@@ -114,7 +114,7 @@ class HostPool:
         if self.host_bandwidth:
             self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="optimizer")
 
-    def leave(self, array: xp.Array) -> Crossing:
+    def leave(self, array: xp.Array) -> Transfer:
         """Swap an activation out, after the one before it is out."""
         self.advance()
         self.settle()
@@ -133,11 +133,11 @@ class HostPool:
         if current is not None:
             self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
 
-    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Crossing:
+    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Transfer:
         self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
         work = lane.collective(name).post(lambda: self._pass(source.nbytes / self.bandwidth, name))
-        return Crossing(source, target, work, event)
+        return Transfer(source, target, work, event)
 
     def _pass(self, seconds: float, name: str) -> None:
         """Time passes in the link's lane; in the trace it is no computing."""
@@ -177,7 +177,7 @@ class HostCopy:
     def __init__(self, array: xp.Array, pool: HostPool) -> None:
         self.pool, self.before = pool, pool._latest
         self.array, self.like = pool.leave(array).target, array if is_device_array(array) else None
-        self.arriving: Crossing | None = None
+        self.arriving: Transfer | None = None
         pool._latest = weakref.ref(self)
 
     @property

@@ -37,7 +37,7 @@ def assign_keys(sizes: Sequence[int], servers: int) -> list[list[int]]:
     return [sorted(keys) for keys in held]
 
 
-class Shard:
+class ServerShard:
     """The keys of one server as one flat array (`flat`), with the keys as views (`weights`)."""
 
     def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str]) -> None:
@@ -68,11 +68,11 @@ class Shard:
         return flat
 
 
-def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozenset()) -> list[Shard]:
+def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozenset()) -> list[ServerShard]:
     """The shard of each server, with the initial weights. Every rank makes the same ones."""
     names = list(initial)
     held = assign_keys([initial[name].size for name in names], servers)
-    return [Shard([names[key] for key in keys], initial, sparse) for keys in held]
+    return [ServerShard([names[key] for key in keys], initial, sparse) for keys in held]
 
 
 def joined(like: Weights, parts: Sequence[Weights]) -> Weights:

@@ -10,10 +10,10 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.trace import Trace
-from minidist.parallel.parameter_server.config import ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.job import FINAL
 from minidist.parallel.parameter_server.server import Updates
-from minidist.parallel.parameter_server.shards import Weights, joined, make_shards
+from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.parallel.parameter_server.server_job import FINAL
+from minidist.parallel.parameter_server.server_shards import Weights, joined, make_shards
 from minidist.parallel.parameter_server.worker import Gradient
 
 
