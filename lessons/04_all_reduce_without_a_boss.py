@@ -25,7 +25,7 @@ import inspect
 import numpy as np
 
 from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce, closed_form, ring
+from minidist.collectives import all_reduce, bus_factor, ring, volume
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, solution
 from minidist.report import draw, show
@@ -107,7 +107,7 @@ for algorithm in ("ring", "naive"):
         f"{algorithm:5}: {leaving[0]:,} B leave rank 0; all ranks: {leaving}; your guess {my_guess[algorithm]:,} is {verdict}"
     )
 print(
-    f"2 (n-1)/n S = {2 * 7 * 8000 // 8:,} B, and exactly, with the real chunks: {8 * closed_form.all_reduce(1000, 8, 0)[1]:,} B"
+    f"2 (n-1)/n S = {2 * 7 * 8000 // 8:,} B, and exactly, with the real chunks: {8 * volume('all_reduce', 'ring', 1000, 8, 0).elements:,} B"
 )
 
 # %% [markdown]
@@ -183,7 +183,7 @@ for algorithm in ("ring", "segmented_ring"):
     world = SimWorld(8, links=LinkModel(alpha=2e-5, beta=1e-9))
     results = world.run(in_buckets, np.tile(data, (1, 500)), [], algorithm)
     messages, leaving = len(world.traces[0].sent()), sum(m.nbytes for m in world.traces[0].sent())
-    factor = closed_form.bus_factor("all_reduce", 8)
+    factor = bus_factor("all_reduce", 8)
     print(
         f"{algorithm:14} {messages:4} messages, {leaving:,} B leave rank 0, {1e3 * world.end_time:.2f} ms: "
         f"bus bandwidth {4e6 / world.end_time * factor / 1e9:.3f} GB/s of the link's 1 GB/s"

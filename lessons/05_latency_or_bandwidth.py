@@ -26,7 +26,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.bench.virtual_collectives import bench_virtual_collectives
-from minidist.collectives import all_reduce, closed_form, recursive_doubling, recursive_halving
+from minidist.collectives import all_reduce, recursive_doubling, recursive_halving, volume
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, solution
@@ -121,9 +121,7 @@ for algorithm in ("binomial", "recursive_doubling", "rabenseifner", "ring"):
     world.run(summed, 20_000, algorithm)
     messages = max(len(trace.sent()) for trace in world.traces)
     leaving = max(sum(m.nbytes for m in trace.sent()) for trace in world.traces)
-    assert (messages, leaving // 8) == max(
-        closed_form.VOLUMES["all_reduce", algorithm](20_000, RANKS, r) for r in range(RANKS)
-    )
+    assert (messages, leaving // 8) == max(volume("all_reduce", algorithm, 20_000, RANKS, r) for r in range(RANKS))
     times = [1e6 * measured(algorithm, nbytes) for nbytes in (80, 160_000, 16_000_000)]
     print(f"{algorithm:20} {messages:>16} {leaving:>12,} B {times[0]:>10.1f} {times[1]:>11.1f} {times[2]:>11.0f}")
 

@@ -25,7 +25,7 @@ import inspect
 import numpy as np
 
 from minidist.autograd import Meter, Tensor, cross_entropy
-from minidist.collectives import all_reduce, closed_form
+from minidist.collectives import all_reduce, volume
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, solution
 from minidist.nn import MLP, FlatParameters
@@ -150,8 +150,11 @@ show(draw("loss", [], {**header, "command": "part 5 of lessons/06_data_parallel_
 world = SimWorld(4)
 (_, weights), *_ = world.run(train, shards(3, 1, 2, 2), steps=5)
 size = weights[0].size
-reduce_elements = sum(closed_form.all_reduce(size, 4, rank)[1] for rank in range(4))
-formula = {"gradient_reduce": 5 * 8 * reduce_elements, "startup": closed_form.broadcast(1, 4, 0)[1] * (8 * size + 16)}
+reduce_elements = sum(volume("all_reduce", "ring", size, 4, rank).elements for rank in range(4))
+formula = {
+    "gradient_reduce": 5 * 8 * reduce_elements,
+    "startup": volume("broadcast", "naive", 1, 4, 0).elements * (8 * size + 16),
+}
 per_step = world.traces[0].bytes_by_purpose()["gradient_reduce"] // 5
 print(f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients a step: {per_step / (8 * size):g} of it")
 command = "minidist train --model mlp --data glyphs --dp 4 --steps 5 --trace t.jsonl; minidist report t.jsonl"

@@ -15,8 +15,7 @@ import numpy as np
 
 from minidist import collectives
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import TwoLevel, closed_form
-from minidist.collectives.registry import algorithms
+from minidist.collectives import ALGORITHMS, TwoLevel
 from minidist.comm import launch
 
 OPERATIONS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -47,18 +46,13 @@ def call(comm, operation, algorithm, size):
 
 def formula(operation, algorithm, size, n):
     """Bytes that leave rank 0."""
-    volume, sizes = closed_form.VOLUMES[operation, algorithm], chunk_sizes(size, n)
-    if operation == "all_to_all":
-        rows = [[3] * n] * n
-        return 8 * (volume(rows, 0, counted=False) if algorithm == "bruck" else volume([3] * n, 0))[1]
-    if operation == "reduce":
-        return 8 * volume(size, n, 0, n - 1)[1]
-    return 8 * (volume(sizes, 0) if operation in ("all_gather", "reduce_scatter") else volume(size, n, 0))[1]
+    elements, root = 3 * n if operation == "all_to_all" else size, n - 1 if operation == "reduce" else 0
+    return 8 * collectives.volume(operation, algorithm, elements, n, 0, root).elements
 
 
 def main(comm, size, only):
     for operation in OPERATIONS:
-        for algorithm in algorithms()[operation]:
+        for algorithm in sorted(ALGORITHMS[operation]):
             if only and (operation, algorithm) != ("all_reduce", only):
                 continue
             before = len(comm.trace.messages)

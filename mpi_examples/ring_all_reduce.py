@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from minidist.collectives import all_reduce, closed_form
+from minidist.collectives import all_reduce, volume
 from minidist.comm import launch
 
 
@@ -39,7 +39,7 @@ def main(comm, elements, algorithm):
     if comm.rank == 0:
         expected = comm.size * np.arange(elements) + 100.0 * sum(range(comm.size))
         sent = sum(message.nbytes for message in comm.trace.sent())
-        _, formula = closed_form.all_reduce(elements, comm.size, 0)
+        formula = volume("all_reduce", "ring", elements, comm.size, 0).elements
         print(f"max |sum - expected| = {np.abs(array - expected).max():g}", flush=True)
         print(f"rank 0 sent {sent:,} B; a ring sends {8 * formula:,} B: 2 (n-1)/n of {8 * elements:,} B", flush=True)
 

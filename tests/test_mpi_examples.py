@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidist.base.trace import read_traces
-from minidist.collectives.registry import algorithms
+from minidist.collectives import ALGORITHMS
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
 
@@ -68,7 +68,7 @@ def test_collectives(world):
     assert code == 0, output
     lines = output.splitlines()
     assert len(lines) == 1 + sum(
-        len(names) for operation, names in algorithms().items() if operation not in ("gather", "scatter")
+        len(names) for operation, names in ALGORITHMS.items() if operation not in ("gather", "scatter")
     )
     for line in lines[:-1]:
         sent, formula = re.fullmatch(r".* by .* right; rank 0 sent (.*) B, closed form (.*) B", line).groups()

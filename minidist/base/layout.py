@@ -6,6 +6,7 @@ addition is not associative and "equal to one device, bit for bit" is a statemen
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 
 def chunk_sizes(total: int, parts: int) -> list[int]:
@@ -22,6 +23,15 @@ def offsets(sizes: list[int]) -> list[int]:
     for size in sizes:
         result.append(result[-1] + size)
     return result
+
+
+def cut(array: Any, sizes: list[int]) -> list[Any]:
+    """Views of the consecutive chunks of a 1-D array."""
+    chunks, start = [], 0
+    for size in sizes:
+        chunks.append(array[start : start + size])
+        start += size
+    return chunks
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,7 @@ import numpy as np
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.process import tune_process
 from minidist.bench.step import environment
-from minidist.collectives import all_reduce
-from minidist.collectives.closed_form import bus_factor
-from minidist.collectives.registry import algorithms
+from minidist.collectives import ALGORITHMS, all_reduce, bus_factor
 from minidist.comm import Comm, SimWorld
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi import MPIWorld
@@ -65,7 +63,7 @@ def sides_of(world: MPIWorld) -> dict[str, Side]:
     """What is measured, by name: each sums its array over all ranks in place."""
     MPI, comm = world.MPI, world.comm
     sides: dict[str, Side] = {
-        name: partial(all_reduce, comm, algorithm=name) for name in (*sorted(algorithms()["all_reduce"]), "auto")
+        name: partial(all_reduce, comm, algorithm=name) for name in (*sorted(ALGORITHMS["all_reduce"]), "auto")
     }
     sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
     gloo = gloo_side(world, comm)

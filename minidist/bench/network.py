@@ -33,11 +33,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist import collectives
 from minidist.base.errors import LauncherError, UsageError
 from minidist.base.process import tune_process
 from minidist.collectives import all_reduce
 from minidist.collectives.auto import virtual_seconds
-from minidist.collectives.registry import find
 from minidist.comm import Comm, LinkModel
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi import MPIWorld
@@ -72,7 +72,7 @@ def bench_network(
     if not 2 <= hosts <= 200:
         raise UsageError(f"bench network --hosts {hosts}; it must be 2 to 200")
     for name in algorithms:
-        find("all_reduce", name)
+        collectives.ALGORITHMS["all_reduce"][name]  # a wrong name is refused before anything starts
     if rounds < 1:
         raise UsageError(f"bench network --rounds {rounds}; a median takes at least 1 call")
     if any(size < 4 or size % 4 for size in sizes):

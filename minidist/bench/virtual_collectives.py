@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest
+from minidist.collectives import ALGORITHMS, bus_factor
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.collectives.closed_form import bus_factor
-from minidist.collectives.registry import algorithms
 from minidist.comm import LinkModel
 
 SIZES = tuple(2**exponent for exponent in range(0, 27, 2))  # 1 B to 64 MiB
@@ -20,9 +19,9 @@ def bench_virtual_collectives(
     operation: str = "all_reduce", ranks: int = 16, links: LinkModel | None = None, sizes: Sequence[int] = SIZES
 ) -> dict[str, Any]:
     """{environment, rows}: a row for each size and algorithm, "auto" last; `ratio` is to the best fixed choice."""
-    if operation not in algorithms():
+    if operation not in ALGORITHMS:
         raise UsageError(
-            f"no collective {operation!r}{nearest(operation, algorithms())}; one of {', '.join(sorted(algorithms()))}"
+            f"no collective {operation!r}{nearest(operation, ALGORITHMS)}; one of {', '.join(sorted(ALGORITHMS))}"
         )
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
@@ -32,7 +31,7 @@ def bench_virtual_collectives(
     rows = []
     for nbytes in sizes:
         seconds = {
-            name: virtual_seconds(operation, name, ranks, nbytes, links) for name in sorted(algorithms()[operation])
+            name: virtual_seconds(operation, name, ranks, nbytes, links) for name in sorted(ALGORITHMS[operation])
         }
         best = min(seconds.values())
         chosen = cheapest(operation, nbytes, ranks, links.alpha, links.beta)

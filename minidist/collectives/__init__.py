@@ -1,12 +1,16 @@
-"""Every collective, built from send and receive alone; one file an algorithm family.
+"""Every collective, built from send and receive alone; one file per family of algorithms.
 
     broadcast   reduce   gather   scatter   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
 Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too)
 and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
 name, or with `algorithm="auto"` by its cost on the communicator's links (see auto.py).
+
+`volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each stands in the file of
+its algorithm, beside the code: the ring's in ring.py.
 """
 
+from minidist.base.registry import import_modules
 from minidist.collectives.calls import (
     all_gather,
     all_reduce,
@@ -19,16 +23,24 @@ from minidist.collectives.calls import (
     scatter,
 )
 from minidist.collectives.nodes import TwoLevel
+from minidist.collectives.registry import ALGORITHMS, Volume, bus_factor, seconds, volume
+
+import_modules(__name__, __path__)
 
 __all__ = [
+    "ALGORITHMS",
     "TwoLevel",
+    "Volume",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
+    "bus_factor",
     "gather",
     "reduce",
     "reduce_scatter",
     "scatter",
+    "seconds",
+    "volume",
 ]

@@ -15,10 +15,12 @@ it.
 Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from minidist.base.layout import offsets
-from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
 
@@ -42,7 +44,61 @@ def subtree(number: int, ranks: int) -> range:
     return range(number, min(number + lowest_bit(number, ranks), ranks))
 
 
-@algorithm("broadcast", "binomial")
+# --- what it sends and how long it takes; ranks and sizes count from the root ---
+
+
+def broadcast_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """The whole array to each child; the root has ceil(log2 n) of them."""
+    messages = len(children(rank, len(sizes)))
+    return messages, messages * sum(sizes)
+
+
+def scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """To each child the chunks of its subtree and, unless it is a leaf, their sizes (counted as elements of 8 B)."""
+    n, messages, elements = len(sizes), 0, 0
+    for child in children(rank, n):
+        below = subtree(child, n)
+        messages += 1 + (len(below) > 1)
+        elements += sum(sizes[v] for v in below) + (len(below) if len(below) > 1 else 0)
+    return messages, elements
+
+
+def down_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
+    """Broadcast: messages to the children leave one behind the other; log2 n (alpha + beta nbytes) for n = 2^k.
+
+    cut: scatter, where a child gets its subtree's part of `nbytes` only, and before it the sizes, 8 B per rank:
+    log2 n alpha + beta (n-1)/n nbytes and the sizes' bytes.
+    """
+    arrival = [0.0] * ranks
+    for rank in range(ranks):  # a parent has a smaller number
+        port = arrival[rank]
+        for child in reversed(children(rank, ranks)):
+            below = len(subtree(child, ranks))
+            share = nbytes * below / ranks + (8 * below if below > 1 else 0) if cut else nbytes
+            port += beta * share
+            arrival[child] = port + alpha
+    return max(arrival)
+
+
+def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
+    """Reduce: a rank receives from its children one after the other, then sends; as long as a broadcast for n = 2^k.
+
+    cut: gather, log2 n alpha + beta (n-1)/n nbytes for n = 2^k.
+    """
+    ready = [0.0] * ranks
+    for rank in reversed(range(ranks)):
+        port = 0.0
+        for child in children(rank, ranks):
+            share = nbytes * len(subtree(child, ranks)) / ranks if cut else nbytes
+            port = max(ready[child] + alpha + beta * share, port + beta * share)
+        ready[rank] = port
+    return ready[0]
+
+
+# --- the algorithms ---
+
+
+@algorithm("broadcast", "binomial", sends=broadcast_sends, seconds=down_seconds)
 def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     """Receive from the parent, send to the children, farthest first: the root sends ceil(log2 n) times the array."""
     n = comm.size
@@ -54,7 +110,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     return array
 
 
-@algorithm("reduce", "binomial")
+@algorithm("reduce", "binomial", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=up_seconds)
 def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Add what the children send, nearest first, and send the sum to the parent: one message from each but the root."""
     n = comm.size
@@ -69,11 +125,23 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
         comm.send(total, (root + me - lowest_bit(me, n)) % n)
         return None
     total = total.copy() if total is array else total
-    divide_if_average(op, total, n)
+    if op == "avg":
+        divide(total, n)
     return total
 
 
-@algorithm("all_reduce", "binomial")
+def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """The whole array to each child, and from all but rank 0 to the parent."""
+    messages = len(children(rank, len(sizes))) + (rank > 0)
+    return messages, messages * sum(sizes)
+
+
+@algorithm(
+    "all_reduce",
+    "binomial",
+    sends=all_reduce_sends,
+    seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta) + down_seconds(nbytes, n, alpha, beta),
+)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then broadcast."""
     total = reduce(comm, array, 0, op)
@@ -82,7 +150,12 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     return broadcast(comm, array, 0)
 
 
-@algorithm("gather", "binomial")
+@algorithm(
+    "gather",
+    "binomial",
+    sends=lambda sizes, rank: (1, sum(sizes[v] for v in subtree(rank, len(sizes)))) if rank else (0, 0),
+    seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta, cut=True),
+)
 def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Each rank sends its whole subtree's shards to its parent in one message."""
     n = comm.size
@@ -100,7 +173,12 @@ def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.nda
     return _rotated(held, start[n - root])
 
 
-@algorithm("scatter", "binomial")
+@algorithm(
+    "scatter",
+    "binomial",
+    sends=scatter_sends,
+    seconds=lambda nbytes, n, alpha, beta: down_seconds(nbytes, n, alpha, beta, cut=True),
+)
 def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
     """Each rank receives its subtree's chunks in one message and passes on its children's.
 

@@ -16,6 +16,9 @@ Source: Bruck, Ho, Kipnis, Upfal, Weathersby, Efficient algorithms for all-to-al
 message-passing systems, IEEE TPDS 8 (1997).
 """
 
+from collections.abc import Sequence
+from math import ceil, log2
+
 import numpy as np
 
 from minidist.base.layout import offsets
@@ -23,7 +26,29 @@ from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
 
 
-@algorithm("all_to_all", "bruck")
+def sends(sizes: Sequence[int], rank: int, rows: Sequence[Sequence[int]] | None = None) -> tuple[int, int]:
+    """The chunk that must go i ranks far is sent once for each one among the binary digits of i.
+
+    rows[r][j]: elements from rank r to rank j, where they differ; then their sizes (8 B each) go ahead of the chunks.
+    """
+    n, messages, elements, distance = len(sizes), 0, 0, 1
+    table, counted = rows or [sizes] * n, rows is not None
+    while distance < n:
+        moving = [i for i in range(n) if i & distance]
+        for i in moving:
+            origin = (rank - i % distance) % n  # it has made its smaller hops
+            elements += table[origin][(origin + i) % n]
+        messages, elements, distance = messages + 1 + counted, elements + counted * len(moving), 2 * distance
+    return messages, elements
+
+
+def seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+    """Equal chunks: ceil(log2 n) alpha, and each chunk's bytes once for each one in its distance."""
+    ones = sum(i.bit_count() for i in range(ranks))
+    return ceil(log2(ranks)) * alpha + beta * ones * nbytes / ranks
+
+
+@algorithm("all_to_all", "bruck", sends=sends, seconds=seconds)
 def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """ceil(log2 n) messages a rank. `receive_sizes` being the very list `send_sizes` says: all chunks everywhere are
     equal.

@@ -1,8 +1,12 @@
-"""The collectives as a user calls them: arguments are checked, an algorithm is found, a channel opened, the work run or
-posted.
+"""The collectives as a user calls them: check the arguments, choose the algorithm, run it now or on the stream.
 
-The return type is an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type
-checker.
+    all_reduce(comm, array)  ──▶  _check  ──▶  _call: ALGORITHMS["all_reduce"]["ring"].run(channel, array, "sum")
+
+Everything that can be wrong on one rank alone is refused here with the remedy, before a message is sent; what differs
+between ranks (sizes, dtypes, operations) is noticed by the messages. The return type is an array, or None where the
+function says so, or with `async_op=True` a `Work`: `Any` to a type checker.
+
+Proved by: tests/collectives/test_collectives.py
 """
 
 from collections.abc import Sequence
@@ -16,7 +20,7 @@ from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op
-from minidist.collectives.registry import find
+from minidist.collectives.registry import ALGORITHMS
 from minidist.comm.buffers import may_overlap
 from minidist.comm.communicator import Comm
 
@@ -24,14 +28,13 @@ from minidist.comm.communicator import Comm
 def all_reduce(
     comm: Comm, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
 ) -> Any:
-    """Every rank's `array` becomes the sum (`op`) of all ranks' arrays, in place; returns it."""
-    _check(comm, "all_reduce", array)
+    """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it."""
+    _check(comm, "all_reduce", array, op)
     if not array.flags.writeable:
         raise UsageError(
             f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
         )
-    check_op(op, array)
-    return _call(comm, "all_reduce", algorithm, async_op, array, op, variant=op)
+    return _call(comm, "all_reduce", algorithm, async_op, array, op, reduction=op)
 
 
 def reduce_scatter(
@@ -44,20 +47,19 @@ def reduce_scatter(
     algorithm: str = "ring",
     async_op: bool = False,
 ) -> Any:
-    """Rank r gets chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
+    """Give rank r chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
 
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
     memory of its own.
     """
-    _check(comm, "reduce_scatter", array)
-    check_op(op, array)
-    sizes = _counts(comm, counts, array.size, "reduce_scatter")
-    out = _output(comm, out, sizes[comm.rank], array, "reduce_scatter")
+    _check(comm, "reduce_scatter", array, op)
+    sizes = _chunks_of(comm, "reduce_scatter", array.size, counts)
+    out = _output(comm, "reduce_scatter", out, sizes[comm.rank], array)
     if may_overlap(out, array):
         raise UsageError(
             f"rank {comm.rank}: reduce_scatter into its own input, which other ranks still need; pass an out elsewhere"
         )
-    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, variant=op)
+    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, reduction=op)
 
 
 def all_gather(
@@ -69,30 +71,29 @@ def all_gather(
     algorithm: str = "ring",
     async_op: bool = False,
 ) -> Any:
-    """Every rank gets all ranks' shards (flattened), one after the other in rank order.
+    """Give every rank all ranks' shards (flattened), one after the other in rank order.
 
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
     already lies at its place in `out` is not copied.
     """
     _check(comm, "all_gather", shard)
-    sizes = _shard_counts(comm, counts, shard.size, "all_gather")
-    out = _output(comm, out, sum(sizes), shard, "all_gather")
+    sizes = _shards_like(comm, "all_gather", shard.size, counts)
+    out = _output(comm, "all_gather", out, sum(sizes), shard)
     return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes))
 
 
 def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> Any:
-    """Every rank's `array` becomes the root's, in place; returns it."""
+    """Replace every rank's `array` by the root's, in place; returns it."""
     _check(comm, "broadcast", array)
-    return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, root, "broadcast"))
+    return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, "broadcast", root))
 
 
 def reduce(
     comm: Comm, array: np.ndarray, root: int = 0, op: str = "sum", *, algorithm: str = "naive", async_op: bool = False
 ) -> Any:
-    """The root gets the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
-    _check(comm, "reduce", array)
-    check_op(op, array)
-    return _call(comm, "reduce", algorithm, async_op, array, _root(comm, root, "reduce"), op, variant=op)
+    """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
+    _check(comm, "reduce", array, op)
+    return _call(comm, "reduce", algorithm, async_op, array, _root(comm, "reduce", root), op, reduction=op)
 
 
 def gather(
@@ -104,11 +105,10 @@ def gather(
     algorithm: str = "naive",
     async_op: bool = False,
 ) -> Any:
-    """The root gets all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
+    """Give the root all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
     _check(comm, "gather", shard)
-    sizes = _shard_counts(comm, counts, shard.size, "gather")
-    root = _root(comm, root, "gather")
-    return _call(comm, "gather", algorithm, async_op, shard, sizes, root, total=sum(sizes))
+    sizes = _shards_like(comm, "gather", shard.size, counts)
+    return _call(comm, "gather", algorithm, async_op, shard, sizes, _root(comm, "gather", root), total=sum(sizes))
 
 
 def scatter(
@@ -121,24 +121,28 @@ def scatter(
     algorithm: str = "naive",
     async_op: bool = False,
 ) -> Any:
-    """Rank r receives chunk r of the root's `array` into `out` (1-D on the wire); returns it.
+    """Receive chunk r of the root's `array` into `out` (1-D on the wire) on rank r; returns `out`.
 
     Only the root passes `array`; the others pass None. counts as in `reduce_scatter`; only the root needs them.
     """
-    root = _root(comm, root, "scatter")
+    root = _root(comm, "scatter", root)
     sizes: list[int] = []
     _check(comm, "scatter", out)
-    _output(comm, out, out.size, out, "scatter")
+    if not out.flags.writeable:
+        raise UsageError(f"rank {comm.rank}: scatter into an out that is read-only; pass one that may be written")
+
     if comm.rank == root:
         if array is None:
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
         _check(comm, "scatter", array)
-        sizes = _counts(comm, counts, array.size, "scatter")
-        _output(comm, out, sizes[root], array, "scatter")
+        sizes = _chunks_of(comm, "scatter", array.size, counts)
+        _output(comm, "scatter", out, sizes[root], array)
         if may_overlap(out, array):
             raise UsageError(
                 f"rank {comm.rank}: scatter into its own array, which other ranks still need; pass an out elsewhere"
             )
+
+    # Only the root knows how much moves, and all ranks must choose alike: "auto" decides by the latency alone.
     return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0)
 
 
@@ -151,41 +155,39 @@ def all_to_all(
     algorithm: str = "pairwise",
     async_op: bool = False,
 ) -> Any:
-    """Rank r gets chunk r of every rank's array, one after the other in rank order, as a new 1-D array.
+    """Give rank r chunk r of every rank's array, one after the other in rank order, as a new 1-D array.
 
-    send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the size must
-    divide). Pass both or none.
+    send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the number of
+    ranks must divide the size). Pass both or none.
     """
     _check(comm, "all_to_all", array)
     if (send_counts is None) != (receive_counts is None):
         raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
-    if send_counts is None and array.size % comm.size:
-        raise UsageError(
-            f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide; pass counts"
-        )
-    sends = _counts(comm, send_counts, array.size, "all_to_all")
-    receives = sends if receive_counts is None else _whole(comm, receive_counts, "all_to_all")
+
+    if send_counts is None or receive_counts is None:
+        if array.size % comm.size:
+            raise UsageError(
+                f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide;"
+                " pass counts"
+            )
+        sends = receives = [array.size // comm.size] * comm.size  # the very same list: bruck knows by it
+        return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
+
+    sends = _chunks_of(comm, "all_to_all", array.size, send_counts)
+    receives = _integers(comm, "all_to_all", receive_counts)
     if len(receives) != comm.size or min(receives) < 0 or receives[comm.rank] != sends[comm.rank]:
         raise UsageError(
             f"rank {comm.rank}: all_to_all with receive_counts {receives}; it needs {comm.size} counts of at least 0, "
             f"its own equal to what it sends itself, {sends[comm.rank]}"
         )
-    if algorithm == "auto" and send_counts is not None:
-        algorithm = "pairwise"  # nobody knows the others' counts, and all must choose alike
-    return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
+    # No rank knows the others' counts, and all must choose alike.
+    chosen = "pairwise" if algorithm == "auto" else algorithm
+    return _call(comm, "all_to_all", chosen, async_op, array, sends, receives)
 
 
 def barrier(comm: Comm) -> None:
-    """Nobody leaves before everybody has entered."""
+    """Block until every rank has entered."""
     comm.barrier()
-
-
-def _check(comm: Comm, operation: str, array: Any) -> None:
-    if not hasattr(array, "flags") or isinstance(array, np.generic):
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
-            " numpy.array(...)"
-        )
 
 
 def _call(
@@ -195,37 +197,49 @@ def _call(
     async_op: bool,
     array: np.ndarray | None,
     *arguments: Any,
-    variant: str = "sum",
+    reduction: str = "sum",
     total: int | None = None,
 ) -> Any:
-    """Open a channel for the call and run the algorithm on it, now or in the communicator's lane.
+    """Open a channel for the call and run the algorithm on it, now or on the communicator's stream.
 
-    total: elements of the whole, which "auto" chooses by: a number that all ranks know; default those of `array`. (Only
-    the
-    root knows how much a scatter moves: 0 there, so that the latency alone decides.)
-
-    variant: the reduction; part of the channel's name unless it is the sum, so that ranks that reduce differently are
-    told.
+    total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
     """
     if algorithm == "auto":
-        itemsize = 1 if array is None else array.itemsize
         elements = total if total is not None else 0 if array is None else array.size
-        algorithm = choose(comm, operation, elements * itemsize)
-    function = find(operation, algorithm)
-    if array is not None and not array.flags.c_contiguous:
+        algorithm = choose(comm, operation, elements * (1 if array is None else array.itemsize))
+    function = ALGORITHMS[operation][algorithm].run
+
+    # What both sides of each message must have alike: the algorithm, the reduction and, because arrays travel flattened
+    # and (2, 3) would meet (3, 2), the shape.
+    name = f"{operation}/{algorithm}" if reduction == "sum" else f"{operation}/{algorithm} {reduction}"
+    shape = ""
+    if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
+        shape = str(list(array.shape))
+    channel = comm.collective(name, shape)
+
+    if not async_op:
+        return function(channel, array, *arguments)
+    used = [a for a in (array, *arguments) if isinstance(a, np.ndarray)]  # the caller leaves them alone until the wait
+    return channel.post(partial(function, channel, array, *arguments), used)
+
+
+def _check(comm: Comm, operation: str, array: Any, op: str | None = None) -> None:
+    """Refuse what is no contiguous array, and what `op` cannot reduce."""
+    if not hasattr(array, "flags") or isinstance(array, np.generic):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
+            " numpy.array(...)"
+        )
+    if not array.flags.c_contiguous:
         raise UsageError(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
-    alike = ""
-    if operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast") and array is not None and array.ndim != 1:
-        alike = str(list(array.shape))  # travels flattened: (2, 3) would meet (3, 2)
-    channel = comm.collective(f"{operation}/{algorithm}" + ("" if variant == "sum" else f" {variant}"), alike)
-    run = partial(function, channel, array, *arguments)
-    return channel.post(run, [a for a in (array, *arguments) if isinstance(a, np.ndarray)]) if async_op else run()
+    if op is not None:
+        check_op(op, array.dtype)
 
 
-def _whole(comm: Comm, counts: Sequence[int], operation: str) -> list[int]:
-    """The counts as Python's integers; 2.5 is none."""
+def _integers(comm: Comm, operation: str, counts: Sequence[int]) -> list[int]:
+    """The counts as Python's integers, which 2.5 is not."""
     try:
         return [index(count) for count in counts]
     except TypeError:
@@ -234,8 +248,11 @@ def _whole(comm: Comm, counts: Sequence[int], operation: str) -> list[int]:
         ) from None
 
 
-def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str) -> list[int]:
-    sizes = chunk_sizes(total, comm.size) if counts is None else _whole(comm, counts, operation)
+def _chunks_of(comm: Comm, operation: str, total: int, counts: Sequence[int] | None) -> list[int]:
+    """Elements of each rank's chunk of `total` elements."""
+    if counts is None:
+        return chunk_sizes(total, comm.size)
+    sizes = _integers(comm, operation, counts)
     if len(sizes) != comm.size or sum(sizes) != total or min(sizes) < 0:
         raise UsageError(
             f"rank {comm.rank}: {operation} of {total} elements with counts {sizes}; "
@@ -244,8 +261,11 @@ def _counts(comm: Comm, counts: Sequence[int] | None, total: int, operation: str
     return sizes
 
 
-def _shard_counts(comm: Comm, counts: Sequence[int] | None, size: int, operation: str) -> list[int]:
-    sizes = [size] * comm.size if counts is None else _whole(comm, counts, operation)
+def _shards_like(comm: Comm, operation: str, size: int, counts: Sequence[int] | None) -> list[int]:
+    """Elements of each rank's shard, of which this rank's has `size`."""
+    if counts is None:
+        return [size] * comm.size
+    sizes = _integers(comm, operation, counts)
     if len(sizes) != comm.size or sizes[comm.rank] != size or min(sizes) < 0:
         raise UsageError(
             f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; "
@@ -254,7 +274,8 @@ def _shard_counts(comm: Comm, counts: Sequence[int] | None, size: int, operation
     return sizes
 
 
-def _output(comm: Comm, out: np.ndarray | None, size: int, like: np.ndarray, operation: str) -> np.ndarray:
+def _output(comm: Comm, operation: str, out: np.ndarray | None, size: int, like: np.ndarray) -> np.ndarray:
+    """The flat array that the result goes to: a new one, or the caller's when it has the right size and dtype."""
     if out is None:
         return np.empty_like(like, shape=(size,))
     if out.size != size or out.dtype != like.dtype or not out.flags.c_contiguous:
@@ -267,7 +288,8 @@ def _output(comm: Comm, out: np.ndarray | None, size: int, like: np.ndarray, ope
     return out.reshape(-1)
 
 
-def _root(comm: Comm, root: int, operation: str) -> int:
+def _root(comm: Comm, operation: str, root: int) -> int:
+    """The root as a Python integer, in 0..size-1."""
     if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
         raise UsageError(f"rank {comm.rank}: {operation} with root {root!r}; ranks are 0..{comm.size - 1}")
     return index(root)

@@ -46,3 +46,44 @@ class Fold:
         """Chunk sizes of the ranks to chunk sizes of the folded numbers."""
         e = self.extra
         return [sizes[2 * i] + sizes[2 * i + 1] for i in range(e)] + list(sizes[2 * e :])
+
+
+# --- how long rounds of exchanges take: the formulas of recursive doubling and halving are made of these ---
+
+
+def folded_seconds(
+    fold: Fold,
+    before: Sequence[float],
+    rounds: Sequence[tuple[int, Sequence[float]]],
+    after: Sequence[float],
+    alpha: float,
+    beta: float,
+) -> float:
+    """Seconds of rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v].
+
+    rounds: (distance, bytes) of each. A folded pair has a message of before[v] bytes first and one of after[v] at the
+    end. In a power of two all ranks advance together: a round is alpha + beta bytes. Otherwise folded ranks begin
+    later, and an exchange ends when the port is through with both directions and the partner's message is there.
+    """
+    time = [alpha + beta * before[v] if v < fold.extra else 0.0 for v in range(fold.power)]
+    port = list(time)  # when the in-port is free
+    for distance, sent in rounds:
+        partner = [v ^ distance for v in range(fold.power)]
+        port = [max(time[w] + alpha + beta * sent[w], port[v] + beta * sent[w], time[v]) for v, w in enumerate(partner)]
+        time = [max(port[v], time[v] + beta * sent[v]) for v in range(fold.power)]
+    return max([*time, *(time[v] + alpha + beta * after[v] for v in range(fold.extra))])
+
+
+def doubling_rounds(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
+    """(distance, bytes) of each round of recursive doubling: each sends what it has, and adds what its partner had."""
+    rounds, distance, held = [], 1, list(shares)
+    while distance < len(shares):
+        rounds.append((distance, held))
+        held = [held[v] + held[v ^ distance] for v in range(len(held))]
+        distance *= 2
+    return rounds
+
+
+def halving_rounds(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
+    """(distance, bytes) of each round of recursive halving: doubling backwards, where each gives what it gets there."""
+    return [(d, [held[v ^ d] for v in range(len(held))]) for d, held in reversed(doubling_rounds(shares))]

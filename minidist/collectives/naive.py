@@ -8,12 +8,22 @@ rank r sends to r+s and receives from r-s.
 import numpy as np
 
 from minidist.base.layout import offsets
-from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
 
 
-@algorithm("broadcast", "naive")
+def fan(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+    """Seconds of n-1 messages of `nbytes` each that leave, or reach, one rank one after the other."""
+    return alpha + (ranks - 1) * beta * nbytes if ranks > 1 else 0.0
+
+
+@algorithm(
+    "broadcast",
+    "naive",
+    sends=lambda sizes, rank: (0, 0) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
+    seconds=fan,
+)
 def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     """The root sends the array to each of the others: (n-1) nbytes leave the root."""
     if comm.rank == root:
@@ -23,7 +33,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     return array
 
 
-@algorithm("reduce", "naive")
+@algorithm("reduce", "naive", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=fan)
 def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Everybody sends its array to the root, which adds them in rank order."""
     if comm.rank != root:
@@ -34,11 +44,17 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
     total = parts[0].copy() if root == 0 else parts[0]
     for part in parts[1:]:
         accumulate(op, total, part)
-    divide_if_average(op, total, comm.size)
+    if op == "avg":
+        divide(total, comm.size)
     return total
 
 
-@algorithm("gather", "naive")
+@algorithm(
+    "gather",
+    "naive",
+    sends=lambda sizes, rank: (1, sizes[rank]) if rank else (0, 0),
+    seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta),
+)
 def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Everybody sends its shard to the root."""
     if comm.rank != root:
@@ -51,7 +67,12 @@ def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.nda
     return whole
 
 
-@algorithm("scatter", "naive")
+@algorithm(
+    "scatter",
+    "naive",
+    sends=lambda sizes, rank: (0, 0) if rank else (len(sizes) - 1, sum(sizes) - sizes[0]),
+    seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta),
+)
 def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
     """The root sends each rank its chunk."""
     if comm.rank != root:
@@ -65,7 +86,12 @@ def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndar
     return out
 
 
-@algorithm("all_gather", "naive")
+@algorithm(
+    "all_gather",
+    "naive",
+    sends=lambda sizes, rank: (1, sizes[rank]) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
+    seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta) + fan(nbytes, n, alpha, beta),
+)
 def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Gather to rank 0, then broadcast the whole."""
     whole = gather(comm, shard, sizes, 0)
@@ -74,13 +100,23 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     return broadcast(comm, out, 0)
 
 
-@algorithm("reduce_scatter", "naive")
+@algorithm(
+    "reduce_scatter",
+    "naive",
+    sends=lambda sizes, rank: (1, sum(sizes)) if rank else (len(sizes) - 1, sum(sizes) - sizes[0]),
+    seconds=lambda nbytes, n, alpha, beta: fan(nbytes, n, alpha, beta) + fan(nbytes / n, n, alpha, beta),
+)
 def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then scatter the chunks."""
     return scatter(comm, reduce(comm, array, 0, op), sizes, out, 0)
 
 
-@algorithm("all_reduce", "naive")
+@algorithm(
+    "all_reduce",
+    "naive",
+    sends=lambda sizes, rank: (1, sum(sizes)) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
+    seconds=lambda nbytes, n, alpha, beta: 2 * fan(nbytes, n, alpha, beta),
+)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then broadcast."""
     total = reduce(comm, array, 0, op)
@@ -89,7 +125,12 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     return broadcast(comm, array, 0)
 
 
-@algorithm("all_to_all", "pairwise")
+@algorithm(
+    "all_to_all",
+    "pairwise",
+    sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
+    seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
+)
 def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """n-1 exchanges; a rank sends everything but the chunk that it keeps."""
     n, rank = comm.size, comm.rank

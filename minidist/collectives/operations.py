@@ -23,26 +23,20 @@ _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def check_op(op: str, array: np.ndarray) -> None:
+@cache
+def check_op(op: str, dtype: np.dtype[Any]) -> None:
+    """Raise a UsageError unless two values of `dtype` can be reduced by `op`."""
     if op not in _UFUNCS:
         raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
-    if not _has(op, array.dtype):
-        raise UsageError(f"{array.dtype} values have no {op!r}; reduce numbers, or send this array as bytes")
-    if op == "avg" and array.dtype.kind in "iub":
-        raise UsageError(
-            f"the average of {array.dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"
-        )
-
-
-@cache
-def _has(op: str, dtype: np.dtype[Any]) -> bool:
-    """Can two values of this dtype be combined into a third one? Not dates, text or records."""
-    try:
+    try:  # dates, text and records cannot
         nothing = np.empty(0, dtype)
         _UFUNCS[op](nothing, nothing, out=nothing)
     except TypeError:
-        return False
-    return True
+        raise UsageError(f"{dtype} values have no {op!r}; reduce numbers, or send this array as bytes") from None
+    if op == "avg" and dtype.kind in "iub":
+        raise UsageError(
+            f"the average of {dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"
+        )
 
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
@@ -53,14 +47,14 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     _UFUNCS[op](total, contribution, out=total)
 
 
-def divide_if_average(op: str, total: np.ndarray, ranks: int) -> None:
-    """The last step of 'avg': the sum is divided once, at the end, by whoever holds it."""
-    if op == "avg" and is_half(total.dtype):
-        total[...] = rounded(wide(total) / np.float32(ranks), total.dtype)  # 257 is no bfloat16
-    elif op == "avg":
+def divide(total: np.ndarray, ranks: int) -> None:
+    """The last step of "avg": the rank that holds the sum divides it once, at the end."""
+    if is_half(total.dtype):
+        total[...] = rounded(wide(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
+    else:
         total /= total.dtype.type(ranks)
 
 
 def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
-    """out = first (op) second; `out` may be one of the two. For algorithms whose ranks must agree on who comes first."""
+    """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
     _UFUNCS[op](first, second, out=out)

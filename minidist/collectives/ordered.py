@@ -14,12 +14,22 @@ import numpy as np
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.memory import track
 from minidist.collectives import ring
-from minidist.collectives.operations import accumulate, divide_if_average
-from minidist.collectives.registry import algorithm
+from minidist.collectives.operations import accumulate, divide
+from minidist.collectives.registry import algorithm, formulas
 from minidist.comm.communicator import Comm
 
 
-@algorithm("reduce_scatter", "ordered")
+def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+    """All n-1 chunks leave one after the other and no rank waits in between: one latency for all of them."""
+    return alpha + (ranks - 1) * beta * nbytes / ranks if ranks > 1 else 0.0
+
+
+@algorithm(
+    "reduce_scatter",
+    "ordered",
+    sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
+    seconds=reduce_scatter_seconds,
+)
 def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Rank r sends chunk j to rank j (`array.nbytes - chunk r` in all) and adds what it gets in rank order.
 
@@ -41,11 +51,19 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     out[...] = contributions[0]
     for contribution in contributions[1:]:
         accumulate(op, out, contribution)
-    divide_if_average(op, out, n)
+    if op == "avg":
+        divide(out, n)
     return out
 
 
-@algorithm("all_reduce", "ordered")
+@algorithm(
+    "all_reduce",
+    "ordered",
+    sends=formulas("all_reduce", "ring")["sends"],
+    seconds=lambda nbytes, n, alpha, beta: (
+        reduce_scatter_seconds(nbytes, n, alpha, beta) + (n - 1) * (alpha + beta * nbytes / n)
+    ),
+)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Ordered reduce-scatter, then the ring's all-gather, which only copies: the ring's volume and messages."""
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)

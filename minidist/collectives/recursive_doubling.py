@@ -11,17 +11,33 @@ n is no power of two, see `folding`: two more rounds.
 Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from minidist.base.layout import offsets
-from minidist.collectives.folding import Fold
-from minidist.collectives.operations import combine, divide_if_average
+from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
+from minidist.collectives.operations import combine, divide
 from minidist.collectives.registry import algorithm
 from minidist.collectives.ring import same_memory
 from minidist.comm.communicator import Comm
 
 
-@algorithm("all_reduce", "recursive_doubling")
+def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """The whole array in each of floor(log2 n) rounds; a folded pair: the whole there and back."""
+    fold = Fold(len(sizes))
+    messages = 1 if fold.gives(rank) else fold.power.bit_length() - 1 + fold.takes(rank)
+    return messages, messages * sum(sizes)
+
+
+def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+    """log2 n whole arrays for n = 2^k; at most floor(log2 n) + 2 of them otherwise."""
+    fold = Fold(ranks)
+    rounds = [(1 << i, [nbytes] * fold.power) for i in range(fold.power.bit_length() - 1)]
+    return folded_seconds(fold, [nbytes] * fold.extra, rounds, [nbytes] * fold.extra, alpha, beta)
+
+
+@algorithm("all_reduce", "recursive_doubling", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """log2 n messages a rank, each the whole array. Lower ranks' values come first, so all ranks have the same bits."""
     fold, rank = Fold(comm.size), comm.rank
@@ -39,13 +55,36 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
         comm.sendrecv(array, partner, incoming, partner)
         combine(op, *((incoming, array) if partner < rank else (array, incoming)), out=array)
         distance *= 2
-    divide_if_average(op, array, comm.size)
+    if op == "avg":
+        divide(array, comm.size)
     if fold.takes(rank):
         comm.send(array, rank - 1)
     return array
 
 
-@algorithm("all_gather", "recursive_doubling")
+def all_gather_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """What is known so far in each of floor(log2 n) rounds; a folded pair: its shard there, the whole back."""
+    fold = Fold(len(sizes))
+    if fold.gives(rank):
+        return 1, sizes[rank]
+    merged, me, rounds = fold.merge(sizes), fold.number(rank), fold.power.bit_length() - 1
+    known = [sum(merged[me >> i << i : (me >> i << i) + (1 << i)]) for i in range(rounds)]
+    return rounds + fold.takes(rank), sum(known) + fold.takes(rank) * sum(sizes)
+
+
+def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """sizes: bytes of each rank's shard. With equal shards log2 n alpha + (n-1)/n beta nbytes for n = 2^k."""
+    fold = Fold(len(sizes))
+    first, last = sizes[: 2 * fold.extra : 2], [sum(sizes)] * fold.extra  # the folded pairs' messages
+    return folded_seconds(fold, first, doubling_rounds(fold.merge(sizes)), last, alpha, beta)
+
+
+@algorithm(
+    "all_gather",
+    "recursive_doubling",
+    sends=all_gather_sends,
+    seconds=lambda nbytes, n, alpha, beta: all_gather_seconds([nbytes / n] * n, alpha, beta),
+)
 def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """log2 n messages a rank, each twice as long as the one before: everything but the rank's own shard in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)

@@ -12,17 +12,40 @@ each the whole array.
 Source: Rabenseifner, Optimization of collective reduction operations, ICCS 2004.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives.folding import Fold
-from minidist.collectives.operations import accumulate, combine, divide_if_average
-from minidist.collectives.recursive_doubling import gather_doubling
+from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
+from minidist.collectives.operations import accumulate, combine, divide
+from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
 
 
-@algorithm("reduce_scatter", "recursive_halving")
+def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """All but the (folded) own chunk in floor(log2 n) rounds; a folded pair: the whole there, one chunk back."""
+    fold = Fold(len(sizes))
+    if fold.gives(rank):
+        return 1, sum(sizes)
+    given = sum(sizes) - fold.merge(sizes)[fold.number(rank)]
+    return fold.power.bit_length() - 1 + fold.takes(rank), given + (sizes[rank - 1] if fold.takes(rank) else 0)
+
+
+def reduce_scatter_seconds(sizes: Sequence[float], alpha: float, beta: float) -> float:
+    """sizes: bytes of each rank's chunk. With equal chunks log2 n alpha + (n-1)/n beta nbytes for n = 2^k."""
+    fold = Fold(len(sizes))
+    first, last = [sum(sizes)] * fold.extra, sizes[: 2 * fold.extra : 2]  # the folded pairs' messages
+    return folded_seconds(fold, first, halving_rounds(fold.merge(sizes)), last, alpha, beta)
+
+
+@algorithm(
+    "reduce_scatter",
+    "recursive_halving",
+    sends=reduce_scatter_sends,
+    seconds=lambda nbytes, n, alpha, beta: reduce_scatter_seconds([nbytes / n] * n, alpha, beta),
+)
 def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """log2 n messages a rank, each half as long as the one before: everything but the rank's own chunk in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
@@ -39,14 +62,46 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     scatter_halving(comm, fold, total, offsets(fold.merge(sizes)), op)
     if fold.takes(rank):
         theirs = total[start[rank - 1] : start[rank]]
-        divide_if_average(op, theirs, comm.size)
+        if op == "avg":
+            divide(theirs, comm.size)
         comm.send(theirs, rank - 1)
     out[...] = total[start[rank] : start[rank + 1]]
-    divide_if_average(op, out, comm.size)
+    if op == "avg":
+        divide(out, comm.size)
     return out
 
 
-@algorithm("all_reduce", "rabenseifner")
+def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """Halving gives away all but the own chunk of q; doubling sends what is known; a folded pair: the whole, twice."""
+    fold, size = Fold(len(sizes)), sum(sizes)
+    if fold.gives(rank):
+        return 1, size
+    chunks, me = chunk_sizes(size, fold.power), fold.number(rank)
+    scattered, gathered = reduce_scatter_sends(chunks, me), all_gather_sends(chunks, me)
+    return scattered[0] + gathered[0] + fold.takes(rank), scattered[1] + gathered[1] + fold.takes(rank) * size
+
+
+def all_reduce_seconds(shares: Sequence[float], ranks: int, alpha: float, beta: float) -> float:
+    """shares: bytes of each folded number's chunk. With equal ones 2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k.
+
+    For other n at most 2 (alpha + beta nbytes) more than that of q.
+    """
+    whole = [sum(shares)] * ranks
+    return folded_seconds(Fold(ranks), whole, halving_rounds(shares) + doubling_rounds(shares), whole, alpha, beta)
+
+
+def equal_shares(nbytes: float, ranks: int) -> list[float]:
+    """`nbytes` cut for the folded numbers."""
+    power = Fold(ranks).power
+    return [nbytes / power] * power
+
+
+@algorithm(
+    "all_reduce",
+    "rabenseifner",
+    sends=all_reduce_sends,
+    seconds=lambda nbytes, n, alpha, beta: all_reduce_seconds(equal_shares(nbytes, n), n, alpha, beta),
+)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Recursive halving, then doubling, in place: 2 log2 n messages a rank."""
     fold, rank = Fold(comm.size), comm.rank
@@ -61,7 +116,8 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
         combine(op, incoming, flat, out=flat)
     start, me = offsets(chunk_sizes(flat.size, fold.power)), fold.number(rank)
     scatter_halving(comm, fold, flat, start, op)
-    divide_if_average(op, flat[start[me] : start[me + 1]], comm.size)
+    if op == "avg":
+        divide(flat[start[me] : start[me + 1]], comm.size)
     gather_doubling(comm, fold, flat, start)
     if fold.takes(rank):
         comm.send(flat, rank - 1)

@@ -15,39 +15,46 @@ Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.layout import chunk_sizes, cut
 from minidist.base.memory import track
-from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm
 
 
-@algorithm("reduce_scatter", "ring")
+@algorithm(
+    "reduce_scatter",
+    "ring",
+    sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),  # every chunk but its own
+    seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
+)
 def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Rank r sends every chunk but its own to rank r+1: `array.nbytes - chunk r`, in n-1 messages."""
     n, rank = comm.size, comm.rank
-    flat, start = array.reshape(-1), offsets(sizes)
-    first = (rank - 1) % n
-    travelling = flat[start[first] : start[first + 1]]  # what this rank sends next
+    chunks = cut(array.reshape(-1), sizes)
+    travelling = chunks[(rank - 1) % n]  # what this rank sends next
     for step in range(1, n):
-        chunk = (rank - 1 - step) % n
-        mine = flat[start[chunk] : start[chunk + 1]]
-        incoming = out if chunk == rank else track(np.empty_like(mine), "communication")
+        mine = chunks[(rank - 1 - step) % n]
+        incoming = out if step == n - 1 else track(np.empty_like(mine), "communication")
         comm.sendrecv(travelling, (rank + 1) % n, incoming, (rank - 1) % n)
         accumulate(op, incoming, mine)
         travelling = incoming
     if n == 1:
-        out[...] = flat
-    divide_if_average(op, out, n)
+        out[...] = chunks[0]
+    if op == "avg":
+        divide(out, n)
     return out
 
 
-@algorithm("all_gather", "ring")
+@algorithm(
+    "all_gather",
+    "ring",
+    sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[(rank + 1) % len(sizes)]),
+    seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
+)
 def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Rank r sends every chunk but that of rank r+1 to rank r+1, in n-1 messages."""
-    n, rank = comm.size, comm.rank
-    start = offsets(sizes)
-    chunks = [out[start[j] : start[j + 1]] for j in range(n)]
+    n, rank, chunks = comm.size, comm.rank, cut(out, sizes)
     if not same_memory(chunks[rank], shard):
         chunks[rank][...] = shard.reshape(-1)
     for step in range(n - 1):
@@ -55,7 +62,15 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     return out
 
 
-@algorithm("all_reduce", "ring")
+@algorithm(
+    "all_reduce",
+    "ring",
+    sends=lambda sizes, rank: (
+        2 * (len(sizes) - 1),
+        2 * sum(sizes) - sizes[rank] - sizes[(rank + 1) % len(sizes)],  # 2 (n-1)/n of the array when n divides it
+    ),
+    seconds=lambda nbytes, n, alpha, beta: 2 * ((n - 1) * (alpha + beta * nbytes / n)),
+)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce-scatter, then all-gather: 2 (n-1) messages a rank.
 
@@ -64,20 +79,25 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """
     n, rank = comm.size, comm.rank
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
-    start = offsets(sizes)
-    chunks = [flat[start[j] : start[j + 1]] for j in range(n)]
+    chunks = cut(flat, sizes)
     arrived = track(np.empty_like(flat, shape=(sizes[0],)), "communication")  # chunk 0 is a largest one
     for step in range(1, n):
         leaving, growing = (rank - step) % n, (rank - step - 1) % n
         incoming = arrived[: sizes[growing]]
         comm.sendrecv(chunks[leaving], (rank + 1) % n, incoming, (rank - 1) % n)
         accumulate(op, chunks[growing], incoming)
-    divide_if_average(op, chunks[rank], n)
+    if op == "avg":
+        divide(chunks[rank], n)
     all_gather(comm, chunks[rank], sizes, flat)
     return array
 
 
-@algorithm("broadcast", "ring")
+@algorithm(
+    "broadcast",
+    "ring",
+    sends=lambda sizes, rank: (1, sum(sizes)) if rank < len(sizes) - 1 else (0, 0),
+    seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes),
+)
 def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     """A chain of n-1 messages from the root around the ring, each the whole array."""
     distance = (comm.rank - root) % comm.size
@@ -88,7 +108,12 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     return array
 
 
-@algorithm("reduce", "ring")
+@algorithm(
+    "reduce",
+    "ring",
+    sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0),
+    seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes),
+)
 def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """A chain that ends at the root: each rank adds its part to what arrives and passes it on; n-1 messages in all."""
     n = comm.size
@@ -102,7 +127,8 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
         comm.send(total, (comm.rank + 1) % n)
         return None
     total = total.copy() if total is array else total
-    divide_if_average(op, total, n)
+    if op == "avg":
+        divide(total, n)
     return total
 
 

@@ -12,10 +12,13 @@ All-reduce is the ring's with every chunk in segments: the latency of a step hid
 Source: van de Geijn and Watts, SUMMA, 1997 (the pipelined ring broadcast); Open MPI's `ring_segmented` all-reduce.
 """
 
+from collections.abc import Sequence
+from math import ceil
+
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives.operations import accumulate, divide_if_average
+from minidist.base.layout import chunk_sizes, cut
+from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
 from minidist.comm.communicator import Comm, Request
 
@@ -27,17 +30,31 @@ def segments(nbytes: int) -> int:
     return max(1, -(-nbytes // SEGMENT_BYTES))
 
 
-def cut(array: np.ndarray, pieces: int) -> list[np.ndarray]:
-    """A 1-D array as views of its segments."""
-    start = offsets(chunk_sizes(array.size, pieces))
-    return [array[start[i] : start[i + 1]] for i in range(pieces)]
+def in_segments(array: np.ndarray, count: int) -> list[np.ndarray]:
+    """Views of `count` segments of a 1-D array, nearly equal."""
+    return cut(array, chunk_sizes(array.size, count))
 
 
-@algorithm("broadcast", "segmented_ring")
+def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+    """Broadcast and reduce: the first of k segments makes n-1 hops, the others follow without a gap."""
+    if ranks == 1:
+        return 0.0
+    first = nbytes / segments(ceil(nbytes))
+    return (ranks - 1) * (alpha + beta * first) + beta * (nbytes - first)
+
+
+@algorithm(
+    "broadcast",
+    "segmented_ring",
+    sends=lambda sizes, rank, itemsize=8: (
+        (segments(sum(sizes) * itemsize), sum(sizes)) if rank < len(sizes) - 1 else (0, 0)
+    ),
+    seconds=chain_seconds,
+)
 def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     """A pipeline from the root around the ring: each rank but the last sends the array once, in segments."""
     n, distance = comm.size, (comm.rank - root) % comm.size
-    pieces = cut(array.reshape(-1), segments(array.nbytes))
+    pieces = in_segments(array.reshape(-1), segments(array.nbytes))
     receives = [comm.irecv(piece, (comm.rank - 1) % n) for piece in pieces] if distance else []
     sends = []
     for i, piece in enumerate(pieces):
@@ -49,14 +66,19 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     return array
 
 
-@algorithm("reduce", "segmented_ring")
+@algorithm(
+    "reduce",
+    "segmented_ring",
+    sends=lambda sizes, rank, itemsize=8: (segments(sum(sizes) * itemsize), sum(sizes)) if rank else (0, 0),
+    seconds=chain_seconds,
+)
 def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """The pipeline that ends at the root: each rank adds its part to every segment and passes it on."""
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
     total = np.empty_like(array) if distance else array
     k = segments(array.nbytes)
-    mine, growing = cut(array.reshape(-1), k), cut(total.reshape(-1), k)
+    mine, growing = in_segments(array.reshape(-1), k), in_segments(total.reshape(-1), k)
     receives = [comm.irecv(piece, (comm.rank - 1) % n) for piece in growing] if distance else []
     sends = []
     for i, piece in enumerate(growing):
@@ -69,11 +91,27 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
     if distance < n - 1:
         return None
     total = total.copy() if total is array else total
-    divide_if_average(op, total, n)
+    if op == "avg":
+        divide(total, n)
     return total
 
 
-@algorithm("all_reduce", "segmented_ring")
+def all_reduce_sends(sizes: Sequence[int], rank: int, itemsize: int = 8) -> tuple[int, int]:
+    """The ring's elements; every chunk is cut into as many segments as the largest one, chunk 0, needs."""
+    n = len(sizes)
+    return 2 * (n - 1) * segments(sizes[0] * itemsize), 2 * sum(sizes) - sizes[rank] - sizes[(rank + 1) % n]
+
+
+def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+    """2 (n-1) steps of one chunk. A step takes the chunk's time on the port or, if that is longer, a segment's way."""
+    if ranks == 1:
+        return 0.0
+    chunk = nbytes / ranks
+    step = max(beta * chunk, alpha + beta * chunk / segments(ceil(chunk)))
+    return (2 * ranks - 3) * step + alpha + beta * chunk
+
+
+@algorithm("all_reduce", "segmented_ring", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """The ring's steps, chunks and sums (the same bits), each chunk in k segments: 2 (n-1) k messages a rank.
 
@@ -81,13 +119,13 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """
     n, rank = comm.size, comm.rank
     if n == 1:
-        divide_if_average(op, array, n)
+        if op == "avg":
+            divide(array, n)
         return array
     sizes = chunk_sizes(array.size, n)
-    k, start, flat = segments(sizes[0] * array.itemsize), offsets(sizes), array.reshape(-1)
-    chunks = [cut(flat[start[j] : start[j + 1]], k) for j in range(n)]
-    waiting = np.empty_like(flat, shape=(sizes[0],))  # where segments arrive that are to be added
-    slots = cut(waiting, k)
+    k = segments(sizes[0] * array.itemsize)
+    chunks = [in_segments(chunk, k) for chunk in cut(array.reshape(-1), sizes)]
+    slots = in_segments(np.empty_like(array, shape=(sizes[0],)), k)  # where segments arrive that are to be added
 
     def receive(step: int, i: int) -> Request:
         target = chunks[(rank - step - 1) % n][i]
@@ -103,8 +141,8 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
             if step < n:
                 target = chunks[(rank - step - 1) % n][i]
                 accumulate(op, target, arrived)
-                if step == n - 1:
-                    divide_if_average(op, target, n)
+                if op == "avg" and step == n - 1:
+                    divide(target, n)
             comm.wait(sends[i])
             if step < 2 * n - 2:
                 receives[i], sends[i] = receive(step + 1, i), send(step + 1, i)

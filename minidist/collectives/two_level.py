@@ -25,9 +25,9 @@ import numpy as np
 
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import binomial_tree, ring
-from minidist.collectives.operations import divide_if_average
+from minidist.collectives.operations import divide
 from minidist.collectives.part import Part
-from minidist.collectives.registry import algorithm
+from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, formulas, volume
 from minidist.comm.communicator import Comm
 
 
@@ -78,7 +78,32 @@ def reordered(flat: np.ndarray, sizes: Sequence[int], order: Sequence[int], back
     return result
 
 
-@algorithm("all_reduce", "two_level")
+def sends_inside_and_across(
+    operation: str, sizes: Sequence[Sequence[int]], node: int, rank: int
+) -> tuple[Volume, Volume]:
+    """What rank `rank` of node `node` sends inside its node and to other nodes, with M equal nodes of L ranks.
+
+    operation: all_reduce, reduce_scatter or all_gather. sizes[m][l]: elements of the chunk of rank l of node m; an
+    all-reduce cuts the array first into L parts, then each part into M.
+    """
+    places = [sum(place) for place in zip(*sizes, strict=True)]
+    inside = volume(operation, "ring", places, len(places), rank)
+    return inside, volume(operation, "ring", [row[rank] for row in sizes], len(sizes), node)
+
+
+def two_level_seconds(
+    nbytes: float, nodes: int, ranks: int, fast: tuple[float, float], slow: tuple[float, float]
+) -> float:
+    """All-reduce of `nodes` equal nodes of `ranks` ranks; fast, slow: (alpha, beta) inside a node and across.
+
+    A reduce-scatter or an all-gather takes half of it.
+    """
+    inside = ALGORITHMS["all_reduce"]["ring"].seconds(nbytes, ranks, *fast)
+    return inside + ALGORITHMS["all_reduce"]["ring"].seconds(nbytes / ranks, nodes, *slow)
+
+
+# The registered formulas are those of ranks that are all in one node.
+@algorithm("all_reduce", "two_level", **formulas("all_reduce", "ring"))
 def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     """Equal nodes: a rank sends 2 (L-1)/L of the array inside and 2 (M-1)/M of its chunk across."""
     levels = Levels(comm)
@@ -89,19 +114,21 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
         mine = np.empty_like(flat, shape=(sizes[inside.rank],))
         ring.reduce_scatter(inside, flat, sizes, mine, inner)
         ring.all_reduce(across, mine, inner)
-        divide_if_average(op, mine, comm.size)
+        if op == "avg":
+            divide(mine, comm.size)
         flat[start[inside.rank] : start[inside.rank + 1]] = mine
         ring.all_gather(inside, flat[start[inside.rank] : start[inside.rank + 1]], sizes, flat)
         return array
     total = binomial_tree.reduce(inside, array, 0, inner)
     if total is not None:
         ring.all_reduce(across, total, inner)
-        divide_if_average(op, total, comm.size)
+        if op == "avg":
+            divide(total, comm.size)
         array[...] = total
     return binomial_tree.broadcast(inside, array, 0)
 
 
-@algorithm("reduce_scatter", "two_level")
+@algorithm("reduce_scatter", "two_level", **formulas("reduce_scatter", "ring"))
 def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Inside, each place gets the chunks of that place in all nodes; across, each of them its own."""
     levels = Levels(comm)
@@ -112,7 +139,8 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
         held = np.empty_like(flat, shape=(totals[inside.rank],))
         ring.reduce_scatter(inside, reordered(flat, sizes, levels.order), totals, held, inner)
         ring.reduce_scatter(across, held, [sizes[rank] for rank in across.ranks], out, inner)
-        divide_if_average(op, out, comm.size)
+        if op == "avg":
+            divide(out, comm.size)
         return out
     total = binomial_tree.reduce(inside, flat, 0, inner)
     mine, node_sizes = nodes[levels.home], [sum(sizes[rank] for rank in node) for node in nodes]
@@ -120,12 +148,13 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
         ours = np.empty_like(flat, shape=(node_sizes[levels.home],))
         by_node = reordered(total, sizes, [rank for node in nodes for rank in node])
         ring.reduce_scatter(across, by_node, node_sizes, ours, inner)
-        divide_if_average(op, ours, comm.size)
+        if op == "avg":
+            divide(ours, comm.size)
         total = ours
     return binomial_tree.scatter(inside, total, [sizes[rank] for rank in mine], out, 0)
 
 
-@algorithm("all_gather", "two_level")
+@algorithm("all_gather", "two_level", **formulas("all_gather", "ring"))
 def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Across, each place collects its shards of all nodes; inside, the places share them."""
     levels = Levels(comm)
@@ -152,7 +181,7 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     return out
 
 
-@algorithm("broadcast", "two_level")
+@algorithm("broadcast", "two_level", **formulas("broadcast", "binomial"))
 def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     """Inside the root's node, among the leaders, inside the other nodes: M-1 slow messages in all."""
     levels = Levels(comm)
@@ -164,7 +193,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     return array if levels.home == home else binomial_tree.broadcast(levels.inside, array, 0)
 
 
-@algorithm("reduce", "two_level")
+@algorithm("reduce", "two_level", **formulas("reduce", "binomial"))
 def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Inside the other nodes, among the leaders, inside the root's node: M-1 slow messages in all."""
     levels = Levels(comm)
@@ -179,8 +208,8 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
         return None
     assert part is not None
     total = binomial_tree.reduce(levels.inside, part, levels.nodes[home].index(root), inner)
-    if total is not None:
-        divide_if_average(op, total, comm.size)
+    if total is not None and op == "avg":
+        divide(total, comm.size)
     return total
 
 

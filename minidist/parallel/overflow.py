@@ -25,7 +25,7 @@ def agree_on_overflow(comm: Comm, overflow: bool) -> bool:
     """True on every rank of `comm` when it is True on one. comm: all ranks that step together, whatever the axes.
 
     An all-reduce (maximum) of one byte by recursive doubling, purpose `overflow`: log2 n bytes from each of n ranks
-    when n is a power of two (else see `closed_form.recursive_doubling_all_reduce`).
+    when n is a power of two (else see `collectives/recursive_doubling.py`).
     """
     flag = np.array([overflow], np.uint8)
     with purpose("overflow"):

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minidist.collectives.closed_form import recursive_doubling_all_reduce
+from minidist import collectives
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan
@@ -198,7 +198,7 @@ def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
     """Float16: one byte by recursive doubling over all ranks of all axes."""
     n = batches.dims.ranks
     flags = (
-        sum(recursive_doubling_all_reduce(1, n, rank)[1] for rank in range(n))
+        sum(collectives.volume("all_reduce", "recursive_doubling", 1, n, rank).elements for rank in range(n))
         if n > 1 and config.precision == "fp16"
         else 0
     )

@@ -10,19 +10,16 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.bench import collectives as real
 from minidist.bench import virtual_collectives as virtual
-from minidist.collectives import closed_form, virtual_time
-from minidist.collectives.registry import algorithms
+from minidist.collectives import ALGORITHMS, bus_factor, seconds
 from minidist.comm import LinkModel
 from minidist.report.crossover import crossover
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
     """Its table: allreduce 2 (n-1)/n; reduce-scatter, all-gather, all-to-all (n-1)/n; broadcast, reduce 1."""
-    factors = {
-        name: closed_form.bus_factor(name, 4) for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-    }
+    factors = {name: bus_factor(name, 4) for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
     assert factors == {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75}
-    assert closed_form.bus_factor("broadcast", 4) == closed_form.bus_factor("reduce", 4) == 1.0
+    assert bus_factor("broadcast", 4) == bus_factor("reduce", 4) == 1.0
 
 
 def test_rows_of_measured_times():
@@ -55,7 +52,7 @@ def test_every_side_is_measured_and_compared(comm, monkeypatch):
     world = MPIWorld(checks=False, record=False, timeout=0)
     monkeypatch.setattr(real, "gloo_side", lambda *_: None)  # torch takes seconds to import
     sides = real.sides_of(world)
-    assert set(sides) == {*algorithms()["all_reduce"], "auto", "MPI_Allreduce"}
+    assert set(sides) == {*ALGORITHMS["all_reduce"], "auto", "MPI_Allreduce"}
     times = real.measure(world, sides, 64, rounds=2)
     assert {name: len(seconds) for name, seconds in times.items()} == dict.fromkeys(sides, 2)
     with pytest.raises(MinidistError, match=r"wrong of 64 B gave .*, not 3; no ratio is given"):
@@ -69,14 +66,10 @@ def test_the_virtual_table_is_the_clock(operation):
     links = LinkModel(alpha=2.0**-10, beta=2.0**-20)
     result = virtual.bench_virtual_collectives(operation, 8, links, [64, 2**20])
     for row in result["rows"]:
-        assert row["median_s"] == virtual_time.TIMES[operation, row["algorithm"]](
-            row["bytes"], 8, links.alpha, links.beta
-        )
-        assert row["busbw"] == pytest.approx(
-            row["bytes"] / row["median_s"] / 1e9 * closed_form.bus_factor(operation, 8)
-        )
+        assert row["median_s"] == seconds(operation, row["algorithm"], row["bytes"], 8, links.alpha, links.beta)
+        assert row["busbw"] == pytest.approx(row["bytes"] / row["median_s"] / 1e9 * bus_factor(operation, 8))
         assert row["side"] != "auto" or row["ratio"] <= 1.05
-    assert {row["side"] for row in result["rows"]} == {*algorithms()[operation], "auto"}
+    assert {row["side"] for row in result["rows"]} == {*ALGORITHMS[operation], "auto"}
     for nbytes in (64, 2**20):
         assert min(row["ratio"] for row in result["rows"] if row["bytes"] == nbytes) == 1.0
     assert "1,048,576" in virtual.table(result)
@@ -86,7 +79,7 @@ def test_the_crossover_picture_has_a_line_for_each_algorithm_and_says_whom_auto_
     rows = virtual.bench_virtual_collectives("all_reduce", 16, sizes=[2**k for k in range(0, 27, 3)])["rows"]
     axes = crossover(rows, command="minidist bench collectives --simulated").axes[0]
     lines = {line.get_gid(): line for line in axes.lines if line.get_gid()}
-    assert set(lines) == {*algorithms()["all_reduce"], "auto"}
+    assert set(lines) == {*ALGORITHMS["all_reduce"], "auto"}
     best = [min(row["median_s"] for row in rows if row["bytes"] == 2**k) * 1e6 for k in range(0, 27, 3)]
     assert list(lines["auto"].get_ydata()) == pytest.approx(best)
     taken = [row["algorithm"] for row in rows if row["side"] == "auto"]

@@ -11,7 +11,7 @@ import pytest
 
 from minidist.base.errors import LauncherError, UsageError
 from minidist.bench import network
-from minidist.collectives import closed_form, virtual_time
+from minidist.collectives import seconds, volume
 
 
 @pytest.fixture
@@ -27,12 +27,10 @@ def test_the_interface_counts_the_traces_bytes_and_the_time_is_set_beside_the_cl
     result = network.bench_network(hosts=3, rate=10e6, sizes=[nbytes], algorithms=["ring"], rounds=1)
     (row,), clock = result["rows"], result["environment"]
     assert row["ratio"] == pytest.approx(row["median_s"] / row["predicted_s"])
-    assert row["trace_bytes"] == 4 * closed_form.all_reduce(nbytes // 4, 3, 0)[1]
+    assert row["trace_bytes"] == 4 * volume("all_reduce", "ring", nbytes // 4, 3, 0).elements
     assert row["trace_bytes"] * network.FRAME / network.PAYLOAD <= 1.01 * row["wire_bytes"] <= 1.15 * row["trace_bytes"]
     assert clock["beta"] == pytest.approx(8 / 10e6 * network.FRAME / network.PAYLOAD)
-    assert row["predicted_s"] == pytest.approx(
-        virtual_time.TIMES["all_reduce", "ring"](nbytes, 3, clock["alpha"], clock["beta"])
-    )
+    assert row["predicted_s"] == pytest.approx(seconds("all_reduce", "ring", nbytes, 3, clock["alpha"], clock["beta"]))
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert f"md{os.getpid()}" not in left  # all is taken away again
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import collectives
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives.registry import algorithms
+from minidist.collectives import ALGORITHMS
 from tests.collectives.associations import association
 
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int32")}
@@ -19,7 +19,7 @@ DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 OPS = ("sum", "avg", "max", "min", "prod")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-ALL = sorted((operation, name) for operation, names in algorithms().items() for name in names)
+ALL = sorted((operation, name) for operation, names in ALGORITHMS.items() for name in names)
 
 
 @lru_cache(1000)

@@ -7,16 +7,15 @@ import pytest
 
 from minidist import collectives
 from minidist.base.errors import MismatchError
-from minidist.collectives import TwoLevel
+from minidist.collectives import ALGORITHMS, TwoLevel
 from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
-from minidist.collectives.registry import algorithms
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, Case
 from tests.collectives.phantoms import seconds
 
 SIZES = [1, 2**8, 2**12, 2**15, 2**18, 2**20, 2**23, 2**26]
 ETHERNET = LinkModel(alpha=5e-5, beta=8e-9)
-OPERATIONS = sorted(algorithms())
+OPERATIONS = sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -27,14 +26,14 @@ def test_within_5_percent_of_the_best(operation, ranks, links):
     for nbytes in (
         SIZES if ranks < 13 or operation == "all_reduce" else SIZES[:-1]
     ):  # a thousand segments a rank take long
-        fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
+        fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in ALGORITHMS[operation]}
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(("ranks", "nbytes"), [(64, 1), (64, 2**14), (33, 2**20), (64, 2**21)])
 def test_within_5_percent_on_many_ranks(operation, ranks, nbytes):
-    fixed = [seconds(operation, name, ranks, nbytes) for name in algorithms()[operation]]
+    fixed = [seconds(operation, name, ranks, nbytes) for name in ALGORITHMS[operation]]
     assert seconds(operation, "auto", ranks, nbytes) <= 1.05 * min(fixed)
 
 
@@ -77,7 +76,7 @@ def test_auto_is_the_algorithm_that_it_chose(operation, ranks):
     assert len(names) == (ranks > 1)
     for name in names:
         case.algorithm = name.split("/")[1]
-        assert case.algorithm in algorithms()[operation]
+        assert case.algorithm in ALGORITHMS[operation]
         for rank, result in enumerate(results):
             case.check(rank, result)
 
@@ -126,7 +125,7 @@ def test_each_communicator_chooses_by_its_own_links():
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_within_5_percent_where_links_differ_by_node(operation, ranks, links):
     for nbytes in (1, 2**12, 2**16, 2**20, 2**24):
-        fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in algorithms()[operation]}
+        fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in ALGORITHMS[operation]}
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
 
 
@@ -143,7 +142,7 @@ def test_long_arrays_take_two_levels_where_links_differ_and_nowhere_else():
     for operation in ("all_reduce", "all_gather", "reduce_scatter"):
         chosen = fastest(operation, 2**24, TWO_NODES, tuple(range(8)))
         assert chosen == "two_level", operation
-        others = [seconds(operation, name, 8, 2**24, TWO_NODES) for name in algorithms()[operation] if name != chosen]
+        others = [seconds(operation, name, 8, 2**24, TWO_NODES) for name in ALGORITHMS[operation] if name != chosen]
         assert seconds(operation, "two_level", 8, 2**24, TWO_NODES) < 0.75 * min(others)
         assert cheapest(operation, 2**24, 8, *SLOW) != "two_level"
 

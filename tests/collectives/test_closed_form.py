@@ -1,36 +1,28 @@
 """The recorded messages, bytes and virtual times are those of the closed forms, for every algorithm there is."""
 
+from math import ceil, log2
+
 import numpy as np
 import pytest
 
 from minidist import collectives
 from minidist.base.layout import chunk_sizes
-from minidist.collectives import closed_form, virtual_time
+from minidist.collectives import recursive_doubling, recursive_halving, seconds, volume
 from minidist.collectives.folding import Fold
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, Case
+from tests.collectives.ragged_times import pairwise, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 ALPHA, BETA = 2.0**-10, 2.0**-20  # binary fractions: sums of them are exact
 RANKS = [1, 2, 3, 4, 5, 7, 8, 9]
 
 
-def volume(case, rank):
+def volume_of(case, rank):
     """The closed form of one rank of a case."""
-    function = closed_form.VOLUMES[case.operation, case.algorithm]
-    if case.operation in ("broadcast", "reduce"):
-        return function(case.size, case.ranks, rank, case.root)
-    if case.operation == "all_reduce":
-        return function(case.size, case.ranks, rank)
-    if case.operation in ("gather", "scatter"):
-        return function(case.sizes, rank, case.root)
-    if case.algorithm == "bruck":
-        return function([case.row(r) for r in range(case.ranks)], rank, counted=case.counts is not None)
-    return function(case.row(rank) if case.operation == "all_to_all" else case.sizes, rank)
-
-
-def test_every_algorithm_has_a_closed_form():
-    assert sorted(closed_form.VOLUMES) == ALL
-    assert sorted(virtual_time.TIMES) == ALL
+    ragged = case.algorithm == "bruck" and case.counts is not None
+    options = {"rows": [case.row(r) for r in range(case.ranks)]} if ragged else {}
+    elements = case.row(rank) if case.operation == "all_to_all" else case.sizes
+    return volume(case.operation, case.algorithm, elements, case.ranks, rank, case.root, **options)
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
@@ -44,7 +36,7 @@ def test_messages_and_bytes_of_each_rank(operation, algorithm, ranks, async_op):
             world = SimWorld(ranks)
             world.run(case.call)
             for rank, trace in enumerate(world.traces):
-                messages, elements = volume(case, rank)
+                messages, elements = volume_of(case, rank)
                 assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 8 * elements), case
                 assert all(m.operation == f"{operation}/{algorithm}" for m in trace.messages)
 
@@ -53,10 +45,10 @@ def test_messages_and_bytes_of_each_rank(operation, algorithm, ranks, async_op):
 def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
     size = 6 * ranks
     for rank in range(ranks):
-        assert closed_form.all_reduce(size, ranks, rank) == (2 * (ranks - 1), 2 * (ranks - 1) * size // ranks)
-        sizes = chunk_sizes(size, ranks)
-        assert closed_form.reduce_scatter(sizes, rank) == (ranks - 1, (ranks - 1) * size // ranks)
-        assert closed_form.all_gather(sizes, rank) == (ranks - 1, (ranks - 1) * size // ranks)
+        total = volume("all_reduce", "ring", size, ranks, rank)
+        assert total == (2 * (ranks - 1), 2 * (ranks - 1) * size // ranks)
+        for half in ("reduce_scatter", "all_gather"):
+            assert volume(half, "ring", size, ranks, rank) == (ranks - 1, (ranks - 1) * size // ranks)
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
@@ -70,18 +62,18 @@ def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
     nbytes = 8 * (sum(case.row(0)) if operation == "all_to_all" else size)
     world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
     world.run(case.call)
-    seconds = virtual_time.TIMES[operation, algorithm](nbytes, ranks, ALPHA, BETA)
-    assert world.end_time == max(seconds, 1e-6 if async_op else 0.0)
+    expected = seconds(operation, algorithm, nbytes, ranks, ALPHA, BETA)
+    assert world.end_time == max(expected, 1e-6 if async_op else 0.0)
 
 
 RAGGED = {
-    ("reduce_scatter", "ring"): virtual_time.ragged_ring_reduce_scatter_time,
-    ("all_gather", "ring"): virtual_time.ragged_ring_all_gather_time,
-    ("all_reduce", "ring"): virtual_time.ragged_ring_all_reduce_time,
-    ("all_to_all", "pairwise"): virtual_time.ragged_pairwise_time,
-    ("reduce_scatter", "recursive_halving"): virtual_time.ragged_halving_time,
-    ("all_gather", "recursive_doubling"): virtual_time.ragged_doubling_time,
-    ("all_reduce", "rabenseifner"): virtual_time.ragged_rabenseifner_time,
+    ("reduce_scatter", "ring"): ring_reduce_scatter,
+    ("all_gather", "ring"): ring_all_gather,
+    ("all_reduce", "ring"): ring_all_reduce,
+    ("all_to_all", "pairwise"): pairwise,
+    ("reduce_scatter", "recursive_halving"): recursive_halving.reduce_scatter_seconds,
+    ("all_gather", "recursive_doubling"): recursive_doubling.all_gather_seconds,
+    ("all_reduce", "rabenseifner"): recursive_halving.all_reduce_seconds,
 }
 
 
@@ -121,7 +113,7 @@ def test_an_uneven_all_to_all_takes_longer_when_sends_wait_for_their_receivers()
             world = SimWorld(7, eager_bytes=buffered << 20, links=LinkModel(alpha=ALPHA, beta=2.0**-14))
             world.run(program, rows)
             chunks = [[8 * count for count in row] for row in rows]
-            times.append(virtual_time.ragged_pairwise_time(chunks, ALPHA, 2.0**-14, buffered))
+            times.append(pairwise(chunks, ALPHA, 2.0**-14, buffered))
             assert world.end_time == times[-1]
     assert any(waiting > free for waiting, free in zip(times[::2], times[1::2], strict=True))
 
@@ -130,15 +122,15 @@ def test_an_uneven_all_to_all_takes_longer_when_sends_wait_for_their_receivers()
 def test_barrier(ranks):
     world = SimWorld(ranks, links=LinkModel(alpha=ALPHA, beta=BETA))
     world.run(lambda comm: comm.barrier())
-    assert world.end_time == virtual_time.barrier_time(ranks, ALPHA)
+    rounds = ceil(log2(ranks))
+    assert world.end_time == ALPHA * rounds
     for trace in world.traces:
-        assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == closed_form.barrier(ranks)
+        assert [m.nbytes for m in trace.sent()] == [0] * rounds
 
 
 def test_the_ring_is_as_good_as_bandwidth_allows_and_the_naive_way_is_not():
     """Without latency: 2 (n-1)/n against 2 (n-1) times the array."""
     nbytes, n = 1e6, 8
-    ring = virtual_time.TIMES["all_reduce", "ring"](nbytes, n, 0.0, 1e-9)
-    naive = virtual_time.TIMES["all_reduce", "naive"](nbytes, n, 0.0, 1e-9)
+    ring, naive = (seconds("all_reduce", name, nbytes, n, 0.0, 1e-9) for name in ("ring", "naive"))
     assert naive == pytest.approx(n * ring)
     assert ring == pytest.approx(2 * (n - 1) / n * nbytes * 1e-9)

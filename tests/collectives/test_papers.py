@@ -10,7 +10,7 @@ import pytest
 
 from minidist import collectives
 from minidist.base.layout import chunk_sizes
-from minidist.collectives import closed_form, virtual_time
+from minidist.collectives import seconds, volume
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, DTYPES, Case
@@ -33,7 +33,7 @@ PAPERS = {
 @pytest.mark.parametrize(("operation", "algorithm"), PAPERS)
 @pytest.mark.parametrize("ranks", POWERS)
 def test_times_of_the_papers(operation, algorithm, ranks):
-    assert virtual_time.TIMES[operation, algorithm](N, ranks, A, B) == PAPERS[operation, algorithm](ranks)
+    assert seconds(operation, algorithm, N, ranks, A, B) == PAPERS[operation, algorithm](ranks)
 
 
 @pytest.mark.parametrize("ranks", range(1, 65))
@@ -41,31 +41,31 @@ def test_other_numbers_of_ranks_stay_within_the_papers_bounds(ranks):
     """Rabenseifner for any n, as MPICH states it with q, the largest power of two in n; trees take ceil(log2 n)."""
     q = 2 ** floor(log2(ranks))
     bound = (2 * log2(q) + 2) * A + (2 * (q - 1) / q + 2) * N * B
-    assert virtual_time.TIMES["all_reduce", "rabenseifner"](N, ranks, A, B) <= bound
+    assert seconds("all_reduce", "rabenseifner", N, ranks, A, B) <= bound
     for name in (("broadcast", "binomial"), ("reduce", "binomial")):
-        assert virtual_time.TIMES[name](N, ranks, A, B) <= ceil(log2(ranks)) * (A + N * B)
-    assert virtual_time.TIMES["all_reduce", "recursive_doubling"](N, ranks, A, B) <= (log2(q) + 2) * (A + N * B)
+        assert seconds(*name, N, ranks, A, B) <= ceil(log2(ranks)) * (A + N * B)
+    assert seconds("all_reduce", "recursive_doubling", N, ranks, A, B) <= (log2(q) + 2) * (A + N * B)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_volumes_of_the_papers(ranks):
-    size, sizes, rounds = 32 * ranks, [32] * ranks, int(log2(ranks))
+    size, rounds = 32 * ranks, int(log2(ranks))
     everything, others = (rounds, rounds * size), (rounds, size * (ranks - 1) // ranks)
     for rank in range(ranks):
-        assert closed_form.recursive_doubling_all_reduce(size, ranks, rank) == everything
-        assert closed_form.recursive_doubling_all_gather(sizes, rank) == others
-        assert closed_form.recursive_halving_reduce_scatter(sizes, rank) == others
-        assert closed_form.rabenseifner(size, ranks, rank) == (2 * rounds, 2 * size * (ranks - 1) // ranks)
-        bruck = closed_form.bruck_all_to_all([sizes] * ranks, rank, counted=False)
-        assert bruck == (rounds, size // 2 * rounds)
+        assert volume("all_reduce", "recursive_doubling", size, ranks, rank) == everything
+        assert volume("all_gather", "recursive_doubling", size, ranks, rank) == others
+        assert volume("reduce_scatter", "recursive_halving", size, ranks, rank) == others
+        halved = volume("all_reduce", "rabenseifner", size, ranks, rank)
+        assert halved == (2 * rounds, 2 * size * (ranks - 1) // ranks)
+        assert volume("all_to_all", "bruck", size, ranks, rank) == (rounds, size // 2 * rounds)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 64])
 def test_a_segmented_chain_takes_the_time_of_a_pipeline(ranks):
     k = 12
-    seconds = virtual_time.TIMES["broadcast", "segmented_ring"](k * SEGMENT_BYTES, ranks, A, B)
+    time = seconds("broadcast", "segmented_ring", k * SEGMENT_BYTES, ranks, A, B)
     hops = (ranks - 1) * (A + SEGMENT_BYTES * B)
-    assert seconds == (hops + (k - 1) * SEGMENT_BYTES * B if ranks > 1 else 0)
+    assert time == (hops + (k - 1) * SEGMENT_BYTES * B if ranks > 1 else 0)
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce", "all_reduce"])
@@ -73,7 +73,7 @@ def test_a_segmented_chain_takes_the_time_of_a_pipeline(ranks):
 @pytest.mark.parametrize("alpha", [2.0**-10, 1.0])  # the port is the bottleneck; the latency is
 @pytest.mark.parametrize("eager_bytes", [0, 1 << 30])
 def test_several_segments(operation, ranks, alpha, eager_bytes):
-    """Values, messages, bytes and time of a segmented ring whose messages are really cut; in the ring's order of sums."""
+    """Values, messages, bytes and time where messages are really cut; sums in the ring's order."""
     size = 3 * SEGMENT_BYTES // 8 * (ranks if operation == "all_reduce" else 1)
     arrays = [np.random.default_rng(rank).standard_normal(size) for rank in range(ranks)]
 
@@ -86,11 +86,11 @@ def test_several_segments(operation, ranks, alpha, eager_bytes):
     assert world.run(program, "segmented_ring") == SimWorld(ranks).run(program, "ring")
     world.run(program, "segmented_ring")
     for rank, trace in enumerate(world.traces):
-        messages, elements = closed_form.VOLUMES[operation, "segmented_ring"](size, ranks, rank)
+        messages, elements = volume(operation, "segmented_ring", size, ranks, rank)
         assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 8 * elements)
         assert messages % 3 == 0
         assert all(m.nbytes == SEGMENT_BYTES for m in trace.sent())
-    assert world.end_time == virtual_time.TIMES[operation, "segmented_ring"](8 * size, ranks, alpha, B)
+    assert world.end_time == seconds(operation, "segmented_ring", 8 * size, ranks, alpha, B)
 
 
 def test_segments_of_unequal_size_and_another_dtype():
@@ -103,7 +103,7 @@ def test_segments_of_unequal_size_and_another_dtype():
     )
     for rank, trace in enumerate(world.traces):
         assert results[rank].tobytes() == expected[rank].tobytes()
-        messages, elements = closed_form.segmented_all_reduce(size, ranks, rank, itemsize=4)
+        messages, elements = volume("all_reduce", "segmented_ring", size, ranks, rank, itemsize=4)
         assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 4 * elements)
         assert max(m.nbytes for m in trace.sent()) <= SEGMENT_BYTES
     assert {m.nbytes for m in world.traces[0].sent()} != {SEGMENT_BYTES}
@@ -133,16 +133,14 @@ def test_folded_ranks_and_trees_on_1000_ranks():
     for algorithm in ("recursive_doubling", "rabenseifner", "binomial"):
         world = SimWorld(1000)
         assert set(world.run(program, algorithm)) == {500500.0}
-        case = closed_form.VOLUMES["all_reduce", algorithm]
-        assert [len(t.sent()) for t in world.traces] == [case(1, 1000, rank)[0] for rank in range(1000)]
+        messages = [volume("all_reduce", algorithm, 1, 1000, rank).messages for rank in range(1000)]
+        assert [len(t.sent()) for t in world.traces] == messages
 
 
 def test_chunk_sizes_that_do_not_divide_change_the_traffic_as_the_closed_form_says():
     assert chunk_sizes(11, 3) == [4, 4, 3]
     # rank 0 hands over 11; rank 1 sends chunk {2} in its round and chunk 0 back; rank 2 sends chunks {0, 1}
-    assert [closed_form.recursive_halving_reduce_scatter([4, 4, 3], r) for r in range(3)] == [
-        (1, 11),
-        (2, 3 + 4),
-        (1, 8),
-    ]
-    assert [closed_form.recursive_doubling_all_gather([4, 4, 3], r) for r in range(3)] == [(1, 4), (2, 8 + 11), (1, 3)]
+    scattered = [volume("reduce_scatter", "recursive_halving", 11, 3, rank) for rank in range(3)]
+    assert scattered == [(1, 11), (2, 3 + 4), (1, 8)]
+    gathered = [volume("all_gather", "recursive_doubling", [4, 4, 3], 3, rank) for rank in range(3)]
+    assert gathered == [(1, 4), (2, 8 + 11), (1, 3)]

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from minidist import collectives
 from minidist.base.errors import MismatchError, UsageError
-from minidist.collectives import TwoLevel, closed_form, virtual_time
+from minidist.base.layout import chunk_sizes
+from minidist.collectives import TwoLevel
 from minidist.collectives.auto import virtual_seconds
+from minidist.collectives.two_level import sends_inside_and_across, two_level_seconds
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.mesh import init_device_mesh
 from tests.collectives.cases import OPS, UFUNCS, primes
@@ -103,7 +105,9 @@ def test_traffic_inside_and_across(shape, size):
         sent = [m for m in world.traces[rank].messages[start:] if m.kind == "send"]
         inside = [m for m in sent if m.peer // local == rank // local]
         across = [m for m in sent if m.peer // local != rank // local]
-        volumes = closed_form.two_level_all_reduce(size, nodes, local, rank // local, rank % local)
+        parts = [chunk_sizes(part, nodes) for part in chunk_sizes(size, local)]
+        sizes = [[part[node] for part in parts] for node in range(nodes)]
+        volumes = sends_inside_and_across("all_reduce", sizes, rank // local, rank % local)
         for messages, (count, elements) in zip((inside, across), volumes, strict=True):
             assert (len(messages), sum(m.nbytes for m in messages)) == (count, 8 * elements)
         if size == 96:  # divides: 2 (M-1)/M of N/L across, 2 (L-1)/L of N inside
@@ -141,10 +145,9 @@ def test_traffic_of_reduce_scatter_and_all_gather(operation, colors):
         array = np.ones(sum(counts) if operation == "reduce_scatter" else counts[comm.rank])
         return call(comm, colors, operation, array, counts=counts)
 
-    form = getattr(closed_form, f"two_level_{operation}")
     for rank, traffic in enumerate(sent_by(world, colors, world.run(program))):
         node = list(places).index(colors[rank])
-        inside, across = form(sizes, node, places[colors[rank]].index(rank))
+        inside, across = sends_inside_and_across(operation, sizes, node, places[colors[rank]].index(rank))
         assert traffic == ((inside[0], 8 * inside[1]), (across[0], 8 * across[1]))
 
 
@@ -174,7 +177,7 @@ def test_a_barrier_lets_nobody_out_before_everybody_is_in(colors):
 def test_time_on_links_that_differ():
     nodes, local, size = 4, 4, 64
     links = LinkModel(link=lambda a, b: FAST if a // local == b // local else SLOW)
-    seconds = virtual_time.two_level_time(8 * size, nodes, local, FAST, SLOW)
+    seconds = two_level_seconds(8 * size, nodes, local, FAST, SLOW)
 
     def program(comm):
         levels = TwoLevel(comm, comm.rank // local)

@@ -10,7 +10,7 @@ from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.trace import purpose
-from minidist.collectives import closed_form
+from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
@@ -281,7 +281,7 @@ def test_a_cast_is_an_all_reduce_in_two_bytes(dtype):
 
 
 def ring(elements, ranks, rank, itemsize):
-    return closed_form.all_reduce(elements, ranks, rank)[1] * itemsize
+    return volume("all_reduce", "ring", elements, ranks, rank).elements * itemsize
 
 
 MATRICES = [(5, 4), (4, 6)]  # of SHAPES, where rank 1 is smaller than the matrix; (1, 6) is not
@@ -532,7 +532,7 @@ def test_local_sgd_is_its_replay_on_one_device(ranks, every):
         assert weights.tobytes() == flats[rank].data.tobytes()
         assert done == [(step + 1) % every == 0 for step in range(steps)]
         sent = sum(m.nbytes for m in world.traces[rank].sent("parameter_gather"))
-        assert sent == sum(done) * closed_form.all_reduce(weights.size, ranks, rank)[1] * 8
+        assert sent == sum(done) * volume("all_reduce", "ring", weights.size, ranks, rank).elements * 8
 
 
 def test_local_sgd_with_one_step_is_data_parallelism():

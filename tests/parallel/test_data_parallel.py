@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import MismatchError, UsageError
-from minidist.collectives import all_reduce, closed_form
+from minidist.collectives import all_reduce, volume
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.parallel import DistributedDataParallel
@@ -287,7 +287,7 @@ def test_each_buckets_bytes_are_the_closed_form(ranks, algorithm, cap):
     assert len(buckets) > 1 or cap == 25.0
     for rank, trace in enumerate(world.traces):
         sent = trace.sent("gradient_reduce")
-        volumes = [closed_form.all_reduce(size, ranks, rank) for size in buckets]
+        volumes = [volume("all_reduce", "ring", size, ranks, rank) for size in buckets]
         assert len(sent) == sum(messages for messages, _ in volumes)
         assert sum(m.nbytes for m in sent) == 4 * sum(elements for _, elements in volumes)
         assert {m.lane for m in sent} <= {"lane:world"}

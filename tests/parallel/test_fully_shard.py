@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist import collectives
 from minidist.autograd import Parameter, Tensor, checkpoint
 from minidist.autograd.mark import mark
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import virtual_time
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.nn import Module, Sequential
 from minidist.optim import SGD, AdamW
@@ -342,7 +342,7 @@ def timed_step(comm, prefetch, seconds, layers, elements, **settings):
 @given(ratio=st.sampled_from([0.25, 0.9, 1.0, 1.5, 4.0]), ranks=st.integers(2, 4), prefetch=st.integers(0, 3))
 def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks, prefetch):
     layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
-    gather = virtual_time.steps_time(elements * 4, ranks, alpha, beta)
+    gather = collectives.seconds("all_gather", "ring", elements * 4, ranks, alpha, beta)
     seconds = ratio * gather
     results = SimWorld(ranks, links=LinkModel(alpha, beta)).run(timed_step, prefetch, seconds, layers, elements)
     for forward, backward in results:
@@ -362,7 +362,7 @@ def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
     and with two layers ahead as long as the slower of the two (here the gather; the link takes `ratio` of it).
     """
     layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
-    gather = virtual_time.steps_time(elements * 4, ranks, alpha, beta)
+    gather = collectives.seconds("all_gather", "ring", elements * 4, ranks, alpha, beta)
     link = ratio * gather
     seconds = gather + link if prefetch == 1 else max(gather, link)
 

@@ -14,7 +14,7 @@ from minidist.base.arrays import quiet_overflow
 from minidist.base.half import all_finite, named_dtype
 from minidist.base.layout import GradientOrder
 from minidist.base.memory import account_memory
-from minidist.collectives import closed_form
+from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.equality.reference import add_in_order
 from minidist.nn.flat import FlatParameters
@@ -237,7 +237,7 @@ def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
     world.run(lambda comm: agree_on_overflow(comm, comm.rank == comm.size - 1))
     for rank, trace in enumerate(world.traces):
         sent = trace.bytes_by_purpose().get("overflow", 0)
-        assert sent == (closed_form.recursive_doubling_all_reduce(1, ranks, rank)[1] if ranks > 1 else 0)
+        assert sent == (volume("all_reduce", "recursive_doubling", 1, ranks, rank).elements if ranks > 1 else 0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])

@@ -8,7 +8,7 @@ import pytest
 
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
-from minidist.collectives import closed_form
+from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.noise_scale import AdaptiveBatch, Estimate, LocalGradient, NoiseScale, estimate, step_estimate
@@ -81,7 +81,7 @@ def test_data_parallelism_measures_what_one_device_computes(reduction, ranks):
         assert found == results[0]
         assert found == pytest.approx(expected, rel=1e-9)
     for rank, trace in enumerate(world.traces):
-        assert sum(m.nbytes for m in trace.sent("metrics")) == 8 * closed_form.all_reduce(1, ranks, rank)[1]
+        assert sum(m.nbytes for m in trace.sent("metrics")) == 8 * volume("all_reduce", "ring", 1, ranks, rank).elements
 
 
 def test_the_average_forgets_and_knows_when_it_knows_nothing():

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 
 from minidist.base.errors import DeadlockError, UsageError
 from minidist.base.trace import purpose, read_traces, write_traces
-from minidist.collectives import all_reduce, closed_form, gather
+from minidist.collectives import all_reduce, gather, volume
 from minidist.comm import ANY, LinkModel, SimWorld
 from minidist.report import KINDS, draw, save, write_perfetto
 from minidist.report.bytes_matrix import matrix_of
@@ -198,7 +198,7 @@ def test_bytes_by_purpose_puts_the_formula_beside_the_measurement():
         gather(comm, np.ones(1))
 
     traces = run(main, 4)
-    formula = 8 * sum(closed_form.all_reduce(7, 4, rank)[1] for rank in range(4))
+    formula = 8 * sum(volume("all_reduce", "ring", 7, 4, rank).elements for rank in range(4))
     figure = draw("bytes-by-purpose", traces, {"closed_form": {"gradient_reduce": formula}})
     bars = {bar.get_gid(): [] for bar in figure.axes[0].patches}
     for bar in figure.axes[0].patches:
