@@ -44,7 +44,7 @@ from minidist.autograd.modes import (
     set_grad_enabled,
 )
 from minidist.autograd.node import Node
-from minidist.autograd.parameter import Parameter, ParameterUse
+from minidist.autograd.parameter import Parameter, SavedParameter
 from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
 from minidist.autograd.rms_norm import rms_norm
 from minidist.autograd.rotary import rotary, rotary_angles
@@ -59,7 +59,7 @@ __all__ = [
     "Meter",
     "Node",
     "Parameter",
-    "ParameterUse",
+    "SavedParameter",
     "ShapeError",
     "Tensor",
     "VersionError",

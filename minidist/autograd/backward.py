@@ -189,7 +189,7 @@ class BackwardPass:
         """One contribution less to wait for; the last one makes the parameter ready."""
         self.sites[parameter] -= 1
         if self.sites[parameter] == 0:
-            if (parameter.stale or parameter.reduced) and contribution_recorder.get() is None:
+            if parameter.gradient.local is None and contribution_recorder.get() is None:
                 parameter.zero_fill()  # a replay read it and did not differentiate it
             for hook in parameter.ready_hooks:
                 hook(parameter)

@@ -4,9 +4,9 @@ gradient has a buffer that it may share with others.
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
 
-Gradients enter through one method, `accumulate`. The first contribution since `zero_grad` is written straight into the
-buffer; a later one is computed whole into a temporary array and then added. So the bits depend on the order of the
-contributions and on nothing else.
+Gradients enter through one method, `accumulate`, which adds to the parameter's `Gradient`.
+
+Proved by: tests/autograd/test_backward.py, tests/parallel/test_reduced_gradients.py
 """
 
 from collections.abc import Callable
@@ -22,30 +22,103 @@ from minidist.base.layout import Layout
 from minidist.base.memory import track
 
 
+class Gradient:
+    """The gradient of one parameter as two summands: what this rank added, and what is already summed over ranks.
+
+        add()          local = what backward passes contributed since the last reduction
+        was_reduced()  total = local, which a reduction has just replaced by the sum over ranks, + the total before
+        value          local + total, where None counts nothing
+
+    Keeping the two apart lets a second backward pass follow a reduction: only what is new is summed over ranks again.
+    There is one buffer. The first summand to come lies in it; a total moves to an array of its own when local
+    contributions follow it.
+    """
+
+    __slots__ = ("buffer", "local", "total")
+
+    def __init__(self) -> None:
+        self.buffer: xp.Array | None = None  # the memory, perhaps a slice of a flat array; its values mean nothing
+        self.local: xp.Array | None = None  # the buffer, or None: nothing was added since the last reduction
+        self.total: xp.Array | None = None
+
+    @property
+    def value(self) -> xp.Array | None:
+        """The whole gradient: the array of the only summand, a new array for two, None without any."""
+        if self.local is None or self.total is None:
+            return self.local if self.total is None else self.total
+        return self.local + self.total
+
+    def add(self, contribution: Any) -> None:
+        """Add an array, or what a function compute(out) returns or writes to `out`. The buffer must be allocated.
+
+        The first contribution is written straight into the buffer. A later one is computed whole and then added, so
+        the bits depend on the order of the contributions and on nothing else.
+        """
+        if self.local is None:
+            local = self._begin_local() if self.total is not None else self.buffer
+            if callable(contribution):
+                contribution(local)
+            else:
+                xp.copyto(local, contribution)
+            self.local = local
+            return
+        value = contribution(None) if callable(contribution) else contribution
+        if value.shape != self.local.shape:
+            raise ShapeError(f"a gradient of shape {value.shape} for a parameter of shape {self.local.shape}")
+        if value.itemsize == 2:
+            add_into(self.local, value)
+        else:
+            self.local += value
+
+    def fill_zeros(self) -> None:
+        """Let `local` be zeros when nothing was added. The buffer must be allocated."""
+        if self.local is None:
+            self.local = self._begin_local()
+            self.local.fill(0)
+
+    def was_reduced(self) -> None:
+        """Note that a reduction has replaced `local` by its sum over ranks: it becomes part of `total`."""
+        if self.local is not None:
+            if self.total is not None:
+                self.local += self.total
+            self.local, self.total = None, self.local
+
+    def clear(self) -> None:
+        """Forget both summands. The buffer stays, and what is added next overwrites it."""
+        self.local = self.total = None
+
+    def release(self) -> None:
+        """Forget both summands and the buffer."""
+        self.buffer = self.local = self.total = None
+
+    def _begin_local(self) -> xp.Array:
+        """The buffer, free for local contributions: a total that lies in it moves to an array of its own."""
+        if self.total is not None and self.total is self.buffer:
+            kept = track(xp.array(self.total), "gradient")
+            self.total = kept
+        return self.buffer
+
+
 class Parameter(Tensor):
     """A leaf tensor that a model trains.
 
     name: qualified name, set by the module tree; used in errors and as the key of random draws.
     version: number of updates so far; belongs to the `FlatParameters` when one owns the parameter.
-    contributions: how many have arrived since `zero_grad`.
+    gradient: its summands; `grad` reads and sets their sum.
     """
 
     __slots__ = (
         "_data",
         "_dtype",
-        "_grad",
         "_requires_grad",
         "_shape",
         "_version",
-        "contributions",
         "flat",
+        "gradient",
         "init",
         "layout",
         "name",
         "ready_hooks",
-        "reduced",
-        "settled",
-        "stale",
     )
 
     def __init__(
@@ -56,13 +129,9 @@ class Parameter(Tensor):
         self._dtype = self._data.dtype
         self.name = name
         self.requires_grad = requires_grad
-        self._grad: xp.Array | None = None
+        self.gradient = Gradient()
         self._version = 0
         self.flat: Any = None  # the FlatParameters that owns the storage
-        self.contributions = 0
-        self.stale = True  # the buffer (if any) holds values from before zero_grad
-        self.reduced = False  # is the gradient a sum over ranks, which what comes next must not be mixed into?
-        self.settled: xp.Array | None = None  # such a sum, while later contributions are collected
         self.ready_hooks: list[Callable[[Parameter], None]] = []
         self.layout: Layout | None = None  # how it lies over a mesh; None: nobody has cut anything
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
@@ -155,9 +224,9 @@ class Parameter(Tensor):
         else:
             self.flat.updated()
 
-    def saved(self) -> "ParameterUse":
+    def saved(self) -> "SavedParameter":
         """What a node keeps: the parameter and the version, never the array."""
-        return ParameterUse(self, self.version)
+        return SavedParameter(self, self.version)
 
     # --- gradient ---
 
@@ -165,64 +234,30 @@ class Parameter(Tensor):
     def grad(self) -> xp.Array | None:
         """The gradient; None before the first contribution since `zero_grad`, and always when frozen.
 
-        While contributions wait for a reduction after an earlier one, this is a new array, the sum of both.
+        While one part is summed over ranks and another is not, this is a new array, the sum of both.
         """
-        if not self._requires_grad:
-            return None
-        if self.stale:
-            return self.settled
-        return self._grad if self.settled is None else self._grad + self.settled
+        return self.gradient.value if self._requires_grad else None
 
     @grad.setter
     def grad(self, value: xp.Array | None) -> None:
         if value is None:
             self.zero_grad()
             return
-        xp.copyto(self._buffer(), self._check(value))
-        self.stale, self.settled = False, None
-        self.contributions = max(self.contributions, 1)
-
-    @property
-    def since_reduction(self) -> xp.Array | None:
-        """The part of the gradient that is not summed over ranks yet, the buffer itself; None when there is none."""
-        return None if self.stale or self.reduced else self._grad
+        self._check(value)
+        self._allocate_gradient()
+        self.gradient.clear()
+        self.gradient.add(value)
 
     def zero_grad(self) -> None:
-        """Forget the gradient, also what a shard holds of it. No buffer is cleared: the next contribution overwrites
-        it.
-        """
-        self.forget()
+        """Forget the gradient, also what a shard holds of it. No memory is cleared: the next contribution overwrites."""
+        self.gradient.clear()
         if self.flat is not None and self.flat.shard is not None:
             self.flat.shard.forget(self)
 
-    def forget(self) -> None:
-        """Forget what is in this parameter's own buffer; a shard keeps what was reduced."""
-        self.contributions = 0
-        self.stale, self.reduced, self.settled = True, False, None
-
-    def settle(self) -> None:
-        """Set aside a gradient that is a sum over ranks, so that what comes next can be summed apart from it."""
-        if self.reduced:
-            kept = track(xp.array(self._grad), "gradient")
-            self.forget()
-            self.settled = kept
-
-    def mark_reduced(self) -> None:
-        """The gradient is a sum over ranks now: add what was set aside. The next contribution will set it aside again."""
-        if self.settled is not None:
-            if self.stale:
-                xp.copyto(self._buffer(), self.settled)
-            else:
-                self._grad += self.settled
-        self.stale, self.reduced, self.settled = False, True, None
-        self.contributions = max(self.contributions, 1)
-
     def zero_fill(self) -> None:
-        """Make a gradient without contributions read as zeros (an unused parameter that takes part in a reduction)."""
-        self.settle()
-        if self.stale:
-            self._buffer().fill(0)
-            self.stale = False
+        """Make a gradient without local contributions zeros (an unused parameter that takes part in a reduction)."""
+        self._allocate_gradient()
+        self.gradient.fill_zeros()
 
     def accumulate(self, contribution: Any) -> None:
         """Add one contribution: an array of this shape, or a function compute(out) that returns it.
@@ -235,28 +270,16 @@ class Parameter(Tensor):
         if recorder is not None:
             recorder(self, self._check(contribution(None) if callable(contribution) else xp.array(contribution)))
             return
-        self.settle()
-        if self.contributions == 0:
-            if callable(contribution):
-                contribution(self._buffer())
-            else:
-                xp.copyto(self._buffer(), self._check(contribution))
-            self.stale = False
-        else:
-            value = self._check(contribution(None) if callable(contribution) else contribution)
-            if value.itemsize == 2:
-                add_into(self._grad, value)
-            else:
-                self._grad += value
-        self.contributions += 1
+        if self.gradient.buffer is None:
+            self._allocate_gradient()
+        self.gradient.add(contribution if callable(contribution) else self._check(contribution))
 
-    def _buffer(self) -> xp.Array:
-        if self._grad is None:
+    def _allocate_gradient(self) -> None:
+        if self.gradient.buffer is None:
             if self.flat is None:
-                self._grad = track(xp.empty(self._shape, self._dtype, self._data), "gradient")
+                self.gradient.buffer = track(xp.empty(self._shape, self._dtype, self._data), "gradient")
             else:
                 self.flat.make_grad_of(self)  # binds the buffers of its neighbours too
-        return self._grad
 
     def _check(self, value: xp.Array) -> xp.Array:
         if value.shape != self._shape:
@@ -275,7 +298,7 @@ class Parameter(Tensor):
         return f"Parameter({self.name!r}, {state})"
 
 
-class ParameterUse:
+class SavedParameter:
     """One use of a parameter by a node: reads the array bound at the time of the backward, if the version is right."""
 
     __slots__ = ("parameter", "version")

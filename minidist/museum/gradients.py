@@ -112,7 +112,7 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
     def finish(self: Any) -> None:
         for work in self.works:
             work.wait()
-        self.flat.mark_reduced()
+        self.flat.was_reduced()
         self._begin()
 
     patch.setattr(gradients.GradientReducer, "finish", finish)

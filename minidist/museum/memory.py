@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
-from minidist.autograd.parameter import ParameterUse
+from minidist.autograd.parameter import SavedParameter
 from minidist.checkpoint import resume
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
@@ -70,13 +70,13 @@ def state_of_rank_0(patch: Patch) -> None:
 
 def kept_by_the_graph(patch: Patch) -> None:
     """a node keeps the array that its forward read: gathers and releases go on, and the memory does not fall"""
-    right, kept = ParameterUse.__init__, []
+    right, kept = SavedParameter.__init__, []
 
     def keeps(self: Any, parameter: Any, version: int) -> None:
         right(self, parameter, version)
         kept.append(parameter._data)
 
-    patch.setattr(ParameterUse, "__init__", keeps)
+    patch.setattr(SavedParameter, "__init__", keeps)
 
 
 def saved_as_arrays(patch: Patch) -> None:

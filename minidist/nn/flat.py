@@ -56,7 +56,7 @@ class FlatParameters:
         self.bind(data)
         kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         for parameter in self.parameters:
-            parameter._grad = None
+            parameter.gradient.release()
         for parameter, gradient in kept:
             parameter.grad = gradient
 
@@ -112,14 +112,13 @@ class FlatParameters:
         zeros. An error while some of it is summed over ranks and the rest is not (a pass under `no_sync` came last)."""
         grad = self.grad_buffer
         for parameter in self.parameters:
-            if parameter.settled is not None:
-                if not parameter.stale:
-                    raise AutogradError(
-                        f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step"
-                        " with a backward pass whose forward ran outside no_sync"
-                    )
-                parameter.mark_reduced()
-            elif parameter.stale:
+            local, total = parameter.gradient.local, parameter.gradient.total
+            if local is not None and total is not None:
+                raise AutogradError(
+                    f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step"
+                    " with a backward pass whose forward ran outside no_sync"
+                )
+            if local is None and total is None:
                 parameter.zero_fill()
         return grad
 
@@ -133,7 +132,7 @@ class FlatParameters:
         self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
         self._grad[self.numel :] = 0
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-            parameter._grad = self._grad[start:end].reshape(parameter.shape)
+            parameter.gradient.buffer = self._grad[start:end].reshape(parameter.shape)
         return self._grad
 
     def make_grad_of(self, parameter: Parameter) -> None:
@@ -147,22 +146,21 @@ class FlatParameters:
         """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got
         none."""
         for parameter in self.parameters:
-            parameter.forget()
+            parameter.gradient.clear()
         if self.shard is not None:
             self.shard.zero_grad()
 
-    def mark_reduced(self) -> None:
-        """The gradient is a sum over ranks now; see `Parameter.mark_reduced`."""
+    def was_reduced(self) -> None:
+        """Note that a reduction has summed the gradient over ranks; see `Gradient.was_reduced`."""
         for parameter in self.parameters:
-            if parameter.requires_grad and not (parameter.stale and parameter.settled is None):
-                parameter.mark_reduced()
+            if parameter.requires_grad:
+                parameter.gradient.was_reduced()
 
     def release_grad(self) -> None:
         """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
         self._grad = None
         for parameter in self.parameters:
-            parameter.forget()
-            parameter._grad = None
+            parameter.gradient.release()
 
     # --- places ---
 

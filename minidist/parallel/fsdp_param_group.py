@@ -131,7 +131,7 @@ class Unit:
         if not self.differentiating:
             return
         self.differentiating = False
-        missing = [parameter for parameter in self.trainable if parameter.stale]
+        missing = [parameter for parameter in self.trainable if parameter.gradient.local is None]
         if missing:
             self._unused(missing[0])
         if self.trainable:

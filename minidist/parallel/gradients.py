@@ -161,7 +161,7 @@ class GradientReducer:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
         for work in self.works:
             work.wait()
-        self.flat.mark_reduced()
+        self.flat.was_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)  # type: ignore[return-value]

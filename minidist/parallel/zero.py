@@ -189,7 +189,7 @@ class ShardReducer(GradientReducer):
         array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
         used = 0
         for p in bucket.parameters[::-1]:  # they come from the end; in the flat order the last one is first
-            p._grad = array[used : used + p.size].reshape(p.shape)
+            p.gradient.buffer = array[used : used + p.size].reshape(p.shape)
             used += p.size
         array[used:] = 0  # padding
 
@@ -209,9 +209,10 @@ class ShardReducer(GradientReducer):
             out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
         )
         for parameter in bucket.parameters:
-            parameter.forget()
-            if not self.keep_whole:
-                parameter._grad = None
+            if self.keep_whole:
+                parameter.gradient.clear()
+            else:
+                parameter.gradient.release()
         return work  # type: ignore[no-any-return]
 
     def _collect(self, until: int) -> None:

@@ -89,8 +89,7 @@ class SharedGradients:
             for stage, rank in group.sites:
                 if rank == self.comm.rank:
                     for name in group.names:
-                        if not self.mine[stage, name].reduced:
-                            self.mine[stage, name].mark_reduced()
+                        self.mine[stage, name].gradient.was_reduced()
 
     def _add(self, group: Group, own: list[Site]) -> None:
         comm, first = self.comm, [self.mine[own[0][0], name] for name in group.names]
@@ -102,9 +101,7 @@ class SharedGradients:
         for name, parameter in zip(group.names, first, strict=True):
             for stage, _ in own:
                 copy = self.mine[stage, name]
-                # type: ignore[index]
-                copy.since_reduction[...] = total[at : at + parameter.size].reshape(parameter.shape)
-                copy.contributions = max(copy.contributions, 1)
+                copy.gradient.local[...] = total[at : at + parameter.size].reshape(parameter.shape)  # type: ignore[index]
             at += parameter.size
 
 
@@ -134,9 +131,8 @@ def sum_over_places(comm: Comm, group: Group, sums: dict[Site, Any]) -> Any:
 
 
 def _gradient(parameter: Parameter) -> Any:
-    if parameter.since_reduction is None:
-        parameter.zero_fill()
-    return parameter.since_reduction.reshape(-1)  # type: ignore[union-attr]
+    parameter.zero_fill()  # when nothing was added to it
+    return parameter.gradient.local.reshape(-1)  # type: ignore[union-attr]
 
 
 def _word(name: str) -> int:
