@@ -29,7 +29,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError
 from minidist.bench.staleness import staleness_runs, table
 from minidist.comm import ANY, LinkModel, SimWorld
-from minidist.comm.choosers import explore, seeded
+from minidist.comm.sim.choosers import explore, seeded
 from minidist.lesson import check, expect, solution
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps

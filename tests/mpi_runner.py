@@ -52,7 +52,7 @@ def comm(request):
     """
     if DIRECTORY not in os.environ:
         pytest.fail("the fixture `comm` is one rank's communicator: mark the test with @pytest.mark.mpi(n)")
-    from minidist.comm.mpi import MPIWorld
+    from minidist.comm.mpi.world import MPIWorld
 
     world = MPIWorld()
     yield world.comm

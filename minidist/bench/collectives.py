@@ -29,7 +29,7 @@ from minidist.bench.step import environment
 from minidist.collectives import ALGORITHMS, all_reduce, bus_factor
 from minidist.comm import Comm, SimWorld
 from minidist.comm.launcher import run_under_mpiexec
-from minidist.comm.mpi import MPIWorld
+from minidist.comm.mpi.world import MPIWorld
 
 KIB = 1024
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes

@@ -20,7 +20,7 @@ from minidist.base.process import tune_process
 from minidist.bench.step import environment
 from minidist.comm import Comm
 from minidist.comm.launcher import run_under_mpiexec
-from minidist.comm.mpi import MPIWorld
+from minidist.comm.mpi.world import MPIWorld
 from minidist.config.checks import check_axes
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.train.job import build

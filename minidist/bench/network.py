@@ -40,7 +40,7 @@ from minidist.collectives import all_reduce
 from minidist.collectives.auto import virtual_seconds
 from minidist.comm import Comm, LinkModel
 from minidist.comm.launcher import find_mpiexec, launcher_version
-from minidist.comm.mpi import MPIWorld
+from minidist.comm.mpi.world import MPIWorld
 
 SIZES = (1024 * 1024, 4 * 1024 * 1024)
 ALGORITHMS = ("ring", "rabenseifner", "recursive_doubling")

@@ -35,7 +35,7 @@ from minidist.bench.step import (
 )
 from minidist.comm import Comm
 from minidist.comm.launcher import run_under_mpiexec
-from minidist.comm.mpi import MPIWorld
+from minidist.comm.mpi.world import MPIWorld
 from minidist.nn import FlatParameters
 from minidist.optim import AdamW
 from minidist.parallel import (

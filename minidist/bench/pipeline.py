@@ -24,7 +24,7 @@ from minidist.bench.parallel import measure
 from minidist.bench.step import CASES, Step, StepCase, environment, make_batch, make_model, own_step, torch_twin
 from minidist.comm import Comm
 from minidist.comm.launcher import run_under_mpiexec
-from minidist.comm.mpi import MPIWorld
+from minidist.comm.mpi.world import MPIWorld
 from minidist.optim import AdamW
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model

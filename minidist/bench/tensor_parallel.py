@@ -23,7 +23,7 @@ from minidist.bench.parallel import join_torch, measure
 from minidist.bench.step import environment
 from minidist.comm import Comm
 from minidist.comm.launcher import run_under_mpiexec
-from minidist.comm.mpi import MPIWorld
+from minidist.comm.mpi.world import MPIWorld
 from minidist.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.optim import AdamW
 from minidist.parallel import tensor as tp

@@ -27,7 +27,7 @@ from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
-from minidist.comm.staging import fetch, is_device_array
+from minidist.comm.mpi.staging import fetch, is_device_array
 
 FORMAT = "minidist-checkpoint-1"
 SAVING = ".saving"

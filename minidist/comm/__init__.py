@@ -4,18 +4,20 @@
 `mpiexec`, and `launch` picks the one that fits.
 """
 
-from minidist.comm.choosers import Chooser, earliest, explore, replay, seeded
-from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import ANY, Comm, Request, Work
 from minidist.comm.launch import launch
 from minidist.comm.mesh import Mesh, init_device_mesh
-from minidist.comm.simulated import SimWorld
+from minidist.comm.mpi.world import MPIWorld
+from minidist.comm.sim.choosers import Chooser, earliest, explore, replay, seeded
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.world import SimWorld
 
 __all__ = [
     "ANY",
     "Chooser",
     "Comm",
     "LinkModel",
+    "MPIWorld",
     "Mesh",
     "Request",
     "SimWorld",

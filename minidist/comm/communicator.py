@@ -21,7 +21,7 @@ import numpy as np
 from minidist.base.errors import BufferReuseError, RankDeadError, UsageError
 from minidist.base.trace import MessageEvent, Trace, purpose
 from minidist.comm.buffers import may_overlap
-from minidist.comm.site import NOWHERE, Site, user_site
+from minidist.comm.call_site import NOWHERE, Site, user_site
 
 if TYPE_CHECKING:
     from minidist.comm.world import World

@@ -22,8 +22,8 @@ from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
 from minidist.comm.launched import launched_size
-from minidist.comm.mpi import MPIWorld
-from minidist.comm.simulated import SimWorld
+from minidist.comm.mpi.world import MPIWorld
+from minidist.comm.sim.world import SimWorld
 
 
 def launch(

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from minidist.base.trace import Trace
+from minidist.comm.call_site import Site
 from minidist.comm.communicator import Comm, Request, Work
-from minidist.comm.site import Site
 
 
 class World(Protocol):

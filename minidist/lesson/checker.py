@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import DeadlockError, RankTimeoutError, UsageError
 from minidist.base.trace import Trace
 from minidist.comm import Comm, SimWorld
-from minidist.comm.simulated_request import SimRequest
+from minidist.comm.sim.request import SimRequest
 from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, Hint, find
 from minidist.lesson.mpi_leg import run_under_mpi
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 from minidist.autograd import Tensor, elementwise, operands
-from minidist.comm import simulated
+from minidist.comm.sim.world import SimWorld
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch
 from minidist.parallel import GradientReducer
 
-SIMULATED, CHECKS = "tests/comm/test_simulated.py", "tests/museum/test_checks.py"
+SIMULATED, CHECKS = "tests/comm/sim/test_world.py", "tests/museum/test_checks.py"
 
 
 def not_waited_for(patch: Patch) -> None:
@@ -23,7 +23,7 @@ def no_partner(patch: Patch) -> None:
 
 def nothing_is_looked_for(patch: Patch) -> None:
     """the end of a run looks for no request without a wait and no send without a receive"""
-    patch.setattr(simulated.SimWorld, "_finish", lambda self: None)
+    patch.setattr(SimWorld, "_finish", lambda self: None)
     not_waited_for(patch)
 
 

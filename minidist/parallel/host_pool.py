@@ -19,7 +19,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount, memory_account, track
 from minidist.comm import Comm, Work
-from minidist.comm.staging import is_device_array, pinned_like
+from minidist.comm.mpi.staging import is_device_array, pinned_like
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 

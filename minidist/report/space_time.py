@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.trace import MessageEvent, Trace
-from minidist.comm.reports import Waiting, find_cycle
+from minidist.comm.waiting import Waiting, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.intervals import Interval, compute_of, unanswered, waits, without
 from minidist.report.pairs import Pair, arrived, pairs

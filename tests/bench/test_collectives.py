@@ -47,7 +47,7 @@ def test_rows_of_measured_times():
 @pytest.mark.mpi(2)
 def test_every_side_is_measured_and_compared(comm, monkeypatch):
     from minidist.base.errors import MinidistError
-    from minidist.comm.mpi import MPIWorld
+    from minidist.comm.mpi.world import MPIWorld
 
     world = MPIWorld(checks=False, record=False, timeout=0)
     monkeypatch.setattr(real, "gloo_side", lambda *_: None)  # torch takes seconds to import

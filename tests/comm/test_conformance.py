@@ -116,7 +116,7 @@ def test_the_bytes_of_the_headers_are_recorded(comm):
 
 @pytest.mark.mpi(2)
 def test_without_checks_there_are_no_headers(comm):
-    from minidist.comm.mpi import MPIWorld
+    from minidist.comm.mpi.world import MPIWorld
 
     world = MPIWorld(checks=False, record=True, timeout=0)
     programs.every_collective(world.comm)
@@ -129,7 +129,7 @@ def test_without_checks_there_are_no_headers(comm):
 
 def lean(comm):
     """Without checks and record a sendrecv goes straight to MPI: the same bits, and as many messages."""
-    from minidist.comm.mpi import MPIWorld
+    from minidist.comm.mpi.world import MPIWorld
 
     world = MPIWorld(checks=False, record=False, timeout=0)
     exchanged, exchange = [], world.exchange
@@ -161,7 +161,7 @@ def test_a_lean_world_of_4(comm):
 
 @pytest.mark.mpi(2)
 def test_without_a_record_nothing_is_kept(comm):
-    from minidist.comm.mpi import MPIWorld
+    from minidist.comm.mpi.world import MPIWorld
 
     world = MPIWorld(record=False, timeout=0)
     for _ in range(3):

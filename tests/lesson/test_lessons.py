@@ -114,7 +114,7 @@ def test_a_seal_fits_until_the_source_the_output_or_an_imported_package_changes(
     ring = next(source for source in LESSONS if source.name.startswith("04_"))
     files = build.ingredients(ring)
     names = {path.relative_to(build.PACKAGE.parent).as_posix() for path in files}
-    assert {"minidist/collectives/ring.py", "minidist/comm/simulated.py", "minidist/base/trace.py"} <= names
+    assert {"minidist/collectives/ring.py", "minidist/comm/sim/world.py", "minidist/base/trace.py"} <= names
     assert any(name.startswith("minidist/lesson/exercises/e04") for name in names)
     assert not any(name.startswith("minidist/lesson/exercises/e06") for name in names)
     committed = nbformat.read(ring.with_suffix(".ipynb"), as_version=4)

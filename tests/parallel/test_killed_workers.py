@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import RankDeadError
 from minidist.comm import SimWorld
-from minidist.comm.choosers import drawn, earliest, explore, seeded
+from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.parallel import parameter_server as ps
 from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import MismatchError, UsageError
 from minidist.comm import LinkModel, SimWorld
-from minidist.comm.choosers import drawn, earliest, explore, seeded
+from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.optim import SGD, Adam, ParameterSlice
 from minidist.parallel import parameter_server as ps
 from tests.collectives.cases import primes

@@ -12,7 +12,7 @@ from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.comm.clock import LinkModel
+from minidist.comm.sim.clock import LinkModel
 from minidist.optim import DynamicLossScaler
 from minidist.pipeline.post_validation import PostValidatedPipeline
 from minidist.pipeline.runtime import Pipeline, split_model

@@ -15,7 +15,7 @@ from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.comm.clock import LinkModel
+from minidist.comm.sim.clock import LinkModel
 from minidist.nn import MLP, Linear
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.passes import lower, recompute

@@ -13,7 +13,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import read_traces
 from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
-from minidist.comm.choosers import replay, seeded
+from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.config.checks import check_axes
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims

@@ -28,15 +28,15 @@ from minidist.base.errors import (
 )
 from minidist.base.trace import SpanEvent, Trace
 from minidist.comm.buffers import OpenReceives, check_unchanged, remember
-from minidist.comm.choosers import Chooser, earliest
-from minidist.comm.clock import LinkModel
 from minidist.comm.communicator import Comm, Request, Work
-from minidist.comm.deaths import Deaths, check_rank
-from minidist.comm.endless import EndlessWatch, Stopped
-from minidist.comm.matching import Matching
-from minidist.comm.queues import Key, Wild
-from minidist.comm.reports import deadlock
-from minidist.comm.simulated_request import Lane, SimRequest
+from minidist.comm.sim.choosers import Chooser, earliest
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.deadlock_report import deadlock
+from minidist.comm.sim.failures import Deaths, check_rank
+from minidist.comm.sim.hang_watchdog import EndlessWatch, Stopped
+from minidist.comm.sim.matching import Matching
+from minidist.comm.sim.queues import Key, Wild
+from minidist.comm.sim.request import Lane, SimRequest
 
 
 class SimWorld(Matching):
@@ -130,7 +130,7 @@ class SimWorld(Matching):
         """Rank `rank` (a world rank) dies: now, when called by a rank of a run, or, before a run or in it, when it is
         about to post one message more than `after_messages` from here on (0: instead of its next message).
 
-        In a world with on_failure="isolate" the others go on: see `comm/deaths.py`. Otherwise RankDeadError ends the
+        In a world with on_failure="isolate" the others go on: see `comm/sim/failures.py`. Otherwise RankDeadError ends the
         run.
         """
         check_rank(self, rank)

@@ -26,7 +26,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import ANY, LinkModel, SimWorld, seeded
 from minidist.comm.buffers import checksum
-from minidist.comm.reports import Waiting, find_cycle
+from minidist.comm.waiting import Waiting, find_cycle
 
 
 def numbers(*values):
@@ -34,9 +34,9 @@ def numbers(*values):
 
 
 def line(function, text):
-    """Where `text` stands in `function`: test_simulated.py:<line>."""
+    """Where `text` stands in `function`: test_world.py:<line>."""
     lines, first = inspect.getsourcelines(function)
-    return f"test_simulated.py:{first + next(i for i, code in enumerate(lines) if text in code)}"
+    return f"test_world.py:{first + next(i for i, code in enumerate(lines) if text in code)}"
 
 
 # --- messages ---
@@ -366,7 +366,7 @@ def test_a_request_that_nobody_waited_for(kind, eager_bytes):
     with pytest.raises(UnwaitedRequestError, match=r"call wait\(\) on every request") as caught:
         SimWorld(2, eager_bytes=eager_bytes).run(program)
     assert f"rank {1 if kind == 'receive' else 0}: nobody waited" in str(caught.value)
-    assert "test_simulated.py:" in str(caught.value)
+    assert "test_world.py:" in str(caught.value)
 
 
 @pytest.mark.parametrize("receiver_first", [False, True])

@@ -13,16 +13,16 @@ import numpy as np
 
 from minidist.base.errors import RankDeadError
 from minidist.base.trace import MessageEvent, Trace, current_purpose
-from minidist.comm import queues
 from minidist.comm.buffers import OpenReceives, changed, checksum
-from minidist.comm.choosers import Chooser
-from minidist.comm.clock import LinkModel
+from minidist.comm.call_site import Site
 from minidist.comm.communicator import ANY, Comm, Request, Work
-from minidist.comm.deaths import Deaths
 from minidist.comm.header import compare, dtype_name, header_of
-from minidist.comm.queues import Key, Wild, behind_wildcard
-from minidist.comm.simulated_request import Lane, SimRequest
-from minidist.comm.site import Site
+from minidist.comm.sim import queues
+from minidist.comm.sim.choosers import Chooser
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.failures import Deaths
+from minidist.comm.sim.queues import Key, Wild, behind_wildcard
+from minidist.comm.sim.request import Lane, SimRequest
 
 
 class Matching:

@@ -25,13 +25,13 @@ from greenlet import getcurrent, greenlet
 from minidist.base.errors import RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.buffers import OpenReceives, changed, checksum
+from minidist.comm.call_site import Site
 from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
 from minidist.comm.launched import check_launcher, import_mpi
-from minidist.comm.mpi_request import Lane, MPIRequest
-from minidist.comm.site import Site
-from minidist.comm.staging import fetch, is_device_array, pinned_like, put
-from minidist.comm.watchdog import Entering, Returned, Watchdog
+from minidist.comm.mpi.request import Lane, MPIRequest
+from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
+from minidist.comm.mpi.watchdog import Entering, Returned, Watchdog
 
 HEADER_TAG = CALLS  # added to a message's tag, which is below it
 

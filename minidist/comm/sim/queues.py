@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Any
 
-from minidist.comm.choosers import Candidate
-from minidist.comm.simulated_request import SimRequest
+from minidist.comm.sim.choosers import Candidate
+from minidist.comm.sim.request import SimRequest
 
 Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag
 Wild = tuple[str, int, int]  # context, destination, tag: a receive from any rank

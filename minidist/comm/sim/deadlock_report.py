@@ -1,29 +1,15 @@
 """What to say when ranks wait forever: who waits for what, at which line, in which circle, and what was meant."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minidist.base.errors import DeadlockError
+from minidist.comm.call_site import site_of
 from minidist.comm.communicator import ANY, Request, Work
-from minidist.comm.site import Site, site_of
+from minidist.comm.waiting import Waiting, error_line, find_cycle
 
 if TYPE_CHECKING:
-    from minidist.comm.simulated import SimWorld
-    from minidist.comm.simulated_request import Lane, SimRequest
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """One blocked lane: `peers` are the world ranks that could end its wait."""
-
-    rank: int
-    lane: str
-    peers: tuple[int, ...]
-    what: str
-
-    def __str__(self) -> str:
-        lane = "" if self.lane == "main" else f" ({self.lane})"
-        return f"rank {self.rank}{lane} waits in {self.what}"
+    from minidist.comm.sim.request import Lane, SimRequest
+    from minidist.comm.sim.world import SimWorld
 
 
 def waiting_lanes(world: "SimWorld") -> list[Waiting]:
@@ -46,45 +32,6 @@ def _waited_at(lane: "Lane", item: Request | Work) -> str:
     frame = lane.greenlet.gr_frame if lane.greenlet is not None and lane.is_main else None
     site = site_of(frame) if frame is not None else item.site
     return "" if site == item.site else f", waited for at {site}"
-
-
-def error_line(error: BaseException | None) -> str:
-    """An exception, its text and the line that raised it."""
-    assert error is not None
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    where = f", raised at {Site(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def find_cycle(waiting: list[Waiting]) -> list[int]:
-    """A circle of ranks of which each waits only for the next, or []. Starts at its smallest rank.
-
-    A rank with lanes may wait for several ranks at once, and each of them may be the one in the circle.
-    """
-    nexts: dict[int, list[int]] = {}
-    for w in waiting:
-        if len(w.peers) == 1:
-            nexts.setdefault(w.rank, []).append(w.peers[0])
-    done: set[int] = set()  # from here no circle is reached
-    for start in sorted(nexts):
-        path, place, todo = [start], {start: 0}, [iter(nexts[start])]  # depth first, every edge once
-        while path:
-            rank = next(todo[-1], None)
-            if rank is None:
-                done.add(path[-1])
-                del place[path.pop()]
-                todo.pop()
-            elif rank in place:
-                circle = path[place[rank] :]
-                smallest = circle.index(min(circle))
-                return circle[smallest:] + circle[:smallest]
-            elif rank not in done:
-                place[rank] = len(path)
-                path.append(rank)
-                todo.append(iter(nexts.get(rank, ())))
-    return []
 
 
 def _hints(world: "SimWorld", waiting: list[Waiting]) -> list[str]:

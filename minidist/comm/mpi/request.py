@@ -7,8 +7,8 @@ import numpy as np
 from greenlet import greenlet
 
 from minidist.base.trace import MessageEvent
+from minidist.comm.call_site import Site
 from minidist.comm.communicator import Comm, Request, Work
-from minidist.comm.site import Site
 
 
 class MPIRequest(Request):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from minidist.base.errors import RankTimeoutError
 
 if TYPE_CHECKING:
-    from minidist.comm.simulated import SimWorld
+    from minidist.comm.sim.world import SimWorld
 
 
 class Stopped(BaseException):

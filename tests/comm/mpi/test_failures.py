@@ -15,7 +15,7 @@ import pytest
 from tests.mpi_runner import mpiexec
 
 TIMEOUT = "2"  # seconds until a wait is reported: enough for ranks that have to share a busy core
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PREAMBLE = """
 import os, sys, time
 import numpy as np

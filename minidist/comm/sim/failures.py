@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 from greenlet import GreenletExit, getcurrent
 
 from minidist.base.errors import RankDeadError, UsageError
-from minidist.comm import queues
 from minidist.comm.communicator import ANY
-from minidist.comm.simulated_request import Lane, SimRequest
+from minidist.comm.sim import queues
+from minidist.comm.sim.request import Lane, SimRequest
 
 if TYPE_CHECKING:
-    from minidist.comm.simulated import SimWorld
+    from minidist.comm.sim.world import SimWorld
 
 
 class Deaths:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.trace import MessageEvent
+from minidist.comm.call_site import Site, site_of, user_site
 from minidist.comm.communicator import ANY, Comm, Request, Work
-from minidist.comm.hints import hints
-from minidist.comm.reports import Waiting, error_line, find_cycle
-from minidist.comm.site import Site, site_of, user_site
+from minidist.comm.mpi.hints import hints
+from minidist.comm.waiting import Waiting, error_line, find_cycle
 
 if TYPE_CHECKING:
-    from minidist.comm.mpi import MPIWorld
+    from minidist.comm.mpi.world import MPIWorld
 
 RETURNED = "has returned, and waits for the others to finish"
 INTERVAL = 1.0  # seconds between two looks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minidist.base.errors import DeadlockError, MismatchError
 from minidist.base.trace import Trace, read_traces, write_traces
 from minidist.comm import ANY, LinkModel, SimWorld, earliest, explore, replay, seeded
-from minidist.comm.choosers import Candidate, drawn
+from minidist.comm.sim.choosers import Candidate, drawn
 
 
 def server(comm, messages=1, seconds=None):

@@ -7,8 +7,8 @@ from greenlet import greenlet
 
 from minidist.base.errors import RankDeadError
 from minidist.base.trace import MessageEvent
+from minidist.comm.call_site import Site
 from minidist.comm.communicator import Comm, Request, Work
-from minidist.comm.site import Site
 
 
 class Lane:

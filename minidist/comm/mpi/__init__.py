@@ -1,0 +1,1 @@
+"""The MPI world: every rank is a process, and messages are real."""

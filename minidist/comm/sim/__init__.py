@@ -1,0 +1,1 @@
+"""The simulated world: ranks are greenlets in one process, and time is virtual."""

@@ -1,0 +1,58 @@
+"""Who waits for whom, in either world: one blocked execution context, and the circle that several of them form."""
+
+from dataclasses import dataclass
+
+from minidist.comm.call_site import Site
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One blocked lane: `peers` are the world ranks that could end its wait."""
+
+    rank: int
+    lane: str
+    peers: tuple[int, ...]
+    what: str
+
+    def __str__(self) -> str:
+        lane = "" if self.lane == "main" else f" ({self.lane})"
+        return f"rank {self.rank}{lane} waits in {self.what}"
+
+
+def error_line(error: BaseException | None) -> str:
+    """An exception, its text and the line that raised it."""
+    assert error is not None
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = f", raised at {Site(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def find_cycle(waiting: list[Waiting]) -> list[int]:
+    """A circle of ranks of which each waits only for the next, or []. Starts at its smallest rank.
+
+    A rank with lanes may wait for several ranks at once, and each of them may be the one in the circle.
+    """
+    nexts: dict[int, list[int]] = {}
+    for w in waiting:
+        if len(w.peers) == 1:
+            nexts.setdefault(w.rank, []).append(w.peers[0])
+    done: set[int] = set()  # from here no circle is reached
+    for start in sorted(nexts):
+        path, place, todo = [start], {start: 0}, [iter(nexts[start])]  # depth first, every edge once
+        while path:
+            rank = next(todo[-1], None)
+            if rank is None:
+                done.add(path[-1])
+                del place[path.pop()]
+                todo.pop()
+            elif rank in place:
+                circle = path[place[rank] :]
+                smallest = circle.index(min(circle))
+                return circle[smallest:] + circle[:smallest]
+            elif rank not in done:
+                place[rank] = len(path)
+                path.append(rank)
+                todo.append(iter(nexts.get(rank, ())))
+    return []
