@@ -26,8 +26,8 @@ import numpy as np
 from minidist.base.layout import chunk_sizes
 from minidist.base.phantom import Phantom
 from minidist.collectives.registry import ALGORITHMS
-from minidist.comm.sim.clock import LinkModel
 from minidist.comm.communicator import Comm
+from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.world import SimWorld
 
 MAX_TRIED_RANKS = 64  # on links that differ; every algorithm is run once for so many ranks
