@@ -16,8 +16,8 @@ from minidist.autograd import no_grad
 from minidist.base.errors import UsageError
 from minidist.base.random import Key, uniform
 from minidist.checkpoint import Checkpoint
+from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
-from minidist.train.job import make_model
 
 EMBEDDINGS = ("weights/transformer.wte.weight", "weights/model.embed_tokens.weight")  # of gpt, of llama
 BYTES = 256

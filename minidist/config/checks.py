@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator
 
 from minidist.base.errors import UsageError
+from minidist.config.models import llama_inner, make_model
+from minidist.config.pipeline_plan import cut_stages, defers_weights, make_plan
 from minidist.config.train_config import Batches, TrainConfig, flag, updates_of
-from minidist.equality.local_steps import check_local_steps
+from minidist.data import load_dataset
 from minidist.nn.recompute import budget_of
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
-from minidist.planning.plans import cut_stages, defers_weights, make_plan
-from minidist.train.evaluate import problems as evaluate_problems
-from minidist.train.job import build, llama_inner
-from minidist.train.noise import check_noise
 
 
 def check_axes(config: TrainConfig, batches: Batches) -> None:
@@ -20,7 +18,9 @@ def check_axes(config: TrainConfig, batches: Batches) -> None:
     for message in _problems(config, batches):
         raise UsageError(message)
     if config.pp > 1:
-        cut_stages(config, build(config, batches).model, make_plan(config, batches.accumulation).stages)
+        cut_stages(
+            config, make_model(config, load_dataset(config.data)), make_plan(config, batches.accumulation).stages
+        )
 
 
 # Settings that mean something only beside another one: the field, when it means something, and what to add.
@@ -53,9 +53,9 @@ def _without_effect(config: TrainConfig) -> Iterator[str]:
 def _problems(config: TrainConfig, batches: Batches) -> Iterator[str]:
     yield from _compression(config)
     yield from _served(config)
-    yield from check_noise(config, batches)
-    yield from check_local_steps(config, batches)
-    yield from evaluate_problems(config)
+    yield from _noise_scale(config, batches)
+    yield from _local_steps(config, batches)
+    yield from _evaluation(config)
     yield from _models(config)
     yield from _tensor(config)
     yield from _context(config)
@@ -125,6 +125,58 @@ def _served(config: TrainConfig) -> Iterator[str]:
             f"--offload {config.offload} does not go with --strategy ps, whose optimizer lives on the servers; leave"
             " it out"
         )
+
+
+def _noise_scale(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """What `--noise-scale` does not go with."""
+    if not config.noise_scale:
+        return
+    dims = batches.dims
+    if config.strategy == "ps" or config.zero or dims.dp == 1 or dims.dp != dims.ranks or config.experts:
+        yield (
+            "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero"
+            " and no --strategy ps"
+        )
+    if config.synchronize_each or config.compression != "none" or config.precision in ("fp16", "bf16"):
+        yield (
+            "--noise-scale compares a rank's whole gradient with everybody's, as they are; leave out"
+            " --synchronize-each, --compression and --precision fp16 or bf16"
+        )
+
+
+def _local_steps(config: TrainConfig, batches: Batches) -> Iterator[str]:
+    """What `--local-steps` does not go with."""
+    if not config.local_steps:
+        return
+    flags = f"--local-steps {config.local_steps}"
+    if config.strategy == "ps" or config.zero or config.experts or batches.dims.dp != batches.dims.ranks:
+        yield (
+            f"{flags} lets whole replicas train alone, so it goes with --dp and no other axis, no --zero and no"
+            " --strategy ps"
+        )
+    if config.precision in ("fp16", "bf16"):
+        yield f"{flags} averages weights in fp32 or fp64, not {config.precision}; take --precision fp32"
+    for name in ("clip", "save", "noise_scale", "synchronize_each", "check_replicas"):
+        if getattr(config, name):
+            yield (
+                f"--{name.replace('_', '-')} does not go with {flags}: between two averages replicas have different"
+                " weights and gradients; leave it out"
+            )
+    if config.compression != "none":
+        yield f"--compression {config.compression} does not go with {flags}, which sends no gradients; leave it out"
+
+
+def _evaluation(config: TrainConfig) -> Iterator[str]:
+    """What evaluation does not combine with, each in one sentence."""
+    if not config.evaluate_every:
+        return
+    if config.pp > 1 and updates_of(config.schedule) != "flush":
+        yield (
+            f"--evaluate-every needs a moment at which no micro-batch is under way, and --schedule {config.schedule}"
+            " never drains; take a synchronous one, such as 1f1b"
+        )
+    if config.strategy == "ps":
+        yield "--evaluate-every belongs to ranks that step together; leave it out, or leave out --strategy ps"
 
 
 def _models(config: TrainConfig) -> Iterator[str]:

@@ -18,9 +18,9 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.base.arrays import Array
 from minidist.base.random import batch_coordinates
-from minidist.config.train_config import Batches, TrainConfig
+from minidist.config.pipeline_plan import cut_stages, make_plan, replicas_of
+from minidist.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.flat import FlatParameters
-from minidist.planning.plans import cut_stages, make_plan, replicas_of, updates_of
 from minidist.train.job import Job, as_input, build
 from minidist.train.strategies.asynchronous import Scheduled, add_record
 from minidist.train.strategies.data_axis import Tensors

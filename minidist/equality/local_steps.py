@@ -4,8 +4,6 @@ What one device must do to equal it: train the replicas one after the other, eac
 its own, and average their weights in rank order where the ranks do. That is the reference here.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from minidist.base.layout import GradientOrder
@@ -55,25 +53,3 @@ def _average(devices: list[OneDevice]) -> None:
     for device in devices:
         device.flat.data[...] = total / total.dtype.type(len(devices))
         device.flat.updated()
-
-
-def check_local_steps(config: TrainConfig, batches: Batches) -> Iterator[str]:
-    """What `--local-steps` does not go with."""
-    if not config.local_steps:
-        return
-    flags = f"--local-steps {config.local_steps}"
-    if config.strategy == "ps" or config.zero or config.experts or batches.dims.dp != batches.dims.ranks:
-        yield (
-            f"{flags} lets whole replicas train alone, so it goes with --dp and no other axis, no --zero and no"
-            " --strategy ps"
-        )
-    if config.precision in ("fp16", "bf16"):
-        yield f"{flags} averages weights in fp32 or fp64, not {config.precision}; take --precision fp32"
-    for name in ("clip", "save", "noise_scale", "synchronize_each", "check_replicas"):
-        if getattr(config, name):
-            yield (
-                f"--{name.replace('_', '-')} does not go with {flags}: between two averages replicas have different"
-                " weights and gradients; leave it out"
-            )
-    if config.compression != "none":
-        yield f"--compression {config.compression} does not go with {flags}, which sends no gradients; leave it out"

@@ -20,12 +20,13 @@ step, the empty pass by which a pipeline learns the shapes at its borders.
 from collections import Counter
 
 from minidist.base.layout import chunk_sizes
+from minidist.config.pipeline_plan import make_plan, stage_sizes
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.pipeline.plan import Plan
-from minidist.planning.plans import crossings_of, make_plan, stage_sizes
+from minidist.planning.plans import crossings_of
 from minidist.train.job import build
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"

@@ -1,51 +1,11 @@
-"""The plan that a config asks for, where it cuts the model, and how often it sends."""
+"""How often a pipeline plan sends an activation from one rank to another.
+
+Proved by: tests/train/test_volumes.py, tests/train/test_pipelines.py
+"""
 
 from itertools import pairwise
-from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.config.train_config import TrainConfig, updates_of
-from minidist.pipeline.partition import by_cost, by_slowest, read_profile
-from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Plan, load_plan, parts, unpack
-from minidist.pipeline.runtime import cut_model
-from minidist.pipeline.validate import validate
-
-
-def make_plan(config: TrainConfig, microbatches: int) -> Plan:
-    """The validated plan of one pipeline: of a step, or of the whole stream where updates are asynchronous.
-
-    UsageError when the schedule cannot be made, judged or used for training.
-    """
-    updates, replicas = updates_of(config.schedule), replicas_of(config)
-    if updates in ("stash", "vertical-sync"):  # an update after every mini-batch
-        options: dict[str, Any] = {"replicas": replicas} if replicas else {}
-        plan = load_plan(config.schedule, config.pp, config.steps * microbatches, config.chunks, **options)
-    elif updates == "2bw":
-        plan = load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=config.steps)
-    else:
-        plan = load_plan(config.schedule, config.pp, microbatches, config.chunks)
-    if plan.updates == "none" or (plan.updates != "flush" and updates == "flush"):
-        trains = (
-            "trains nothing"
-            if plan.updates == "none"
-            else "updates its weights on the way, which train does for schedules by name only"
-        )
-        raise UsageError(f"--schedule {config.schedule} {trains}; train with a synchronous one, such as 1f1b or zb-h1")
-    validate(plan)
-    idle = [rank for rank in range(plan.ranks) if not plan.orders[rank]]
-    if idle:
-        raise UsageError(
-            f"--schedule {config.schedule} leaves rank {idle[0]} without a stage; give it one, or leave its line out"
-            f" and take --pp {plan.ranks - len(idle)}"
-        )
-    again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
-    return recompute(plan) if again else plan
-
-
-def defers_weights(plan: Plan) -> bool:
-    """Does it compute weight gradients (W) apart from input gradients?"""
-    return any(unpack(part).kind == "W" for order in plan.orders for item in order for part in parts(item))
+from minidist.pipeline.plan import Plan, parts, unpack
 
 
 def _homes(plan: Plan) -> dict[tuple[int, int], int]:
@@ -75,52 +35,3 @@ def crossings_of(plan: Plan) -> tuple[int, int, int]:
         return sum(a != b for a, b in pairwise(way))
 
     return sum(map(borders, ways)), sum(map(borders, set(ways))), len(set(ways))
-
-
-def replicas_of(config: TrainConfig) -> list[int] | None:
-    """Ranks of each stage, from --replicas; None when each has one."""
-    if config.replicas is None:
-        return None
-    try:
-        return [int(text) for text in config.replicas.split(",")]
-    except ValueError:
-        raise UsageError(f"--replicas {config.replicas!r}; write the ranks of each stage, such as 2,1") from None
-
-
-def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:
-    """`cut_model` at the places of --partition: uniform, parameters, the sizes themselves, or a profile of `minidist
-    profile`.
-    """
-    return cut_model(model, stages, stage_sizes(config.partition, model, stages))
-
-
-def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
-    """Blocks of each stage; None for as equal as possible. UsageError for what is no partition of this model."""
-    if partition == "uniform":
-        return None
-    if partition == "parameters":
-        modules, _ = cut_model(model, count_blocks(model))
-        found = by_cost([sum(p.size for p in module.parameters()) for module in modules], stages)
-    elif partition.partition(":")[0].endswith(".json"):
-        layers = read_profile(partition)
-        if len(layers) != count_blocks(model):
-            raise UsageError(
-                f"--partition {partition} has {len(layers)} layers and the model {count_blocks(model)} blocks; measure"
-                " this model: minidist profile"
-            )
-        found = by_slowest([layer.fwd_ms + layer.bwd_ms for layer in layers], stages)
-    else:
-        try:
-            return [int(text) for text in partition.split(",")]
-        except ValueError:
-            raise UsageError(
-                f"--partition {partition!r}; it must be uniform, parameters, the blocks of each stage such as 3,1, or a"
-                " FILE.json of minidist profile"
-            ) from None
-    return [stage.last - stage.first + 1 for stage in found]
-
-
-def count_blocks(model: Any) -> int:
-    """The blocks that a pipeline can deal out to stages."""
-    inner: Any = getattr(model, "transformer", None) or getattr(model, "model", None) or model
-    return len(inner.h if hasattr(inner, "h") else inner.layers)

@@ -15,12 +15,12 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
+from minidist.config.pipeline_plan import count_blocks
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
 from minidist.pipeline.runtime.shapes import has_gradient
 from minidist.pipeline.runtime.walk import backward_from, gradient_of
-from minidist.planning.plans import count_blocks
 from minidist.train.job import Job, as_input, build
 
 

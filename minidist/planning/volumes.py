@@ -23,13 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidist import collectives
+from minidist.config.pipeline_plan import make_plan
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 from minidist.planning.layer_volumes import blocks_of_stages, layer_elements
-from minidist.planning.plans import crossings_into, crossings_of, make_plan
+from minidist.planning.plans import crossings_into, crossings_of
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
 ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint

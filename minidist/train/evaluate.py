@@ -7,13 +7,13 @@ own, so training's volumes stay what they are.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
-from minidist.config.train_config import Batches, TrainConfig, updates_of
+from minidist.config.train_config import Batches, TrainConfig
 from minidist.planning.layer_volumes import forward_elements
 from minidist.planning.volumes import ITEMSIZE, AxisSizes, crossing_elements, gathered_elements, losses_bytes
 from minidist.train.job import Job
@@ -73,16 +73,3 @@ def evaluation_bytes(
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize
     return result
-
-
-def problems(config: TrainConfig) -> Iterator[str]:
-    """What evaluation does not combine with, each in one sentence."""
-    if not config.evaluate_every:
-        return
-    if config.pp > 1 and updates_of(config.schedule) != "flush":
-        yield (
-            f"--evaluate-every needs a moment at which no micro-batch is under way, and --schedule {config.schedule}"
-            " never drains; take a synchronous one, such as 1f1b"
-        )
-    if config.strategy == "ps":
-        yield "--evaluate-every belongs to ranks that step together; leave it out, or leave out --strategy ps"

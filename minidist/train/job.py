@@ -17,15 +17,13 @@ from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
+from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import GlobalBatchSampler, hold_out, load_dataset
-from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
 from minidist.nn.recompute import budget_of
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
-
-DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass
@@ -160,44 +158,6 @@ def _parameters(config: TrainConfig) -> int:
     """About how many parameters a model has."""
     width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
     return config.layers * inner * width * width + (256 + config.context) * width
-
-
-def make_model(config: TrainConfig, dataset: Any) -> Any:
-    """The whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
-    dtype = named_dtype(DTYPES[config.precision])
-    if config.model == "gpt":
-        gpt = GPTConfig(
-            dataset.vocab_size,
-            config.context,
-            config.width,
-            config.layers,
-            config.heads,
-            config.dropout,
-            n_experts=config.experts,
-            expert_top_k=config.top_k,
-            capacity_factor=config.capacity_factor,
-            aux_loss_weight=config.aux_loss_weight,
-            attention_dropout=config.attention_dropout,
-        )
-        return GPT(gpt, dtype=dtype, seed=config.seed)
-    if config.model == "llama":
-        llama = LlamaConfig(
-            dataset.vocab_size,
-            config.width,
-            llama_inner(config),
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            config.context,
-            attention_dropout=config.attention_dropout,
-        )
-        return Llama(llama, dtype=dtype, seed=config.seed)
-    return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
-
-
-def llama_inner(config: TrainConfig) -> int:
-    """Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, so that it splits as they do."""
-    return -(-8 * config.width // (3 * config.heads)) * config.heads
 
 
 def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:

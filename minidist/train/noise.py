@@ -4,10 +4,8 @@ A rank's own gradient is looked at before it is summed, everybody's after it; on
 The weights do not notice.
 """
 
-from collections.abc import Iterator
 from math import isfinite
 
-from minidist.config.train_config import Batches, TrainConfig
 from minidist.parallel.noise_scale import LocalGradient, NoiseScale, step_estimate
 from minidist.train.strategies.base import Strategy
 from minidist.train.strategies.data_axes import Replicated
@@ -36,20 +34,3 @@ class NoiseMeter:
             "gradient_square": self.scale.gradient,
             "noise": self.scale.noise,
         }
-
-
-def check_noise(config: TrainConfig, batches: Batches) -> Iterator[str]:
-    """What `--noise-scale` does not go with."""
-    if not config.noise_scale:
-        return
-    dims = batches.dims
-    if config.strategy == "ps" or config.zero or dims.dp == 1 or dims.dp != dims.ranks or config.experts:
-        yield (
-            "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero"
-            " and no --strategy ps"
-        )
-    if config.synchronize_each or config.compression != "none" or config.precision in ("fp16", "bf16"):
-        yield (
-            "--noise-scale compares a rank's whole gradient with everybody's, as they are; leave out"
-            " --synchronize-each, --compression and --precision fp16 or bf16"
-        )

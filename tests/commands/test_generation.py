@@ -12,8 +12,8 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import as_text, as_tokens, choose, generate, load_model, run_generation
+from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
-from minidist.train.job import make_model
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 

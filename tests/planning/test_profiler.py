@@ -9,11 +9,11 @@ import pytest
 from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.commands.runner import number_of_ranks
+from minidist.config.pipeline_plan import stage_sizes
 from minidist.config.train_config import TrainConfig
 from minidist.nn import MLP, Module
 from minidist.pipeline.partition import by_slowest, read_profile
 from minidist.planning import profiler
-from minidist.planning.plans import stage_sizes
 from minidist.planning.profiler import profile_layers
 from tests.train.test_equality import verdict
 

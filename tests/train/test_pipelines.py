@@ -7,11 +7,11 @@ from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute
 from minidist.commands.runner import number_of_ranks, summarize
+from minidist.config.pipeline_plan import make_plan
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.pipeline.plan import parts, unpack
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.planning.plans import make_plan
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
 

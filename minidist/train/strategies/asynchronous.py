@@ -15,12 +15,12 @@ import numpy as np
 
 from minidist.base.arrays import Array
 from minidist.base.random import batch_coordinates
+from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
 from minidist.pipeline.pipedream import PipeDream
 from minidist.pipeline.runtime import PipelineStage
 from minidist.pipeline.versions import Versions
-from minidist.planning.plans import cut_stages, make_plan
 from minidist.planning.volumes import AxisSizes
 from minidist.train.job import Job, as_input, make_optimizer
 from minidist.train.strategies.base import Strategy

@@ -18,11 +18,11 @@ from minidist.base.arrays import Array
 from minidist.base.half import all_finite
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
+from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.optim import block_square_sums, norm_from_blocks
 from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
-from minidist.planning.plans import cut_stages, make_plan
 from minidist.train.job import Job
 from minidist.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.train.strategies.units import unit_parameters

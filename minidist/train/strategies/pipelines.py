@@ -9,9 +9,9 @@ from minidist.base.arrays import Array
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
+from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage
-from minidist.planning.plans import cut_stages, make_plan
 from minidist.train.job import Job, as_input
 from minidist.train.strategies.base import Strategy
 from minidist.train.strategies.data_axes import data_axes

@@ -1,0 +1,50 @@
+"""The model that a config describes, whole and with its initial values: the same on every rank and on one device.
+
+Proved by: tests/train/test_config.py, tests/train/test_generate.py
+"""
+
+from typing import Any
+
+from minidist.base.half import named_dtype
+from minidist.config.train_config import TrainConfig
+from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
+
+DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def make_model(config: TrainConfig, dataset: Any) -> Any:
+    """The whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
+    dtype = named_dtype(DTYPES[config.precision])
+    if config.model == "gpt":
+        gpt = GPTConfig(
+            dataset.vocab_size,
+            config.context,
+            config.width,
+            config.layers,
+            config.heads,
+            config.dropout,
+            n_experts=config.experts,
+            expert_top_k=config.top_k,
+            capacity_factor=config.capacity_factor,
+            aux_loss_weight=config.aux_loss_weight,
+            attention_dropout=config.attention_dropout,
+        )
+        return GPT(gpt, dtype=dtype, seed=config.seed)
+    if config.model == "llama":
+        llama = LlamaConfig(
+            dataset.vocab_size,
+            config.width,
+            llama_inner(config),
+            config.layers,
+            config.heads,
+            config.kv_heads,
+            config.context,
+            attention_dropout=config.attention_dropout,
+        )
+        return Llama(llama, dtype=dtype, seed=config.seed)
+    return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
+
+
+def llama_inner(config: TrainConfig) -> int:
+    """Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, so that it splits as they do."""
+    return -(-8 * config.width // (3 * config.heads)) * config.heads
