@@ -34,7 +34,7 @@ from minidist.lesson import check, expect, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.fsdp_param_group import Unit
+from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.report import draw, show
 
@@ -119,7 +119,8 @@ my_guess = {"traffic": 2, "whole layers": [1, 1, 1]}
 # lets go of it. The nodes of the graph hold the parameter and never its array, so nothing else keeps it alive.
 
 # %%
-for function in (Unit.start_gather, Unit.finish_gather, Unit.release, Unit.start_reduce):
+group = FSDPParamGroup
+for function in (group.start_gather, group.finish_gather, group.release, group.start_reduce):
     print(inspect.getsource(function))
 
 # %% [markdown]

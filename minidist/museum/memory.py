@@ -12,7 +12,7 @@ from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim import block_square_sums, clip_grad_norm_
 from minidist.parallel import flat_shards, overflow, zero
-from minidist.parallel.fsdp_param_group import Unit
+from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.train import trainer
 from minidist.train.strategies import base as strategies
 from minidist.train.strategies import data_axes
@@ -92,7 +92,7 @@ def released_late(patch: Patch) -> None:
         previous.append(self.flat.release() if not self.flat.released else None)
         del previous[:-1]
 
-    patch.setattr(Unit, "release", late)
+    patch.setattr(FSDPParamGroup, "release", late)
 
 
 def saved_and_resumed() -> Recording:

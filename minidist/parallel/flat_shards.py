@@ -1,13 +1,14 @@
-"""One rank's part of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors
-again.
+"""One rank's shard of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors.
 
     flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding lies at the end and holds zeros
 
 A shard begins at a multiple of `alignment` elements. With 1,024, the block of the gradient norm, no block crosses from
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
+
+Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,6 +32,7 @@ from minidist.optim import (
     flat_slices,
     norm_from_blocks,
 )
+from minidist.parallel.host_pool import HostPool
 
 
 def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
@@ -56,19 +58,25 @@ class Shard:
         self.flat, self.comm, self.alignment = flat, comm, alignment
         self.size = flat.padded_numel // comm.size
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
-        self.own: xp.Array | None = None  # set when the whole is released
-        self.on_host: Callable[[], AbstractContextManager[None]] = (
-            nullcontext  # around allocations, when it lives there
-        )
+        self.own: xp.Array | None = None  # the values, when they are no view of the whole
+        self.pool: HostPool | None = None  # the host memory in which values and gradient live, if any
         self._grad: xp.Array | None = None
-        flat.shard = self  # so that zero_grad of the model reaches it
         self.filled = False  # does _grad hold sums of this step?
+        flat.shard = self  # so that zero_grad of the model reaches it
+
+    def detach(self, pool: HostPool | None = None) -> None:
+        """Keep the values in an array of its own from now on (in `pool`, if given), so that the whole can be released."""
+        mine = self.flat.data[self.start : self.stop]
+        self.pool = pool
+        self.own = track(xp.array(mine), "parameter") if pool is None else pool.copy(mine, "parameter")
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """Return the context in which arrays that live with the shard are allocated."""
+        return nullcontext() if self.pool is None else self.pool.on_host()
 
     @property
     def dtype(self) -> Any:
-        """Of the values and the summed gradient; the whole unit may be gathered in another one
-        (`MixedPrecisionPolicy`).
-        """
+        """The dtype of values and summed gradient; the whole unit may have another one (`MixedPrecisionPolicy`)."""
         return self.flat.dtype if self.own is None else self.own.dtype
 
     @property
@@ -95,17 +103,17 @@ class Shard:
         self.flat.updated()
 
     def place(self, piece: slice) -> slice:
-        """The overlap of elements `piece` of the unit with this shard, in the shard's own count; may be empty."""
+        """Return where elements `piece` of the unit lie in this shard, counted from its start; the slice may be empty."""
         start = min(max(piece.start, self.start), self.stop)
         return slice(start - self.start, max(start, min(piece.stop, self.stop)) - self.start)
 
     def counts(self, piece: slice) -> list[int]:
-        """How many of the elements `piece` belong to each rank: a piece that crosses a boundary goes to two owners."""
+        """Return how many of the elements `piece` each rank owns: a piece that crosses a boundary has two owners."""
         ranks = range(self.comm.size)
         return [max(0, min(piece.stop, (r + 1) * self.size) - max(piece.start, r * self.size)) for r in ranks]
 
     def grad_buffer(self) -> xp.Array:
-        """The array of the shard's gradient, zeros at first."""
+        """Return the array of the shard's gradient; at first it holds zeros."""
         if self._grad is None:
             with self.on_host():
                 self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
@@ -116,7 +124,7 @@ class Shard:
         self._grad, self.filled = None, False
 
     def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
-        """(parameter, place in the shard, start, stop in the flattened parameter) of what lies here, frozen ones too."""
+        """Return (parameter, place in the shard, start, stop in the flattened parameter) of what lies here, frozen ones too."""
         result = []
         for parameter in self.flat.parameters:
             whole = self.flat.slice_of(parameter)
@@ -127,15 +135,15 @@ class Shard:
         return result
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
-        """(parameter, start, stop in the flattened parameter) of what an optimizer on `slices()` has state for."""
+        """Return (parameter, start, stop in the flattened parameter) of what an optimizer on `slices()` has state for."""
         ranges = [(parameter, start, stop) for parameter, _, start, stop in self.ranges() if parameter.requires_grad]
         return ranges or [(p, 0, 0) for p in self.flat.parameters if p.requires_grad][:1]
 
     def slices(self) -> list[FlatSlice]:
-        """This rank's trainable elements, one slice a parameter, for an optimizer.
+        """Return this rank's trainable elements, one slice per parameter, for an optimizer.
 
         A rank that owns none of them (padding, frozen parameters) gets one empty slice, so that its optimizer steps
-        and says `updated()` like everybody's.
+        and says `updated()` like that of every other rank.
         """
         slices = flat_slices(self.flat, self.start, self.stop, source=self)
         if not slices:
@@ -144,12 +152,13 @@ class Shard:
 
 
 def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = ()) -> xp.Array:
-    """Sums of squares by blocks of 1,024 elements of the whole gradient, in its global order, on every rank.
+    """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
 
-    skip: parameters that do not count (somebody else counts them). Each rank sends the float64 sums of its own blocks
-    (8 B each) to everybody, (n-1) times, under purpose `clip_norm`. Errors: UsageError when blocks cross shard
+    skip: parameters that do not count, because another group of ranks counts them. Each rank sends the float64 sums of
+    its own blocks (8 B each) to all others, under purpose `clip_norm`. Raises UsageError when blocks cross shard
     boundaries.
     """
+    # Each rank's sums of its own blocks, shard after shard.
     sums = []
     for shard in shards:
         if shard.alignment % NORM_BLOCK:
@@ -164,32 +173,34 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
             for place in left_out:
                 gradient[place] = 0
         sums.append(block_square_sums(gradient))
+    # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
     with purpose("clip_norm"):
-        everybody = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
+        gathered = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
     blocks, start = [], 0
     for part in sums:
-        blocks.append(everybody[:, start : start + part.size].reshape(-1))
+        blocks.append(gathered[:, start : start + part.size].reshape(-1))
         start += part.size
     return np.concatenate(blocks)
 
 
 def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
-    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank answers the norm before.
+    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank returns the norm before.
 
-    See `shard_square_sums`; all add the sums in the global order, unit by unit. optimizer: as for
-    `optim.clip_by_norm_`, for gradients of two bytes.
+    See `shard_square_sums`; every rank adds the sums in the global order, unit by unit. optimizer: as for
+    `optim.clip_by_norm_`, for gradients in half precision.
     """
     return clip_by_norm_(list(shards), norm_from_blocks(shard_square_sums(comm, shards)), max_norm, optimizer)
 
 
 def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:
-    """{"gradients": {name: array}, "weights": ..., "optimizer": {name.key: 1-D array}}, whole, on every rank.
+    """Return {"gradients": {name: array}, "weights": ..., "optimizer": {name.key: 1-D array}}, whole, on every rank.
 
     For comparisons, not for training: it gathers every unit several times (purpose `metrics`).
     """
     result: dict[str, dict[str, xp.Array]] = {"gradients": {}, "weights": {}, "optimizer": {}}
     with purpose("metrics"):
         for shard in shards:
+            # Weights, gradients and each kind of optimizer state of the unit, as one flat array each ...
             flat = shard.flat
             weights = all_gather(shard.comm, shard.data)
             gradients = all_gather(
@@ -198,6 +209,8 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
             states = {}
             for key in optimizer.state_names(shard.dtype) if optimizer.step_count else ():
                 states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))
+
+            # ... and then cut into parameters.
             for parameter, name in zip(flat.parameters, flat.names, strict=True):
                 place = flat.slice_of(parameter)
                 result["weights"][name] = weights[place].reshape(parameter.shape)
@@ -209,7 +222,7 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
 
 
 def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
-    """One kind of optimizer state of the shard as one array; elements that have none are zero."""
+    """Return one kind of optimizer state of the shard as one array; elements that have none are zero."""
     state, dtype = optimizer.state, shard.dtype
     whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
     for piece in shard.slices():

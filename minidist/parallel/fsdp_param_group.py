@@ -1,15 +1,17 @@
-"""A unit of ZeRO 3: parameters in one flat array that are gathered, used and released together, and reduced as one.
+"""The parameters that FSDP gathers, uses and releases together: how they are communicated, not when.
 
-    start_gather ─▶ finish_gather ─▶ (computing) ─▶ release              forward, and backward
-    start_reduce ─▶ finish_reduce                                        backward: the sum of the gradient goes to its owners
+    start_gather ─▶ finish_gather ─▶ (module computes) ─▶ release        in forward, and again in backward
+    start_reduce ─▶ finish_reduce                                        in backward: the summed gradient, by shards
 
-When to do what is the business of `fully_shard.State`; this file knows how. Each step is split in a start and a finish,
-so that the wire works while something computes. With a policy, shards live on the host: up before a gather, down after
-a reduction.
+`fsdp_state.FSDPState` decides when each of these happens. Every step has a start and a finish so that messages travel
+while something computes. With a `CPUOffloadPolicy`, shards live in host memory: they move to the device before a
+gather, and the reduced gradient moves back after a reduction.
+
+Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's FSDP2.
+Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precision_policy.py
 """
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
@@ -23,148 +25,186 @@ from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.gradients import UnusedParameterError
 from minidist.parallel.host_pool import HostPool, Transfer
-
-if TYPE_CHECKING:
-    from minidist.parallel.fully_shard import State
+from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 
 
-class Unit:
-    """Parameters that are gathered and released together.
+class FSDPCommContext:
+    """The communication in flight that the parameter groups of one model share.
 
-    keep: whole from forward to backward. persistent: whole always, gathered anew only after an update.
+    gathers: a stream of its own for all-gathers, so that they do not queue behind reductions. At most one reduction,
+    and at most one transfer of a reduced gradient to the host, is in flight: more would hold more memory.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.gathers = comm.dup()
+        self.reducing: FSDPParamGroup | None = None
+        self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
+
+    def finish_reduction(self) -> None:
+        """Wait for the reduction in flight, if there is one."""
+        if self.reducing is not None:
+            group, self.reducing = self.reducing, None
+            group.finish_reduce(self)
+
+    def finish_offload(self) -> None:
+        """Wait for the reduced gradient on its way to the host, and add it to those of earlier micro-batches."""
+        if self.offloading is not None:
+            (group, transfer), self.offloading = self.offloading, None
+            group.add_reduced(transfer.wait())
+
+
+class FSDPParamGroup:
+    """Parameters in one flat array that are gathered and released together, and reduced as one message.
+
+    shard: this rank's part. replicas: the ranks that hold equal copies of it (hybrid sharding). subgroup: the
+    neighbours among which the group stays split between forward and backward. keep: it stays whole from forward to
+    backward. persistent: it stays whole always, and is gathered anew only after an update. op, algorithm: of the
+    reduction. pool: the host memory in which the shard lives, if any.
     """
 
     def __init__(
         self,
         shard: Shard,
-        state: "State",
+        policy: MixedPrecisionPolicy,
         *,
         replicas: Comm | None,
-        group: Comm | None,
+        subgroup: Comm | None,
         keep: bool,
         persistent: bool,
         op: str,
         algorithm: str,
         pool: HostPool | None = None,
     ) -> None:
-        self.shard, self.flat, self.state = shard, shard.flat, state
-        self.replicas, self.group, self.keep, self.persistent = replicas, group, keep, persistent
+        self.shard, self.flat = shard, shard.flat
+        self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
         self.op, self.algorithm, self.pool = op, algorithm, pool
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
-        for parameter in set(self.flat.parameters) - set(self.trainable):
-            parameter.register_post_accumulate_grad_hook(self._thawed)
-        self.arriving: xp.Array | None = None  # what a gather under way writes to
-        self.gather: Work | None = None
-        self.reduction: Work | None = None
-        self.part: xp.Array | None = None  # 1/g of the unit, kept between forward and backward
-        self.version = -1  # of the values that were gathered
-        self.differentiating = self.reduced = False
+        for parameter in self.flat.parameters:
+            if not parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._refuse_unfrozen)
+
+        self.gather: Work | None = None  # the gather in flight ...
+        self.arriving: xp.Array | None = None  # ... and the array that it writes to
+        self.reduction: Work | None = None  # the reduction in flight
+        self.part: xp.Array | None = None  # what this rank keeps of the group for its subgroup
+        self.version = -1  # of the values that were gathered last
+        self.differentiating = False  # backward has reached the module's output and not yet its input
+        self.reduced = False  # in this backward pass
+
+        # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
         check_same_model(self.flat, shard.comm)
         with purpose("startup"):
             if replicas is not None:
                 broadcast(replicas, self.flat.data)
             broadcast(shard.comm, self.flat.data)
-        policy = state.policy
-        self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # says where whole units are made
-        mine = self.flat.data[shard.start : shard.stop]
-        if pool is None:
-            shard.own = track(xp.array(mine), "parameter")
-        else:
-            shard.own, shard.on_host = pool.copy(mine, "parameter"), pool.on_host
+
+        # From here on the shard has an array of its own, and the whole exists only while it is gathered.
+        self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # an array that says where whole groups are made
+        shard.detach(pool)
         self.flat.release()
-        self.flat.dtype = (
-            self.flat.dtype if policy.param_dtype is None else xp.dtype(policy.param_dtype)
-        )  # of the whole unit
+        if policy.param_dtype is not None:
+            self.flat.dtype = xp.dtype(policy.param_dtype)
         self.reduce_dtype = self.flat.dtype if policy.reduce_dtype is None else xp.dtype(policy.reduce_dtype)
 
-    # gathering --------------------------------------------------------------------------------------------------------
+    # --- gathering ---
 
-    def start_gather(self) -> None:
+    def start_gather(self, context: FSDPCommContext) -> None:
         """Start to gather the latest values, unless they are here or on their way."""
         if self.gather is not None or (not self.flat.released and self.version == self.flat.version):
             return
         if not self.flat.released:
             self.flat.release()
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
-        comm, mine = (self.state.root.gathers, self.shard.data) if self.part is None else (self.group, self.part)
         with purpose("parameter_gather"):
-            with self.shard.on_host() if self.part is None else nullcontext():
-                mine = track(rounded(mine, self.flat.dtype), "communication")  # before it crosses: 2 bytes, not 4
-            if self.pool is None or self.part is not None:
-                self.gather = all_gather(comm, mine, out=self.arriving, async_op=True)  # type: ignore[arg-type]
+            if self.subgroup is not None and self.part is not None:
+                self.gather = _gather_async(self.subgroup, self._cast(self.part), self.arriving)
+                return
+            # The cast comes before the values cross any link: half precision halves the bytes there, too.
+            with self.shard.on_host():
+                mine = self._cast(self.shard.data)
+            if self.pool is None:
+                self.gather = _gather_async(context.gathers, mine, self.arriving)
             else:
-                self.gather = self._fetch_and_gather(self.pool.start_fetch(mine, "communication", like=self.device))
+                fetch = self.pool.start_fetch(mine, "communication", like=self.device)
+                self.gather = self._gather_after(fetch, context)
 
-    def _fetch_and_gather(self, fetch: Transfer) -> Work:
-        """The gather begins in its lane when the shard has come up from the host; the copy that came goes with it."""
-        channel, out = self.state.root.gathers.collective("all_gather"), self.arriving
-        return channel.post(lambda: all_gather(channel, fetch.take(), out=out))
+    def _cast(self, values: xp.Array) -> xp.Array:
+        return track(rounded(values, self.flat.dtype), "communication")
+
+    def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
+        """A gather that begins in its stream when the shard has arrived from the host; it frees the copy that came."""
+        call, out = context.gathers.collective("all_gather"), self.arriving
+        return call.post(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
-        """Wait for the gather, and let the parameters be views of what came."""
+        """Wait for the gather in flight and make the parameters views of what came."""
         if self.gather is not None:
             self.gather.wait()
+            assert self.arriving is not None
             self.flat.bind(self.arriving)
             self.version = self.flat.version
             self.gather = self.arriving = self.part = None
 
     def release(self) -> None:
-        """Drop the whole unit, unless it is persistent."""
+        """Drop the whole array, unless the group is persistent."""
         if not self.persistent and not self.flat.released:
             self.flat.release()
 
-    # where the module is ----------------------------------------------------------------------------------------------
+    # --- where the module is ---
 
     def after_forward(self, recording: bool) -> None:
-        """Release, or keep what `reshard_after_forward` says."""
+        """Release the group, or keep of it what `reshard_after_forward` says."""
         if recording and self.keep:
             return
-        if recording and self.group is not None:
-            size = self.flat.padded_numel // self.group.size
-            self.part = track(
-                xp.array(self.flat.data[self.group.rank * size : (self.group.rank + 1) * size]), "unsharded"
-            )
+        if recording and self.subgroup is not None:
+            size, rank = self.flat.padded_numel // self.subgroup.size, self.subgroup.rank
+            self.part = track(xp.array(self.flat.data[rank * size : (rank + 1) * size]), "unsharded")
         self.release()
 
-    def after_backward(self) -> None:
-        """All gradients of the unit are there: send them to their owners, and release."""
+    def before_backward(self) -> None:
+        """Backward has reached the module's output."""
+        self.differentiating = True
+
+    def after_backward(self, context: FSDPCommContext) -> None:
+        """Backward is done with the module: start to reduce the gradient, and release the group."""
         if not self.differentiating:
             return
         self.differentiating = False
-        missing = [parameter for parameter in self.trainable if parameter.gradient.local is None]
-        if missing:
-            self._unused(missing[0])
+        for parameter in self.trainable:
+            if parameter.gradient.local is None:
+                self._refuse_unused(parameter)
         if self.trainable:
-            self.start_reduce()
+            self.start_reduce(context)
         self.release()
 
     def end_pass(self) -> None:
-        """After a backward pass: what was gathered ahead in vain is released, what was left out is an error."""
+        """The backward pass is over: release what was gathered ahead in vain; a group that was left out is an error."""
         self.finish_gather()
         self.release()
         if self.trainable and not self.reduced:
-            self._unused(self.trainable[0])
+            self._refuse_unused(self.trainable[0])
         self.reduced = False
 
-    def _thawed(self, parameter: Parameter) -> None:
+    def _refuse_unfrozen(self, parameter: Parameter) -> None:
         raise UsageError(
             f"rank {self.shard.comm.rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
             " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
         )
 
-    def _unused(self, parameter: Parameter) -> None:
+    def _refuse_unused(self, parameter: Parameter) -> NoReturn:
         raise UnusedParameterError(
             f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its"
             " unit cannot be reduced; use it in the loss, or freeze it before fully_shard"
         )
 
-    # reducing ---------------------------------------------------------------------------------------------------------
+    # --- reducing ---
 
-    def start_reduce(self) -> None:
-        """Start the reduce-scatter of the unit's gradient and drop the whole one; wait for the one before, first."""
-        root, shard = self.state.root, self.shard
-        if root.reducing is not None:
-            root.reducing.finish_reduce()
+    def start_reduce(self, context: FSDPCommContext) -> None:
+        """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
+        context.finish_reduction()
+        shard = self.shard
+
+        # Straight into the shard's gradient, unless something is there already, or it has another dtype or memory.
         if shard.filled or self.pool is not None or self.reduce_dtype != shard.dtype:
             out = track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         else:
@@ -175,28 +215,32 @@ class Unit:
                 shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True
             )
         self.flat.release_grad()
-        root.reducing, self.reduced = self, True
+        context.reducing, self.reduced = self, True
 
-    def finish_reduce(self) -> None:
-        """Wait for it; sum over the replicas of the shard; add to what earlier micro-batches brought."""
+    def finish_reduce(self, context: FSDPCommContext) -> None:
+        """Wait for the reduction; sum over the replicas of the shard; add to what earlier micro-batches brought."""
         assert self.reduction is not None
         piece = self.reduction.wait()
-        self.reduction = self.state.root.reducing = None
+        self.reduction = None
         if self.replicas is not None:
             with purpose("gradient_reduce"):
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm)
         if self.pool is None:
-            self._add(piece)
+            self.add_reduced(piece)
             return
-        root = self.state.root
-        root.settle()
+        context.finish_offload()
         target = None if self.shard.filled or piece.dtype != self.shard.dtype else self.shard.grad_buffer()
-        root.descending = self, self.pool.start_store(piece, "gradient", target)
+        context.offloading = self, self.pool.start_store(piece, "gradient", target)
 
-    def _add(self, piece: xp.Array) -> None:
+    def add_reduced(self, piece: xp.Array) -> None:
+        """Add a reduced gradient to the shard's, in its dtype; the first one may lie there already."""
         buffer, piece = self.shard.grad_buffer(), rounded(piece, self.shard.dtype)
         if self.shard.filled:
             buffer[...] += piece
-        elif xp.owner(piece) is not xp.owner(buffer):  # it came in another dtype
+        elif xp.owner(piece) is not xp.owner(buffer):
             buffer[...] = piece
         self.shard.filled = True
+
+
+def _gather_async(comm: Comm, mine: xp.Array, out: xp.Array) -> Work:
+    return all_gather(comm, mine, out=out, async_op=True)  # type: ignore[return-value]

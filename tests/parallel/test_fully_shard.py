@@ -24,8 +24,8 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
-from minidist.parallel.fsdp_param_group import Unit
-from minidist.parallel.fully_shard import State
+from minidist.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.parallel.fsdp_state import FSDPState
 from minidist.parallel.gradients import UnusedParameterError
 from minidist.planning import block_bytes
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
@@ -379,13 +379,19 @@ def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
 def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(monkeypatch):
     """The order of backward is the order in which forwards ended, reversed: the outermost module comes first in both."""
     log = []
-    gather, before = Unit.start_gather, State._before_backward
-    monkeypatch.setattr(
-        Unit, "start_gather", lambda self: (log.append(f"gather {self.state.module.name}"), gather(self))[1]
-    )
-    monkeypatch.setattr(
-        State, "_before_backward", lambda self: (log.append(f"reached {self.module.name}"), before(self))[1]
-    )
+    gather, reached = FSDPParamGroup.start_gather, FSDPState._pre_backward
+
+    def logged_gather(group, context):
+        inside = group.flat.names[0].startswith("transformer.h.")
+        log.append(f"gather {group.flat.names[0][: len('transformer.h.0')] if inside else ''}")
+        gather(group, context)
+
+    def logged_reached(state):
+        log.append(f"reached {state.module.name}")
+        reached(state)
+
+    monkeypatch.setattr(FSDPParamGroup, "start_gather", logged_gather)
+    monkeypatch.setattr(FSDPState, "_pre_backward", logged_reached)
 
     def main(comm):
         model = shard_gpt(small_gpt(), comm, prefetch=1)

@@ -33,7 +33,7 @@ from minidist.parallel.compression import Compressor, compress, make_compressor
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.dims import Axes
 from minidist.parallel.flat_shards import shard_square_sums
-from minidist.parallel.fully_shard import units_of
+from minidist.parallel.fsdp_state import param_groups_of
 from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.planning.volumes import AxisSizes
 from minidist.train.job import Job, make_optimizer, optimizer_class
@@ -175,7 +175,7 @@ class FullySharded(ShardedOptimizer):
                 )
         self.shards = shards_of(module)
         self.flats = [shard.flat for shard in self.shards]
-        self.resident = sum(unit.flat.padded_numel for unit in units_of(module) if unit.persistent)
+        self.resident = sum(group.flat.padded_numel for group in param_groups_of(module) if group.persistent)
         with nullcontext() if policy is None else policy.pool.on_host():
             optimizer: Any = make_optimizer(job, sharded_parameters(module))
         if policy is not None:

@@ -1,0 +1,165 @@
+"""When FSDP gathers, releases and reduces: hooks around a module's forward, and around its part of backward.
+
+    forward    [1] gather | module computes | [2] release
+    backward   [3] gather | its gradients are computed | [4] reduce-scatter them, release
+               [5] at the end of the pass, finish what is in flight
+
+[1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
+gradients of the outputs are complete and [4] when those of the inputs are. Autograd needs to know nothing of this: a
+node keeps the Parameter and not its array, so dropping the flat array frees the memory.
+
+Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's FSDP2.
+Proved by: tests/parallel/test_fully_shard.py
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from minidist.autograd import is_grad_enabled, mark_all, meter
+from minidist.autograd.backward import current_pass
+from minidist.base.errors import UsageError
+from minidist.comm import Comm
+from minidist.nn.module import Module
+from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
+from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
+
+# A state is kept alive by the hooks of its module; this only finds it.
+_states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
+
+
+def states_of(module: Module) -> "list[FSDPState]":
+    """The states of `module` and of the modules inside it that have one, in the order of the module tree."""
+    references = (_states.get(m) for m in module.modules())
+    return [state for reference in references if reference is not None and (state := reference()) is not None]
+
+
+class FSDPState:
+    """A sharded module's parameter groups, and its hooks.
+
+    groups: none, one, or, with persistent parameters, two. The state of the outermost module, `root`, also knows what
+    all states share: the communication in flight (`context`) and the order in which modules ran.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        comm: Comm,
+        groups: Sequence[FSDPParamGroup],
+        context: FSDPCommContext,
+        prefetch: int,
+        policy: MixedPrecisionPolicy,
+    ) -> None:
+        self.module, self.comm, self.groups, self.context = module, comm, groups, context
+        self.prefetch, self.policy = prefetch, policy
+        self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
+        self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
+        self.began: list[FSDPState] = []  # the same of the pass that is running
+        self.ended: list[FSDPState] = []
+        self.in_backward = False
+        self.root = self
+        _states[module] = weakref.ref(self)
+        for state in states_of(module):  # modules are sharded bottom up, so the last one is the outermost
+            state.root = self
+        module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._post_forward)
+
+    # --- forward ---
+
+    def _pre_forward(
+        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
+        root = self.root
+        self._advance_clock()
+        if not root.in_backward:  # a forward that is replayed in backward (recomputation) does not count for the order
+            if self is root:
+                root.began, root.ended = [], []
+            root.began.append(self)
+        self._gather()
+        if not root.in_backward:
+            self._prefetch(root.forward_order)
+        if self.policy.cast_forward_inputs:
+            args, kwargs = cast_floats(args, self.policy.param_dtype), cast_floats(kwargs, self.policy.param_dtype)
+        if is_grad_enabled():
+            args = mark_all(args, f"input of {module.name or 'model'}", self._post_backward)
+        return args, kwargs
+
+    def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
+        """[2] Mark the outputs for backward and release this module."""
+        root, recording = self.root, is_grad_enabled()
+        output = cast_floats(output, self.policy.output_dtype)
+        self._advance_clock()
+        if recording:
+            output = mark_all(output, f"output of {module.name or 'model'}", self._pre_backward)
+        if not root.in_backward:  # a replayed forward is followed by its backward, which needs the module at once
+            for group in self.groups:
+                group.after_forward(recording)
+            root.ended.append(self)
+            if self is root:
+                root.forward_order, root.ended_order = root.began, root.ended
+        return output
+
+    # --- backward ---
+
+    def _pre_backward(self) -> None:
+        """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
+        root, backward = self.root, current_pass.get()
+        root.in_backward = True
+        self._advance_clock()
+        assert backward is not None
+        backward.at_end(root, root._end_backward)
+        if backward.after_node is None:
+            backward.after_node = self.comm.progress
+        self._gather()
+        self._prefetch(root.ended_order[::-1])
+        for group in self.groups:
+            group.before_backward()
+
+    def _post_backward(self) -> None:
+        """[4] Backward has reached the module's input: everything inside it is done."""
+        self._advance_clock()
+        for group in self.groups:
+            group.after_backward(self.root.context)
+
+    def _end_backward(self) -> None:
+        """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
+        self._advance_clock()
+        groups = [group for state in states_of(self.module) for group in state.groups]
+        for group in groups:
+            group.after_backward(self.context)
+        self.context.finish_reduction()
+        self.context.finish_offload()
+        self.in_backward = False
+        for group in groups:
+            group.end_pass()
+
+    # --- steps of the above ---
+
+    def _gather(self) -> None:
+        for group in self.groups:
+            group.start_gather(self.root.context)
+        for group in self.groups:
+            group.finish_gather()
+
+    def _prefetch(self, order: "Sequence[FSDPState]") -> None:
+        """Start to gather the modules that follow this one in `order`."""
+        if self in order:
+            place = order.index(self) + 1
+            for following in order[place : place + self.root.prefetch]:
+                for group in following.groups:
+                    group.start_gather(self.root.context)
+
+    def _advance_clock(self) -> None:
+        """Let virtual time pass for what has been computed so far."""
+        current = meter.get()
+        if current is not None:
+            self.comm.compute(current.take(), name="backward" if self.root.in_backward else "forward")
+
+
+def param_groups_of(module: Module) -> list[FSDPParamGroup]:
+    """The parameter groups of a sharded module and of those inside it, in the order of the module tree."""
+    states = states_of(module)
+    if not states:
+        raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
+    return [group for state in states for group in state.groups]
