@@ -9,7 +9,7 @@ from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, 
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
 from minidist.nn.mlp import MLP
-from minidist.nn.module import Module, Sequential
+from minidist.nn.module import HookHandle, Module, Sequential
 
 __all__ = [
     "GPT",
@@ -23,6 +23,7 @@ __all__ = [
     "Embedding",
     "FlatParameters",
     "GPTConfig",
+    "HookHandle",
     "LayerNorm",
     "Linear",
     "Llama",

@@ -167,6 +167,11 @@ class GPT(Module):
         if seed is not None:
             self.initialize(seed)
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
+        return self.transformer.h
+
     def forward(
         self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
     ) -> Tensor:

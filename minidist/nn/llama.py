@@ -195,6 +195,11 @@ class Llama(Module):
         if seed is not None:
             self.initialize(seed)
 
+    @property
+    def blocks(self) -> list[LlamaBlock]:
+        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
+        return self.model.layers
+
     def forward(
         self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
     ) -> Tensor:

@@ -32,6 +32,11 @@ class MLP(Module):
         ]
         self.initialize(seed)
 
+    @property
+    def blocks(self) -> list[Linear]:
+        """The layers, in order: what a pipeline cuts between and FSDP shards one by one."""
+        return self.layers
+
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sizes[0]) -> (batch, sizes[-1])."""
         return run_blocks(self, self.layers, x)

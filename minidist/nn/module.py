@@ -4,13 +4,17 @@ Parameters and modules are found by walking the attributes in the order in which
 position, so that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from minidist.autograd import AutogradError, Parameter, ShapeError
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest
 from minidist.base.random import initial_weight
+
+ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
+ForwardHook = Callable[..., Any]  # (module, args, output), or (module, args, kwargs, output) with with_kwargs=True
 
 
 class Module:
@@ -23,12 +27,60 @@ class Module:
     name: str = ""
     training: bool = True
 
+    # Each entry is (hook, with_kwargs). Registering and removing replace the dict, so the class's empty one is shared.
+    _forward_pre_hooks: Mapping["HookHandle", tuple[ForwardPreHook, bool]] = {}
+    _forward_hooks: Mapping["HookHandle", tuple[ForwardHook, bool]] = {}
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the output; called through `module(...)`."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        if not self._forward_pre_hooks and not self._forward_hooks:
+            return self.forward(*args, **kwargs)
+        for hook, with_kwargs in self._forward_pre_hooks.values():
+            if with_kwargs:
+                changed = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if changed is None else changed
+            else:
+                changed = hook(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        output = self.forward(*args, **kwargs)
+        for hook, with_kwargs in self._forward_hooks.values():
+            changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
+            output = output if changed is None else changed
+        return output
+
+    # --- hooks: how a strategy attaches itself to a module ---
+
+    def register_forward_pre_hook(
+        self, hook: ForwardPreHook, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> "HookHandle":
+        """Call hook(module, args) before each forward. It returns None, or what takes the place of the arguments.
+
+        prepend: run it before the hooks registered so far, not after them. with_kwargs: the hook is called with
+        (module, args, kwargs) and returns None or (args, kwargs). Returns a handle with `remove()`.
+        """
+        handle = HookHandle(self, "_forward_pre_hooks")
+        entry = {handle: (hook, with_kwargs)}
+        self._forward_pre_hooks = (
+            {**entry, **self._forward_pre_hooks} if prepend else {**self._forward_pre_hooks, **entry}
+        )
+        return handle
+
+    def register_forward_hook(
+        self, hook: ForwardHook, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> "HookHandle":
+        """Call hook(module, args, output) after each forward. It returns None, or what takes the place of the output.
+
+        prepend: run it before the hooks registered so far, not after them. with_kwargs: the hook is called with
+        (module, args, kwargs, output). Returns a handle with `remove()`.
+        """
+        handle = HookHandle(self, "_forward_hooks")
+        entry = {handle: (hook, with_kwargs)}
+        self._forward_hooks = {**entry, **self._forward_hooks} if prepend else {**self._forward_hooks, **entry}
+        return handle
 
     # --- the tree ---
 
@@ -148,6 +200,19 @@ class Module:
                 parameter.data[...] = xp.as_array(state[name], parameter.dtype)
                 parameter.updated()
         return missing, unexpected
+
+
+@dataclass(frozen=True, eq=False)
+class HookHandle:
+    """Names one registered hook of one module, so that it can be removed."""
+
+    module: Module
+    kind: str  # the attribute of the module that holds its hooks of this kind
+
+    def remove(self) -> None:
+        """Remove the hook; a second call has no effect."""
+        left = {handle: entry for handle, entry in getattr(self.module, self.kind).items() if handle is not self}
+        setattr(self.module, self.kind, left)
 
 
 class Sequential(Module):
