@@ -6,8 +6,8 @@ and what they did not (the difference of gradients and weights). Tests of minidi
 it.
 """
 
-from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.museum.exhibit import Catch, CheckResult, Exhibit, Patch, Recording
 from minidist.museum.rooms import exhibits, find
 from minidist.museum.visiting import Visit, visit
 
-__all__ = ["Catch", "Exhibit", "Patch", "Recording", "Visit", "exhibits", "find", "visit"]
+__all__ = ["Catch", "CheckResult", "Exhibit", "Patch", "Recording", "Visit", "exhibits", "find", "visit"]

@@ -50,25 +50,46 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class CheckResult:
+    """What a test did with the bug planted. status: one of
+
+    - "caught": it failed with the error that the exhibit declares; text is that error in one line;
+    - "passed": it does not see the bug;
+    - "other failure": it failed, but with another error than the declared one, which proves nothing about the bug;
+    - "not run": it could not run here; text says why and what to do.
+    """
+
+    status: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class Catch:
-    """A test of minidist's suite, with its arguments: it passes, and with the bug planted it does not."""
+    """A test of minidist's suite, with its arguments: it passes, and with the bug planted it fails with `error`."""
 
     file: str  # tests/parallel/test_zero.py
     test: str
     arguments: tuple[Any, ...] = ()
+    error: str = "AssertionError"  # the class of the error; pytest.fail and pytest.raises fail with "Failed"
 
     def __str__(self) -> str:
         return f"{self.file}::{self.test}" + (f"{self.arguments!r}".replace(",)", ")") if self.arguments else "")
 
-    def available(self) -> bool:
-        """Are the tests here? They are not part of an installed package."""
-        return (_root() / self.file).is_file()
+    def load(self) -> Callable[..., Any]:
+        """Return the test function. Raises ImportError, with the remedy, where minidist's tests cannot be imported."""
+        if not (_root() / self.file).is_file():
+            raise ImportError("minidist's tests are not part of an installed package; run the museum from a clone")
+        if str(_root()) not in sys.path:
+            sys.path.insert(0, str(_root()))
+        try:
+            module = importlib.import_module(self.file.removesuffix(".py").replace("/", "."))
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{error.name} is not installed; pip install -e '.[test]'") from error
+        return getattr(module, self.test)
 
     def run(self) -> None:
         """Run the test, with what it takes of pytest's `monkeypatch` and `tmp_path`; raises what the test raises."""
-        if str(_root()) not in sys.path:
-            sys.path.insert(0, str(_root()))
-        test = getattr(importlib.import_module(self.file.removesuffix(".py").replace("/", ".")), self.test)
+        test = self.load()
         names = inspect.signature(test).parameters
         with ExitStack() as stack:
             fixtures: dict[str, Any] = {}
@@ -79,17 +100,25 @@ class Catch:
                 fixtures["tmp_path"] = Path(stack.enter_context(TemporaryDirectory()))
             test(*self.arguments, **fixtures)
 
-    def red(self) -> str:
-        """How the test fails now, in one line; "" when it passes."""
+    def check(self) -> CheckResult:
+        """Run the test while the bug is planted, and say what it did. Only the declared error counts as caught."""
+        try:
+            self.load()
+        except ImportError as error:
+            return CheckResult("not run", str(error))
         try:
             self.run()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # pytest.fail is no Exception
+        except BaseException as error:  # pytest.fail raises a BaseException
             lines = [line.strip() for line in str(error).splitlines()]
             text = next((line for line in lines if line and line != "assert"), "")
-            return f"{type(error).__name__}: {text}".removesuffix(": ")
-        return ""
+            kind = type(error).__name__
+            said = f"{kind}: {text}".removesuffix(": ")
+            if kind == "Skipped":
+                return CheckResult("not run", text)
+            return CheckResult("caught" if kind == self.error else "other failure", said)
+        return CheckResult("passed")
 
 
 def _root() -> Path:
@@ -102,7 +131,7 @@ class Exhibit:
 
     number: with a letter where one cause has several faces. story: what happened, told kindly. plant: puts the bug into
     the running program. job: what a visitor runs; a MinidistError out of it is a symptom too. caught_by: tests that
-    turn red.
+    fail.
     """
 
     number: str

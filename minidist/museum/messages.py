@@ -77,7 +77,7 @@ EXHIBITS = [
         " piece of the library's memory; under load the buffer is overwritten before it has left.",
         not_waited_for,
         jobs.exchange,
-        (Catch(CHECKS, "test_an_exchange_ends_clean"),),
+        (Catch(CHECKS, "test_an_exchange_ends_clean", error="UnwaitedRequestError"),),
     ),
     Exhibit(
         "20b",
@@ -86,7 +86,7 @@ EXHIBITS = [
         " its way for ever.",
         no_partner,
         jobs.exchange,
-        (Catch(CHECKS, "test_an_exchange_ends_clean"),),
+        (Catch(CHECKS, "test_an_exchange_ends_clean", error="DeadlockError"),),
     ),
     Exhibit(
         "20c",
@@ -96,9 +96,9 @@ EXHIBITS = [
         nothing_is_looked_for,
         jobs.exchange,
         (
-            Catch(SIMULATED, "test_a_send_that_nobody_received"),
-            Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("send", 8)),
-            Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("work", 0)),
+            Catch(SIMULATED, "test_a_send_that_nobody_received", error="Failed"),
+            Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("send", 8), error="Failed"),
+            Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("work", 0), error="Failed"),
         ),
     ),
     Exhibit(
@@ -108,7 +108,7 @@ EXHIBITS = [
         " for float32: half of the bytes are read as twice as many numbers.",
         promoted,
         jobs.half_of_the_gradient,
-        (Catch(CHECKS, "test_a_halved_gradient_arrives"),),
+        (Catch(CHECKS, "test_a_halved_gradient_arrives", error="MismatchError"),),
     ),
     Exhibit(
         "26b",
@@ -117,7 +117,7 @@ EXHIBITS = [
         " messages.",
         scalars_become_float64,
         jobs.half_of_the_loss,
-        (Catch(CHECKS, "test_float32_stays_float32"),),
+        (Catch(CHECKS, "test_float32_stays_float32", error="DtypeError"),),
     ),
     Exhibit(
         "26c",
@@ -134,7 +134,7 @@ EXHIBITS = [
         " program, and that is what the report says.",
         one_step_less,
         jobs.sums,
-        (Catch(CHECKS, "test_sums_of_all_ranks"),),
+        (Catch(CHECKS, "test_sums_of_all_ranks", error="DeadlockError"),),
     ),
     Exhibit(
         "28b",
@@ -143,6 +143,13 @@ EXHIBITS = [
         " the next one of the others.",
         one_bucket_less,
         jobs.train_job(3, 2, dp=3, bucket_cap_mb=5e-3),
-        (Catch("tests/parallel/test_data_parallel.py", "test_any_data_to_the_bit_in_rank_order", (3, 1e-4, 0)),),
+        (
+            Catch(
+                "tests/parallel/test_data_parallel.py",
+                "test_any_data_to_the_bit_in_rank_order",
+                (3, 1e-4, 0),
+                error="MismatchError",
+            ),
+        ),
     ),
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidist.base.errors import MinidistError, UsageError
 from minidist.museum import jobs
-from minidist.museum.exhibit import Exhibit, Patch, Recording
+from minidist.museum.exhibit import CheckResult, Exhibit, Patch, Recording
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,8 +37,8 @@ class Difference:
 
 @dataclass
 class Visit:
-    """What a visitor sees. said: the error that the job ended with, where it did. red: test -> how it fails, or "" when
-    it was not run because the tests are not installed.
+    """What a visitor sees. said: the error that the job ended with, where it did. checks: test -> what it did with the
+    bug planted; empty when no tests were asked for.
     """
 
     exhibit: Exhibit
@@ -46,7 +46,7 @@ class Visit:
     wrong: Recording | None
     said: str = ""
     differences: dict[str, Difference] = field(default_factory=dict)
-    red: dict[str, str] = field(default_factory=dict)
+    checks: dict[str, CheckResult] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -58,8 +58,16 @@ class Visit:
             "measured": {"right": self.right.measured, "wrong": self.wrong.measured if self.wrong else None},
             "max_difference": {kind: d.largest for kind, d in self.differences.items()},
             "largest": {kind: d.scale for kind, d in self.differences.items()},
-            "caught_by": {str(catch): self.red.get(str(catch), "") for catch in self.exhibit.caught_by},
+            "caught_by": {
+                str(catch): self.with_status("caught").get(str(catch), "") for catch in self.exhibit.caught_by
+            },
+            "not_run": self.with_status("not run"),
+            "other_failures": self.with_status("other failure"),
         }
+
+    def with_status(self, status: str) -> dict[str, str]:
+        """Return the tests of which the check ended with `status`, and what each said."""
+        return {test: result.text for test, result in self.checks.items() if result.status == status}
 
     def other_symptoms(self) -> str:
         """What is said, and what else was measured, in a few words."""
@@ -106,8 +114,12 @@ class Visit:
         lines += ["", "caught by"]
         for catch in self.exhibit.caught_by:
             lines.append(f"    {catch}")
-            if self.red.get(str(catch)):
-                lines.append(f"        {self.red[str(catch)][:160]}")
+            result = self.checks.get(str(catch))
+            if result is not None:
+                said = (
+                    result.text if result.status == "caught" else f"{result.status}: {result.text}".removesuffix(": ")
+                )
+                lines.append(f"        {said[:160]}")
         return "\n".join(lines)
 
     def figure(self, command: str = "") -> "Figure":
@@ -170,9 +182,7 @@ def compare(right: Recording, wrong: Recording) -> dict[str, Difference]:
 
 
 def visit(exhibit: Exhibit, tests: bool = True) -> Visit:
-    """Run the exhibit's job without and with the bug, and, with `tests` and where they are there, the tests that catch
-    it.
-    """
+    """Run the exhibit's job without and with the bug and, with `tests`, the tests that catch it."""
     right = exhibit.job()
     seen = Visit(exhibit, right, None)
     with exhibit.planted():
@@ -182,7 +192,7 @@ def visit(exhibit: Exhibit, tests: bool = True) -> Visit:
             seen.said = f"{type(error).__name__}: {error}"
             seen.wrong = _unchecked(exhibit)
         if tests:
-            seen.red = {str(catch): catch.red() for catch in exhibit.caught_by if catch.available()}
+            seen.checks = {str(catch): catch.check() for catch in exhibit.caught_by}
     if seen.wrong is not None:
         seen.differences = compare(right, seen.wrong)
     return seen
@@ -205,14 +215,15 @@ def table(visits: Sequence[Visit]) -> str:
     head = ("#", "bug", "last loss", "with it", "|Δgradient|", "|Δweight|", "tests red", "other symptoms")
     rows: list[tuple[str, ...]] = [head]
     for seen in visits:
-        losses, red = ["", ""], sum(bool(text) for text in seen.red.values())
+        losses, caught = ["", ""], len(seen.with_status("caught"))
         if seen.wrong is not None and seen.right.losses:
             losses = [f"{run.losses[-1]:.3f}" for run in (seen.right, seen.wrong)]
         parts = [
             percent(seen.differences[kind].ratio) if kind in seen.differences else ""
             for kind in ("gradients", "weights")
         ]
-        tests = f"{red} of {len(seen.exhibit.caught_by)}" if seen.red else "not run"
+        ran = any(result.status != "not run" for result in seen.checks.values())
+        tests = f"{caught} of {len(seen.exhibit.caught_by)}" if ran else "not run"
         rows.append((seen.exhibit.number, seen.exhibit.title, *losses, *parts, tests, seen.other_symptoms()))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     lines = [
@@ -223,6 +234,7 @@ def table(visits: Sequence[Visit]) -> str:
         [
             *lines,
             "",
+            *sorted({f"not run: {why}" for seen in visits for why in seen.with_status("not run").values()}),
             "|Δ|: the largest difference over all ranks, as a part of the largest entry of the tensor that it is in",
         ]
     )

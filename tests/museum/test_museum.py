@@ -2,12 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.museum import Catch, Exhibit, Patch, Recording, exhibits, find, visit
+from minidist.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, visit
 from minidist.museum.visiting import curve, table
 from minidist.optim import AdamW
 from minidist.pipeline.plan import from_text, get_schedule
@@ -41,9 +43,9 @@ SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight
 @each
 def test_a_planted_bug_can_be_seen_and_is_caught(exhibit):
     seen = visit(exhibit)
-    assert list(seen.red) == [str(catch) for catch in exhibit.caught_by]
-    for catch, how in seen.red.items():
-        assert how, f"{catch} stays green with bug {exhibit.number}"
+    assert list(seen.checks) == [str(catch) for catch in exhibit.caught_by]
+    for catch, result in seen.checks.items():
+        assert result.status == "caught", f"{catch} with bug {exhibit.number}: {result}"
     assert bool(seen.said) == (exhibit.number in SAYS)
     if seen.said:
         assert re.search(SAYS[exhibit.number], seen.said)
@@ -91,12 +93,38 @@ def test_a_patch_leaves_nothing_behind():
     assert "method" not in vars(Child)
 
 
-def test_a_test_that_does_not_see_the_bug_is_shown_as_green():
-    """The table must not say red by itself."""
+def test_a_test_that_does_not_see_the_bug_is_shown_as_passed():
+    """The table must not say "caught" by itself."""
     catch = Catch("tests/museum/test_checks.py", "test_float32_stays_float32")
-    nothing = Exhibit("0", "nothing", "", lambda patch: None, lambda: Recording([1.0], []), (catch,))
-    assert visit(nothing).red == {str(catch): ""}
+    nothing = nothing_planted(catch)
+    assert visit(nothing).checks == {str(catch): CheckResult("passed")}
     assert "0 of 1" in table([visit(nothing)])
+
+
+def nothing_planted(*catches):
+    return Exhibit("0", "nothing", "", lambda patch: None, lambda: Recording([1.0], []), catches)
+
+
+def test_an_error_that_the_exhibit_does_not_declare_does_not_count_as_caught(monkeypatch):
+    def unrelated():
+        raise KeyError("a typing error in the test")
+
+    catch = Catch("tests/museum/test_checks.py", "test_float32_stays_float32")
+    monkeypatch.setattr(Catch, "load", lambda self: unrelated)
+    seen = visit(nothing_planted(catch))
+    assert seen.checks[str(catch)].status == "other failure"
+    assert seen.as_dict()["caught_by"] == {str(catch): ""}
+    assert "other failure: KeyError" in seen.text()
+    assert "0 of 1" in table([seen])
+
+
+def test_a_check_that_cannot_run_says_so_and_is_not_counted_as_caught():
+    """In an environment without pytest, such as the one of `make demo`."""
+    program = "import sys; sys.modules['pytest'] = None; from minidist.cli import main; main(['museum', '5', '--json'])"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    (answer,) = json.loads(process.stdout)
+    assert set(answer["caught_by"].values()) == {""}
+    assert list(answer["not_run"].values()) == ["pytest is not installed; pip install -e '.[test]'"]
 
 
 def test_the_command_shows_story_curves_and_tests(capsys, tmp_path):
