@@ -1,9 +1,12 @@
 """Pipeline schedules as data: actions, plans, and one file for each schedule."""
 
+from minidist.base.registry import import_modules
 from minidist.pipeline.plan.action import KINDS, Action, B, F, I, Item, W, pack, parts, read, show, unpack
 from minidist.pipeline.plan.load import load_plan
 from minidist.pipeline.plan.plan import Plan, from_cells, from_csv, from_text, read_csv
 from minidist.pipeline.plan.registry import Schedule, get_schedule, schedule, schedules
+
+import_modules(__name__, __path__)  # the files register their schedules
 
 __all__ = [
     "KINDS",

@@ -7,16 +7,13 @@ def my_schedule(p, m): ...      returns for each of the p ranks the list of its 
 options.
 """
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.registry import Registry
 from minidist.pipeline.plan.action import Item, parts, stage_of
 from minidist.pipeline.plan.plan import Plan
 
@@ -90,31 +87,26 @@ class Schedule:
         )
 
 
-def schedule(name: str, **attributes: Any) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:
-    """Mark a function as the schedule `name`."""
+SCHEDULES: Registry[Schedule] = Registry("schedule")
 
-    def mark(function: Callable[..., Orders]) -> Callable[..., Orders]:
-        function.schedule = Schedule(name, function, **attributes)  # type: ignore[attr-defined]
+
+def schedule(
+    name: str, *, aliases: tuple[str, ...] = (), **attributes: Any
+) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:
+    """Register a function as the schedule `name`. attributes: those of `Schedule`."""
+
+    def register(function: Callable[..., Orders]) -> Callable[..., Orders]:
+        SCHEDULES.add(name, Schedule(name, function, aliases, **attributes), aliases)
         return function
 
-    return mark
+    return register
 
 
-@cache
 def schedules() -> dict[str, Schedule]:
-    """Name -> schedule, from all files of this folder."""
-    found: dict[str, Schedule] = {}
-    for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        module = importlib.import_module(f"minidist.pipeline.plan.{info.name}")
-        for function in vars(module).values():
-            if hasattr(function, "schedule") and function.__module__ == module.__name__:
-                found[function.schedule.name] = function.schedule
-    return dict(sorted(found.items()))
+    """Return the schedules of all files of this folder by name, sorted."""
+    return dict(sorted(SCHEDULES.items()))
 
 
 def get_schedule(name: str) -> Schedule:
-    """The schedule of that name or alias (upper and lower case alike); UsageError with the nearest names."""
-    table = {alias.lower(): entry for entry in schedules().values() for alias in (entry.name, *entry.aliases)}
-    if name.lower() not in table:
-        raise UsageError(f"unknown schedule {name!r}{nearest(name.lower(), table)}; there are {', '.join(schedules())}")
-    return table[name.lower()]
+    """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
+    return SCHEDULES[name]
