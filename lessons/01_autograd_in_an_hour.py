@@ -25,7 +25,7 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import AutogradError, Meter, Tensor, cross_entropy
+from minidist.autograd import AutogradError, FlopCounter, Tensor, cross_entropy
 from minidist.autograd.backward import BackwardPass
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
@@ -44,12 +44,12 @@ from minidist.report import draw, show
 # %%
 def step(comm, sizes):
     model, x = MLP(sizes, dtype=np.float64), Tensor(np.ones((32, sizes[0])))
-    with Meter() as meter:
+    with FlopCounter() as counter:
         loss = cross_entropy(model(x), np.zeros(32, dtype=int))
-        comm.compute(meter.take(), name="forward")
+        comm.compute(counter.take(), name="forward")
         loss.backward()
-        comm.compute(meter.take(), name="backward")
-    return meter.totals
+        comm.compute(counter.take(), name="backward")
+    return counter.totals
 
 
 def both(comm):

@@ -24,7 +24,7 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.collectives import all_reduce, volume
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, solution
@@ -65,13 +65,13 @@ def train(comm, shards, steps=20, reduction="sum"):
     parallel = DistributedDataParallel(model, comm, reduction=reduction, flat=flat)
     optimizer = SGD(flat, lr=0.5)
     losses, weights = [], []
-    with Meter() as meter:  # counts operations, so that the virtual clock knows what computing costs
+    with FlopCounter() as counter:  # counts operations, so that the virtual clock knows what computing costs
         for _ in range(steps):
             flat.zero_grad()
             loss = cross_entropy(parallel(Tensor(x)), y, divisor)
-            comm.compute(meter.take(), name="forward")
+            comm.compute(counter.take(), name="forward")
             loss.backward()
-            comm.compute(meter.take(), name="backward")  # what the reducer has not charged yet
+            comm.compute(counter.take(), name="backward")  # what the reducer has not charged yet
             optimizer.step()
             losses.append(loss.item())
             weights.append(flat.data.copy())

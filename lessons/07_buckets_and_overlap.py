@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld
@@ -59,11 +59,11 @@ def step(comm, buckets, algorithm="ring"):
     reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
     for parameter in flat.parameters:  # call reducer.ready(p) when backward has finished with p
         parameter.register_post_accumulate_grad_hook(reducer.ready)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
-        comm.compute(meter.take(), name="forward")
+        comm.compute(counter.take(), name="forward")
         loss.backward()
-        comm.compute(meter.take(), name="backward")
+        comm.compute(counter.take(), name="backward")
     return flat.grad
 
 

@@ -26,7 +26,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor, checkpoint, cross_entropy
+from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
 from minidist.base.memory import account_memory, track
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
@@ -52,8 +52,8 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 # %%
 def step(comm, segments=0, micro_batches=1, p=0.0):
-    """One forward and backward; returns gradient, account and meter. segments=0: no recomputation."""
-    with account_memory(timeline=True) as account, Meter() as meter, batch_coordinates(seed=1):
+    """One forward and backward; returns gradient, account and counter. segments=0: no recomputation."""
+    with account_memory(timeline=True) as account, FlopCounter() as counter, batch_coordinates(seed=1):
         model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
         model.drop = Dropout(p)
         flat = FlatParameters(model.parameters())
@@ -66,7 +66,7 @@ def step(comm, segments=0, micro_batches=1, p=0.0):
             loss.backward()
             del x, loss
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return flat.grad, account, meter
+    return flat.grad, account, counter
 
 
 def pieces(model, segments):
@@ -118,8 +118,8 @@ print(inspect.getsource(checkpoint))
 
 # %%
 def layers_at_peak(**plan):
-    ((_, account, meter),) = SimWorld(1).run(step, **plan)
-    return account.peak_by_purpose["activation"] / UNIT, meter.totals["forward"][0]
+    ((_, account, counter),) = SimWorld(1).run(step, **plan)
+    return account.peak_by_purpose["activation"] / UNIT, counter.totals["forward"][0]
 
 
 plain, once = layers_at_peak()

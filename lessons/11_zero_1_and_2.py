@@ -25,7 +25,7 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.collectives import all_reduce
@@ -63,7 +63,7 @@ rows, targets = rng.normal(size=(24, 64)), rng.integers(0, 10, 24)
 def train(comm, stage, steps=3, dtype=np.float32):
     """Returns weights, and the live bytes by purpose after the last step."""
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
-    with account_memory() as account, Meter() as meter:
+    with account_memory() as account, FlopCounter() as counter:
         model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)  # rank 0's weights are sent to everybody
         if stage == 0:
             flat = FlatParameters(model.parameters())
@@ -78,9 +78,9 @@ def train(comm, stage, steps=3, dtype=np.float32):
         for _ in range(steps):
             zero_grad()
             loss = cross_entropy(forward(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=24)
-            comm.compute(meter.take(), name="forward")
+            comm.compute(counter.take(), name="forward")
             loss.backward()
-            comm.compute(meter.take(), name="backward")
+            comm.compute(counter.take(), name="backward")
             optimizer.step()
     return flat.data[: flat.numel].copy(), dict(account.by_purpose)
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor, cross_entropy
+from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.collectives import all_gather
@@ -56,7 +56,7 @@ BEGIN = 0.1  # seconds: when the second step begins, on all ranks
 def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
     """Returns weights, account and what is alive between two steps. Each layer is a unit; an ordinary optimizer works on the shards."""
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    with account_memory(timeline=True) as account, Meter() as meter:
+    with account_memory(timeline=True) as account, FlopCounter() as counter:
         model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
         for layer in model.layers:
             fully_shard(layer, mesh=comm, prefetch=prefetch, reduction="sum", reshard_after_forward=reshard)
@@ -69,7 +69,7 @@ def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
                 shard.zero_grad()
             loss = cross_entropy(model(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS)
             loss.backward()
-            comm.compute(meter.take(), name="backward")
+            comm.compute(counter.take(), name="backward")
             optimizer.step()
     comm.trace.memory = [(0.0, live) for live in account.history()]
     return np.concatenate([whole(shard, comm) for shard in shards_of(model)]), account, dict(account.by_purpose)

@@ -26,7 +26,7 @@ from functools import partial
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor, checkpoint, cross_entropy
+from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
 from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld
@@ -53,7 +53,7 @@ links = LinkModel(flops=5e10, memory_bandwidth=2e11)
 
 def train(comm, offload="none", bandwidth=2e8, steps=2, dtype=np.float32, prefetch=1):
     """Returns weights, the device's account, and the pool. The host's own memory does 7 passes at 4 GB/s for a step."""
-    with account_memory() as account, Meter() as meter:
+    with account_memory() as account, FlopCounter() as counter:
         model = MLP([WIDTH] * (LAYERS + 1), dtype=dtype)
         pool = HostPool(comm, bandwidth, host_bandwidth=4e9, prefetch=prefetch)
         flat = FlatParameters(model.parameters())
@@ -64,9 +64,9 @@ def train(comm, offload="none", bandwidth=2e8, steps=2, dtype=np.float32, prefet
             for layer in model.layers:  # every layer is a segment: lesson 10
                 x = checkpoint(layer, x, pack=partial(HostCopy, pool=pool) if offload == "activations" else None)
             loss = cross_entropy(x, targets)
-            comm.compute(meter.take(), name="forward")
+            comm.compute(counter.take(), name="forward")
             loss.backward()
-            comm.compute(meter.take(), name="backward")
+            comm.compute(counter.take(), name="backward")
             del x, loss
             optimizer.step()
     return flat.data.copy(), account, pool

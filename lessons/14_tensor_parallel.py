@@ -24,7 +24,7 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor
+from minidist.autograd import FlopCounter, Tensor
 from minidist.base.errors import MismatchError
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, solution
@@ -71,11 +71,11 @@ def one_block(comm, compute=True):
     block.initialize(0)  # every rank draws the whole block from the same seed ...
     block = parallelize_module(block, comm, PLAN)  # ... and keeps its tiles
     x = Tensor(np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32), requires_grad=True)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         y = block(x)
-        comm.compute(meter.take(), name="forward")
+        comm.compute(counter.take(), name="forward")
         y.backward(np.ones_like(y.data))
-        comm.compute(meter.take(), name="backward")
+        comm.compute(counter.take(), name="backward")
     return sum(p.size for p in block.parameters())
 
 

@@ -126,7 +126,9 @@ print(inspect.getsource(sequence.SequenceParallelLayerNorm))
 
 # %%
 print(
-    inspect.getsource(vocab_parallel_cross_entropy).split('charge(comm, "tensor_forward")\n')[1].split("    flops")[0]
+    inspect.getsource(vocab_parallel_cross_entropy)
+    .split('advance_clock(comm, "tensor_forward")\n')[1]
+    .split("    flops")[0]
 )
 
 # %% [markdown]

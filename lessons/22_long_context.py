@@ -26,7 +26,7 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Meter, Tensor
+from minidist.autograd import FlopCounter, Tensor
 from minidist.base.random import batch_coordinates
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.lesson import check, solution
@@ -52,12 +52,12 @@ def attend(comm, kind="ring", order="zigzag", backward=True):
     make = {"ring": RingAttention, "ulysses": UlyssesAttention}[kind]
     mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
     x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, 3 * HEADS * SIZE))[:, mine].astype(np.float32)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         y = make(comm, LENGTH)(Tensor(x, requires_grad=True), HEADS)
-        comm.compute(meter.take(), name="forward")
+        comm.compute(counter.take(), name="forward")
         if backward:
             y.backward(np.ones_like(y.data))
-            comm.compute(meter.take(), name="backward")
+            comm.compute(counter.take(), name="backward")
 
 
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))

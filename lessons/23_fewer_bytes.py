@@ -24,7 +24,7 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Meter, Parameter, Tensor, cross_entropy
+from minidist.autograd import FlopCounter, Parameter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm import LinkModel, SimWorld
@@ -52,7 +52,7 @@ links = LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9)  # 100
 def train(comm, make=None, steps=120, lr=1.0, every=0, width=64):
     """Returns the loss of each step over all rows, the weights, and the compressor."""
     mine = slice(comm.rank * 480 // comm.size, (comm.rank + 1) * 480 // comm.size)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         model = MLP([images.shape[1], width, 10])
         flat = FlatParameters(model.parameters())
         state, averaged = make(comm) if make else None, PeriodicModelAverager(flat, comm, every) if every else None
@@ -65,9 +65,9 @@ def train(comm, make=None, steps=120, lr=1.0, every=0, width=64):
             flat.zero_grad()
             divisor = 480 if averaged is None else mine.stop - mine.start
             loss = cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=divisor)
-            comm.compute(meter.take(), name="forward")
+            comm.compute(counter.take(), name="forward")
             loss.backward()
-            comm.compute(meter.take(), name="backward")
+            comm.compute(counter.take(), name="backward")
             optimizer.step()
             if averaged:
                 averaged.step()

@@ -22,7 +22,7 @@
 import inspect
 from functools import cache
 
-from minidist.autograd import Meter
+from minidist.autograd import FlopCounter
 from minidist.base.trace import only_steps
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
@@ -82,15 +82,15 @@ my_guess = (2, 2, 2)
 # %% [markdown]
 # ## 4 The code
 #
-# The work of one device is counted once, by running one sample through the model with a meter:
+# The work of one device is counted once, by running one sample through the model with a FLOP counter:
 
 # %%
 job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
-with Meter() as meter:
+with FlopCounter() as counter:
     loss = job.loss(0, 0)
-    forward = sum(flops for flops, _ in meter.take()) / 8  # of one of the 8 samples
+    forward = sum(flops for flops, _ in counter.take()) / 8  # of one of the 8 samples
     loss.backward()
-    backward = sum(flops for flops, _ in meter.take()) / 8
+    backward = sum(flops for flops, _ in counter.take()) / 8
 parameters = sum(parameter.size for parameter in job.model.parameters())
 print(f"forward {forward:.3g} FLOPs a sample, backward {backward:.3g}; {parameters:,} parameters")
 

@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from minidist.autograd import Meter
+from minidist.autograd import FlopCounter
 from minidist.base.process import tune_process
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
@@ -125,7 +125,7 @@ for n, seconds in rows:
 print(f"alpha = {1e6 * alpha:.2f} µs, beta = {beta:.2e} s/B = {1e-9 / beta:.2f} GB/s")
 
 # %% [markdown]
-# FLOP/s: not a peak, but what this model's own step gets: the operations that the meter counts, over the time that they
+# FLOP/s: not a peak, but what this model's own step gets: the operations that the counter counts, over the time that they
 # take on one device.
 
 
@@ -136,11 +136,11 @@ def one_device(samples):
     job = build(config, resolve_batches(config, 1))
     best, flops = float("inf"), 0.0
     for _ in range(6):
-        with Meter() as meter:
+        with FlopCounter() as counter:
             start = time.perf_counter()
             job.loss(0, 0).backward()
             best = min(best, time.perf_counter() - start)
-            flops = sum(count for count, _ in meter.take())
+            flops = sum(count for count, _ in counter.take())
         for parameter in job.model.parameters():
             parameter.zero_grad()
     return best, flops
@@ -258,6 +258,6 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 # |---|---|
 # | ping-pong | OSU micro-benchmarks `osu_latency`, `osu_bw`; nccl-tests |
 # | alpha, beta | Hockney's model; LogGP's L and G |
-# | the meter's FLOPs over the time | model FLOPs utilization (PaLM, appendix B); Megatron-LM's "TFLOP/s per GPU" |
+# | the counter's FLOPs over the time | model FLOPs utilization (PaLM, appendix B); Megatron-LM's "TFLOP/s per GPU" |
 #
 # Next: [28 The museum of bugs](28_the_museum.ipynb).

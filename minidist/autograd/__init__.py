@@ -2,7 +2,7 @@
 
 from minidist.autograd.tensor import Tensor, record  # isort: skip  the operations need Tensor first
 from minidist.autograd.attention import causal_attention, causal_attention_composite, causal_attention_heads
-from minidist.autograd.backward import DeferredWeights, after_node_hook, backward, on_ready_hook
+from minidist.autograd.backward import WeightGradStore, after_node_hook, backward, on_ready_hook
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
 from minidist.autograd.dropout import dropout
@@ -35,11 +35,11 @@ from minidist.autograd.linear import linear
 from minidist.autograd.mark import mark, mark_all
 from minidist.autograd.matrix import matmul
 from minidist.autograd.modes import (
-    Meter,
+    FlopCounter,
     contribution_recorder,
     enable_grad,
+    flop_counter,
     is_grad_enabled,
-    meter,
     no_grad,
     set_grad_enabled,
 )
@@ -53,10 +53,10 @@ from minidist.autograd.swiglu import swiglu
 
 __all__ = [
     "AutogradError",
-    "DeferredWeights",
+    "WeightGradStore",
     "DtypeError",
     "Function",
-    "Meter",
+    "FlopCounter",
     "Node",
     "Parameter",
     "SavedParameter",
@@ -96,7 +96,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
-    "meter",
+    "flop_counter",
     "minimum",
     "mse_loss",
     "mul",

@@ -19,7 +19,7 @@ from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import rounded, wide
+from minidist.base.half import downcast, upcast
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once
@@ -40,18 +40,18 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    values = wide(qkv.data)
+    values = upcast(qkv.data)
     q, k, v = _heads(values, 3, heads)
     out = xp.empty((batch, length, width), values.dtype, qkv.data)
     drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
     saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv.dtype, drop)
-    out = rounded(out, qkv.dtype)
+    out = downcast(out, qkv.dtype)
     kept = qkv.saved()
 
     def grad(g: xp.Array) -> xp.Array:
-        q, k, v = _heads(wide(kept.data), 3, heads)
+        q, k, v = _heads(upcast(kept.data), 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
-        (o,), (do,), (dq, dk, dv) = _heads(wide(out), 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        (o,), (do,), (dq, dk, dv) = _heads(upcast(out), 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
         _backward(q, k, v, o, do, saved, dq, dk, dv, drop)
         return dqkv
 
@@ -67,17 +67,17 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
         raise mismatch(
             "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
         )
-    values = wide(q.data)
+    values = upcast(q.data)
     o = xp.empty(q.shape, values.dtype, q.data)
     drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
-    saved = _forward(values, wide(k.data), wide(v.data), o, q.dtype, drop)
-    o = rounded(o, q.dtype)
+    saved = _forward(values, upcast(k.data), upcast(v.data), o, q.dtype, drop)
+    o = downcast(o, q.dtype)
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-        out = wide(o)
+        out = upcast(o)
         result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
-        _backward(wide(kept_q.data), wide(kept_k.data), wide(kept_v.data), out, g, saved, *result, drop)
+        _backward(upcast(kept_q.data), upcast(kept_k.data), upcast(kept_v.data), out, g, saved, *result, drop)
         return result
 
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -149,7 +149,7 @@ def _forward(
             part = on[:, :, start:end]
             xp.matmul(_dropped(e, drop, n, step, start, end).swapaxes(2, 3), vn[:, :, :end], out=part)
             part *= inverse
-            saved.append((rounded(e, storage), inverse))
+            saved.append((downcast(e, storage), inverse))
     return saved
 
 
@@ -175,7 +175,7 @@ def _backward(
         for start in reversed(range(0, length, _BLOCK)):
             end = min(start + _BLOCK, length)
             kept, inverse = saved.pop()
-            e = wide(kept)
+            e = upcast(kept)
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
             ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
-from minidist.autograd.modes import Meter, contribution_recorder, meter
+from minidist.autograd.modes import FlopCounter, contribution_recorder, flop_counter
 from minidist.autograd.node import Node
 from minidist.base import arrays as xp
 from minidist.base.memory import memory_account
@@ -35,14 +35,14 @@ def backward(
     on_ready: "Callable[[Parameter], None] | None" = None,
     after_node: Callable[[], None] | None = None,
     weight_gradients: str = "now",
-) -> "DeferredWeights | None":
+) -> "WeightGradStore | None":
     """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
     gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
     tensor has one element. It is not modified.
     on_ready(parameter): called once for each parameter in this graph, right after its last contribution was added.
     after_node(): called after each visited node; the place to let communication progress.
-    weight_gradients: "now", or "deferred": then parameters get nothing yet and the answer is a `DeferredWeights`.
+    weight_gradients: "now", or "deferred": then parameters get nothing yet and the answer is a `WeightGradStore`.
 
     The graph is used up: a second backward through any node of it raises AutogradError.
     """
@@ -80,9 +80,9 @@ class BackwardPass:
     ) -> None:
         self.on_ready = on_ready
         self.after_node = after_node
-        self.deferred = DeferredWeights(self) if weight_gradients == "deferred" else None
+        self.deferred = WeightGradStore(self) if weight_gradients == "deferred" else None
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
-        self.meter: Meter | None = meter.get()
+        self.counter: FlopCounter | None = flop_counter.get()
         self.account = memory_account.get()
         self._at_end: dict[Any, Callable[[], None]] = {}
         self.notes: dict[Any, Any] = {}  # what markers on the way told the hooks of this pass, each under its own key
@@ -91,7 +91,7 @@ class BackwardPass:
         """Call `callback()` once when this pass has visited every node; a second one with the same key is ignored."""
         self._at_end.setdefault(key, callback)
 
-    def run(self, root: Any, gradient: xp.Array) -> "DeferredWeights | None":
+    def run(self, root: Any, gradient: xp.Array) -> "WeightGradStore | None":
         """Walk from the node `root` with the gradient of its output."""
         if root.__class__ is not Node:  # backward from a parameter itself
             root.accumulate(gradient)
@@ -155,13 +155,13 @@ class BackwardPass:
         node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
         if prepare is not None:
             gradient = prepare(gradient)
-        costs = iter(node.costs or ()) if self.meter is not None else None
+        costs = iter(node.costs or ()) if self.counter is not None else None
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
             if self.account is not None:
                 self.account.track(result, "activation_gradient")
             if costs is not None:
-                self.meter.add("input_gradient", *next(costs, (0, 0)))  # type: ignore[union-attr]
+                self.counter.add("input_gradient", *next(costs, (0, 0)))  # type: ignore[union-attr]
             # A new array that is no view is the source's own; what may be shared is never added to in place.
             fresh = result is not gradient and result.base is None
             if source.grad is None:
@@ -181,8 +181,8 @@ class BackwardPass:
     ) -> None:
         """Compute one weight gradient and add it to its parameter."""
         parameter.accumulate(lambda out: vjp(gradient, out))
-        if self.meter is not None and cost is not None:
-            self.meter.add("weight_gradient", *cost)
+        if self.counter is not None and cost is not None:
+            self.counter.add("weight_gradient", *cost)
         self.site_done(parameter)
 
     def site_done(self, parameter: "Parameter") -> None:
@@ -197,7 +197,7 @@ class BackwardPass:
                 self.on_ready(parameter)
 
 
-class DeferredWeights:
+class WeightGradStore:
     """Weight gradients that a backward pass left to do, in the order of the pass; keeps alive what they need."""
 
     def __init__(self, owner: BackwardPass) -> None:
@@ -217,7 +217,7 @@ class DeferredWeights:
         if self._work is None:
             raise AutogradError("deferred weight gradients ran already; each backward pass leaves them once")
         work, self._work = self._work, None
-        self._owner.meter = meter.get()
+        self._owner.counter = flop_counter.get()
         work.reverse()
         while work:
             self._owner.contribute(*work.pop())

@@ -9,7 +9,7 @@ from minidist.autograd.operands import mismatch, pair
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def channel_statistics(x: xp.Array) -> tuple[xp.Array, xp.Array, int]:
@@ -33,19 +33,19 @@ def batch_norm(
             "batch_norm", x, weight, "do not fit: weight and bias must have one element a channel, the second dim of x"
         )
     own = statistics is None
-    values = xp.moveaxis(wide(x.data), 1, -1)
+    values = xp.moveaxis(upcast(x.data), 1, -1)
     rows = values.reshape(-1, channels)
-    mean, variance = channel_statistics(wide(x.data))[:2] if statistics is None else statistics
+    mean, variance = channel_statistics(upcast(x.data))[:2] if statistics is None else statistics
     inverse = xp.reciprocal(xp.sqrt(variance + eps))
     normal = (rows - mean) * inverse
-    y = xp.array(xp.moveaxis((normal * wide(weight.data) + wide(bias.data)).reshape(values.shape), -1, 1))
+    y = xp.array(xp.moveaxis((normal * upcast(weight.data) + upcast(bias.data)).reshape(values.shape), -1, 1))
     kept_w = weight.saved()
 
     def as_rows(g: xp.Array) -> xp.Array:
         return xp.moveaxis(g, 1, -1).reshape(-1, channels)
 
     def grad_x(g: xp.Array) -> xp.Array:
-        dx = as_rows(g) * wide(kept_w.data)
+        dx = as_rows(g) * upcast(kept_w.data)
         if own:
             count = len(dx)
             dx = dx - xp.sum_rows(dx) / count - normal * (xp.sum_rows(dx * normal) / count)

@@ -12,7 +12,7 @@ from typing import Any
 
 from minidist.autograd.backward import current_pass
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.modes import enable_grad, in_segment, is_grad_enabled, meter, no_grad
+from minidist.autograd.modes import enable_grad, flop_counter, in_segment, is_grad_enabled, no_grad
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import Parameter, parameter_reads
 from minidist.autograd.tensor import Tensor, record
@@ -58,11 +58,11 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     kept = [(save(a), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
 
     def replay(g: Any) -> list[xp.Array]:
-        current_meter, account = meter.get(), memory_account.get()
+        counter, account = flop_counter.get(), memory_account.get()
         inputs = [Tensor(a.data, needs) if is_tensor else a for a, needs, is_tensor in kept]
 
         def forward() -> Any:
-            meter.set(current_meter)
+            flop_counter.set(counter)
             memory_account.set(account)
             with enable_grad(), replay_calls(calls):
                 return fn(*inputs)

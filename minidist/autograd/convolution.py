@@ -10,7 +10,7 @@ from minidist.autograd.operands import mismatch, pair
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0) -> Tensor:
@@ -49,13 +49,13 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     def as_rows(g: xp.Array) -> xp.Array:
         return xp.array(xp.moveaxis(g, 1, -1)).reshape(n * ho * wo, o)
 
-    y = patches(wide(x.data)) @ wide(weight.data).reshape(o, -1).T
+    y = patches(upcast(x.data)) @ upcast(weight.data).reshape(o, -1).T
     if bias is not None:
-        y += wide(bias.data)
+        y += upcast(bias.data)
     y = stored("conv2d", xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1)), x.dtype)
 
     def grad_x(g: xp.Array) -> xp.Array:
-        back = (as_rows(g) @ wide(kept_w.data).reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
+        back = (as_rows(g) @ upcast(kept_w.data).reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
         padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), g.dtype, g)
         for i, j, rows, columns in windows:
             padded[:, :, rows, columns] += xp.moveaxis(back[..., i, j], -1, 1)
@@ -63,7 +63,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         matrix = None if out is None else out.reshape(o, -1)
-        return xp.matmul(as_rows(g).T, patches(wide(kept_x.data)), out=matrix).reshape(weight.shape)
+        return xp.matmul(as_rows(g).T, patches(upcast(kept_x.data)), out=matrix).reshape(weight.shape)
 
     weights = [(weight, grad_w)]
     if bias is not None:

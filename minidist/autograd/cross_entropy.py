@@ -9,7 +9,7 @@ from typing import Any
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import is_half, wide
+from minidist.base.half import is_half, upcast
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
@@ -26,7 +26,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         raise AutogradError(f"cross_entropy: targets must be integers, not {targets.dtype}")
     classes = logits.shape[-1]
     flat = targets.reshape(-1)
-    scores = wide(logits.data).reshape(flat.size, classes)
+    scores = upcast(logits.data).reshape(flat.size, classes)
     counted = None
     if flat.size and (flat.min() < 0 or flat.max() >= classes):
         counted = flat != ignore_index
@@ -66,7 +66,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         kept = logits.saved()
 
         def grad_again(g: xp.Array) -> xp.Array:
-            again = wide(kept.data).reshape(-1, classes)
+            again = upcast(kept.data).reshape(-1, classes)
             again -= largest
             result = gradient_from(xp.exp(again, out=again))
             result *= g

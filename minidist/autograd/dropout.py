@@ -7,14 +7,14 @@ multiplies. The mask is what the activation formulas count as 1 byte (Korthikant
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
     """x * scale where keep is true, 0 elsewhere. keep: bools of x's shape; scale: 1 / (1 - p)."""
     if keep.shape != x.shape:
         raise ShapeError(f"dropout: a mask of shape {keep.shape} for a tensor of shape {x.shape}")
-    data = wide(x.data) * keep
+    data = upcast(x.data) * keep
     data *= scale
 
     def grad(g: xp.Array) -> xp.Array:

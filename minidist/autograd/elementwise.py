@@ -13,7 +13,7 @@ from minidist.autograd.operands import mismatch, pair, summed_to, unbroadcast
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import rounded, wide
+from minidist.base.half import downcast, upcast
 
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
@@ -21,7 +21,7 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
     old, new = x.dtype, xp.dtype(dtype)
     if old == new:
         return x
-    return record("cast", rounded(x.data, new), ((x, lambda g: rounded(g, old)),), flops=0)
+    return record("cast", downcast(x.data, new), ((x, lambda g: downcast(g, old)),), flops=0)
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -88,37 +88,37 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     if isinstance(exponent, Tensor):
         raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
     exponent = exponent if isinstance(exponent, int) else float(exponent)
-    kept, data = x.saved(), wide(x.data)
+    kept, data = x.saved(), upcast(x.data)
     if exponent == 2:
-        return record("pow", data * data, ((x, lambda g: g * (wide(kept.data) * 2)),), storage=x.dtype)
-    edges = ((x, lambda g: g * (exponent * wide(kept.data) ** (exponent - 1))),)
+        return record("pow", data * data, ((x, lambda g: g * (upcast(kept.data) * 2)),), storage=x.dtype)
+    edges = ((x, lambda g: g * (exponent * upcast(kept.data) ** (exponent - 1))),)
     return record("pow", data**exponent, edges, storage=x.dtype)
 
 
 def exp(x: Tensor) -> Tensor:
     """e to the x."""
-    data = xp.exp(wide(x.data))
+    data = xp.exp(upcast(x.data))
     return record("exp", data, ((x, lambda g: g * data),), storage=x.dtype)
 
 
 def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
     kept = x.saved()
-    return record("log", xp.log(wide(x.data)), ((x, lambda g: g / wide(kept.data)),), storage=x.dtype)
+    return record("log", xp.log(upcast(x.data)), ((x, lambda g: g / upcast(kept.data)),), storage=x.dtype)
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root."""
-    data = stored("sqrt", xp.sqrt(wide(x.data)), x.dtype)
-    return record("sqrt", data, ((x, lambda g: g / (wide(data) * 2)),), storage=x.dtype)
+    data = stored("sqrt", xp.sqrt(upcast(x.data)), x.dtype)
+    return record("sqrt", data, ((x, lambda g: g / (upcast(data) * 2)),), storage=x.dtype)
 
 
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
-    data = stored("tanh", xp.tanh(wide(x.data)), x.dtype)
+    data = stored("tanh", xp.tanh(upcast(x.data)), x.dtype)
 
     def grad(g: xp.Array) -> xp.Array:
-        y = wide(data)
+        y = upcast(data)
         return g * (1 - y * y)
 
     return record("tanh", data, ((x, grad),), storage=x.dtype)
@@ -126,10 +126,10 @@ def tanh(x: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), through tanh so that nothing overflows."""
-    data = stored("sigmoid", xp.tanh(wide(x.data) * 0.5) * 0.5 + 0.5, x.dtype)
+    data = stored("sigmoid", xp.tanh(upcast(x.data) * 0.5) * 0.5 + 0.5, x.dtype)
 
     def grad(g: xp.Array) -> xp.Array:
-        y = wide(data)
+        y = upcast(data)
         return g * (y * (1 - y))
 
     return record("sigmoid", data, ((x, grad),), storage=x.dtype)

@@ -30,7 +30,7 @@ class Function:
     """Base of operations with a hand-written backward. Subclasses define static `forward` and `backward`.
 
     forward must return a new array or a view of an input, and must not change its inputs. backward must not change
-    `grad` unless it copies it. `flops`, when set on ctx by forward, is reported to the meter (default 0).
+    `grad` unless it copies it. `flops`, when set on ctx by forward, is reported to the FLOP counter (default 0).
     """
 
     @staticmethod

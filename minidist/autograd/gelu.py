@@ -10,7 +10,7 @@ from math import pi, sqrt
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 _BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
 
@@ -46,7 +46,7 @@ def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
 
 def gelu(x: Tensor) -> Tensor:
     """GELU of each element, in tanh form."""
-    value, derivative = gelu_with_derivative(wide(x.data))
+    value, derivative = gelu_with_derivative(upcast(x.data))
     derivative = stored("gelu", derivative, x.dtype)
-    edges = ((x, lambda g: g * wide(derivative)),)
+    edges = ((x, lambda g: g * upcast(derivative)),)
     return record("gelu", value, edges, flops=11 * x.size, saved=(derivative,), storage=x.dtype)

@@ -9,7 +9,7 @@ from minidist.autograd.operands import mismatch, pair
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -18,7 +18,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     n = x.shape[-1] if x.ndim else 0
     if weight.shape != (n,) or bias.shape != (n,):
         raise mismatch("layer_norm", x, weight, "do not fit: weight and bias must have the last dim of x")
-    values = wide(x.data)
+    values = upcast(x.data)
     average = xp.full(n, 1 / n if n else 0, values.dtype, x.data)
     normal = values - (values @ average)[..., None]
     inverse = xp.dot_rows(normal, normal)  # becomes 1 / standard deviation
@@ -27,13 +27,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     xp.sqrt(inverse, out=inverse)
     xp.reciprocal(inverse, out=inverse)
     normal *= inverse
-    y = normal * wide(weight.data)
-    y += wide(bias.data)
+    y = normal * upcast(weight.data)
+    y += upcast(bias.data)
     normal = stored("layer_norm", normal, x.dtype)  # the statistics, one number a row, stay float32
     kept_w = weight.saved()
 
     def grad_x(g: xp.Array) -> xp.Array:
-        rows, dx = wide(normal), g * wide(kept_w.data)
+        rows, dx = upcast(normal), g * upcast(kept_w.data)
         along = xp.dot_rows(dx, rows)
         along *= 1 / n if n else 0
         dx -= (dx @ average)[..., None]
@@ -42,7 +42,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.as_rows(g * wide(normal)), out)
+        return xp.sum_rows(xp.as_rows(g * upcast(normal)), out)
 
     def grad_bias(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         return xp.sum_rows(xp.as_rows(g), out)

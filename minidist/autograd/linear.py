@@ -10,7 +10,7 @@ from minidist.autograd.operands import mismatch, pair
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def linear(
@@ -27,15 +27,15 @@ def linear(
     if activation not in (None, "relu", "gelu"):
         raise AutogradError(f"linear: unknown activation {activation!r}; one of None, 'relu', 'gelu'")
     kept_x, kept_w, shape = x.saved(), weight.saved(), x.shape
-    w = wide(weight.data) if weight_is_in_out else wide(weight.data).T
+    w = upcast(weight.data) if weight_is_in_out else upcast(weight.data).T
     n_in, n_out = w.shape
     z = xp.empty((*shape[:-1], n_out), w.dtype, x.data)
     rows = xp.as_rows(z)
-    xp.matmul(xp.as_rows(wide(x.data)), w, out=rows)
+    xp.matmul(xp.as_rows(upcast(x.data)), w, out=rows)
     if bias is not None:
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
-        rows += wide(bias.data)
+        rows += upcast(bias.data)
     prepare = None
     saved: tuple = ()
     if activation == "relu":
@@ -51,17 +51,17 @@ def linear(
         saved = (derivative,)
 
         def prepare(g: xp.Array) -> xp.Array:
-            factor = wide(derivative)
+            factor = upcast(derivative)
             return xp.multiply(g, factor, out=factor)  # in place: this node runs once
 
     def grad_x(g: xp.Array) -> xp.Array:
-        w = wide(kept_w.data).T if weight_is_in_out else wide(kept_w.data)
+        w = upcast(kept_w.data).T if weight_is_in_out else upcast(kept_w.data)
         dx = xp.empty(shape, g.dtype, g)
         xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
         return dx
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        x_rows, g_rows = xp.as_rows(wide(kept_x.data)), xp.as_rows(g)
+        x_rows, g_rows = xp.as_rows(upcast(kept_x.data)), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
     weights = [(weight, grad_w)]

@@ -1,6 +1,6 @@
 """Whether operations are recorded, who counts their cost, who receives contributions: a rank's state, in ContextVars.
 
-`no_grad()` turns recording off for a block. A `Meter` counts floating-point operations and bytes moved without knowing
+`no_grad()` turns recording off for a block. A `FlopCounter` counts floating-point operations and bytes moved without knowing
 for whom: a strategy empties it with `take()` at a marker and hands the list to `comm.compute`, which turns it into
 time.
 """
@@ -37,16 +37,16 @@ def enable_grad() -> AbstractContextManager[None]:
     return set_grad_enabled(True)
 
 
-class Meter:
-    """Counts (flops, bytes) of each operation while it is the current meter.
+class FlopCounter:
+    """Counts (flops, bytes) of each operation while it is the current counter.
 
     Each operation adds one entry in forward, and in backward one for each input gradient and one for each weight
     gradient that it computes. Bytes are those read and written if nothing stays in a cache. `totals` has the sums of
-    "forward", "input_gradient" and "weight_gradient" since the meter was made.
+    "forward", "input_gradient" and "weight_gradient" since the counter was made.
 
-        with Meter() as meter:
+        with FlopCounter() as counter:
             loss = model(batch)
-            comm.compute(operations=meter.take())
+            comm.compute(operations=counter.take())
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class Meter:
         return operations
 
     def __enter__(self) -> Self:
-        self._tokens.append(meter.set(self))
+        self._tokens.append(flop_counter.set(self))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        meter.reset(self._tokens.pop())
+        flop_counter.reset(self._tokens.pop())
 
 
-meter: ContextVar[Meter | None] = ContextVar("minidist_meter", default=None)
+flop_counter: ContextVar[FlopCounter | None] = ContextVar("minidist_flop_counter", default=None)
 
 # When set, weight gradients go to this function, (parameter, array) once for each use site, and not into the gradients.
 contribution_recorder: ContextVar["Callable[[Parameter, Any], None] | None"] = ContextVar(

@@ -30,7 +30,7 @@ class Node:
     weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
     prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
     grad: sum of the gradients that have arrived so far; `owned` says that no one else holds that array.
-    costs: when a meter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
+    costs: when a counter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
     """
 

@@ -9,7 +9,7 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.precision import common_dtype
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
-from minidist.base.half import rounded, wide
+from minidist.base.half import downcast, upcast
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -54,7 +54,9 @@ def unbroadcast(gradient: xp.Array, shape: tuple[int, ...]) -> xp.Array:
         return gradient
     extra = gradient.ndim - len(shape)
     stretched = tuple(extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1)
-    return rounded(wide(gradient).sum(axis=(*range(extra), *stretched), keepdims=True), gradient.dtype).reshape(shape)
+    return downcast(upcast(gradient).sum(axis=(*range(extra), *stretched), keepdims=True), gradient.dtype).reshape(
+        shape
+    )
 
 
 def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Array] | None:

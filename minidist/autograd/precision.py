@@ -27,7 +27,7 @@ precision package", op reference; NVIDIA, "Train with mixed precision", on layer
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.half import is_half, rounded
+from minidist.base.half import downcast, is_half
 
 RULES: dict[str, tuple[str, ...]] = {
     "products": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
@@ -45,7 +45,7 @@ def result_dtype(name: str, storage: Any) -> Any:
 
 def stored(name: str, value: xp.Array, storage: Any) -> xp.Array:
     """A result as the rule of operation `name` stores it."""
-    return value if storage.itemsize != 2 else rounded(value, result_dtype(name, storage))
+    return value if storage.itemsize != 2 else downcast(value, result_dtype(name, storage))
 
 
 def common_dtype(name: str, first: Any, second: Any) -> Any | None:

@@ -6,7 +6,7 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def _axes(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum over one dim, several, or all (None)."""
     axes, shape = _axes("sum", x, axis), x.shape
     kept_dims = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    data = wide(x.data).sum(axis=axes, keepdims=keepdims)
+    data = upcast(x.data).sum(axis=axes, keepdims=keepdims)
     edges = ((x, lambda g: xp.broadcast_to(g.reshape(kept_dims), shape)),)
     return record("sum", data, edges, flops=x.size, storage=x.dtype)
 
@@ -57,13 +57,13 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     _axes("softmax", x, axis)
     if x.size == 0:
         return x * 1.0
-    values = wide(x.data)
+    values = upcast(x.data)
     data = xp.exp(values - values.max(axis=axis, keepdims=True, initial=-xp.inf))
     data /= data.sum(axis=axis, keepdims=True)
     data = stored("softmax", data, x.dtype)
 
     def grad(g: xp.Array) -> xp.Array:
-        y = wide(data)
+        y = upcast(data)
         return y * (g - (g * y).sum(axis=axis, keepdims=True))
 
     return record("softmax", data, ((x, grad),), flops=5 * x.size, storage=x.dtype)
@@ -74,7 +74,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     _axes("log_softmax", x, axis)
     if x.size == 0:
         return x * 1.0
-    values = wide(x.data)
+    values = upcast(x.data)
     shifted = values - values.max(axis=axis, keepdims=True, initial=-xp.inf)
     data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
 

@@ -6,7 +6,7 @@ from minidist.autograd.operands import mismatch, pair
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -15,19 +15,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     n = x.shape[-1] if x.ndim else 0
     if weight.shape != (n,):
         raise mismatch("rms_norm", x, weight, "do not fit: the weight must have the last dim of x")
-    values = wide(x.data)
+    values = upcast(x.data)
     inverse = xp.dot_rows(values, values)  # becomes 1 / root mean square
     inverse *= 1 / n if n else 0
     inverse += eps
     xp.sqrt(inverse, out=inverse)
     xp.reciprocal(inverse, out=inverse)
     normal = values * inverse
-    y = normal * wide(weight.data)
+    y = normal * upcast(weight.data)
     normal = stored("rms_norm", normal, x.dtype)
     kept_w = weight.saved()
 
     def grad_x(g: xp.Array) -> xp.Array:
-        rows, dx = wide(normal), g * wide(kept_w.data)
+        rows, dx = upcast(normal), g * upcast(kept_w.data)
         along = xp.dot_rows(dx, rows)
         along *= 1 / n if n else 0
         dx -= rows * along
@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.as_rows(g * wide(normal)), out)
+        return xp.sum_rows(xp.as_rows(g * upcast(normal)), out)
 
     weights = ((weight, grad_weight),)
     return record("rms_norm", y, ((x, grad_x),), weights, flops=4 * x.size, saved=(normal, inverse), storage=x.dtype)

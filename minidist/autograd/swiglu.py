@@ -6,7 +6,7 @@ from minidist.autograd.operands import mismatch, pair
 from minidist.autograd.precision import stored
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -14,16 +14,16 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = pair("swiglu", gate, up)
     if gate.shape != up.shape:
         raise mismatch("swiglu", gate, up, "must be equal")
-    values = wide(gate.data)
+    values = upcast(gate.data)
     sigmoid = xp.tanh(values * 0.5) * 0.5 + 0.5
-    result = values * sigmoid * wide(up.data)
+    result = values * sigmoid * upcast(up.data)
     sigmoid = stored("swiglu", sigmoid, gate.dtype)
     kept_gate, kept_up = gate.saved(), up.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array]:
-        s = wide(sigmoid)
-        silu = wide(kept_gate.data) * s
-        return g * wide(kept_up.data) * (s + silu * (1 - s)), g * silu
+        s = upcast(sigmoid)
+        silu = upcast(kept_gate.data) * s
+        return g * upcast(kept_up.data) * (s + silu * (1 - s)), g * silu
 
     edges = ((gate, itemgetter(0)), (up, itemgetter(1)))
     return record("swiglu", result, edges, prepare=prepare, flops=6 * gate.size, saved=(sigmoid,), storage=gate.dtype)

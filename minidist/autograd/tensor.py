@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, DtypeError
-from minidist.autograd.modes import grad_enabled, in_segment, meter
+from minidist.autograd.modes import flop_counter, grad_enabled, in_segment
 from minidist.autograd.node import Node
 from minidist.autograd.precision import stored
 from minidist.base import arrays as xp
-from minidist.base.half import is_half, rounded, wide
+from minidist.base.half import downcast, is_half, upcast
 from minidist.base.memory import memory_account
 
 
@@ -210,7 +210,7 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare: see `Node`. flops: of the forward, for the meter; default one an element. costs: called only while a meter
+    prepare: see `Node`. flops: of the forward, for the FLOP counter; default one an element. costs: called only while a counter
     is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
     storage: the dtype of the operands, from operations that compute in float32 what is stored in two bytes; then the
@@ -257,11 +257,11 @@ def record(
         if tensor.node is not None:
             for array in saved:
                 account.track(array, "activation")
-    current_meter = meter.get()
-    if current_meter is not None:
+    counter = flop_counter.get()
+    if counter is not None:
         every = (*edges, *weights)
         cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(t.data.nbytes for t, _ in every))
-        current_meter.add("forward", *cost)
+        counter.add("forward", *cost)
         if tensor.node is not None:
             each = [cost] * len(every) if costs is None else costs()
             # In the order of the node: inputs, then parameters. A frozen input costs nothing.
@@ -275,8 +275,8 @@ def _in_float32(vjp: Callable[..., Any] | None, dtype: Any) -> Callable[..., Any
     """A vjp that computes in float32, between gradients of two bytes."""
 
     def compute(grad: Any) -> xp.Array:
-        grad = grad if type(grad) is tuple else wide(grad)
-        return rounded(grad if vjp is None else vjp(grad), dtype)
+        grad = grad if type(grad) is tuple else upcast(grad)
+        return downcast(grad if vjp is None else vjp(grad), dtype)
 
     return compute
 
@@ -285,8 +285,8 @@ def _prepared(prepare: Callable[[Any], Any], storage: Any) -> Callable[[Any], An
     """The same for `prepare`, whose result may wait for the weight gradients: an array waits in two bytes."""
 
     def compute(grad: xp.Array) -> Any:
-        result = prepare(wide(grad))
-        return result if type(result) is tuple else rounded(result, storage)
+        result = prepare(upcast(grad))
+        return result if type(result) is tuple else downcast(result, storage)
 
     return compute
 

@@ -5,7 +5,7 @@
 
 A processor without 16-bit arithmetic multiplies float16 matrices 180 times slower than float32 ones, and a product of
 two needs float32 sums anyway (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3). So a node
-*widens* what it reads into a float32 workspace, computes, and *rounds* what it leaves behind; the workspace is freed
+*upcasts* what it reads into a float32 workspace, computes, and *downcasts* what it leaves behind; the workspace is freed
 when the node is done.
 """
 
@@ -29,14 +29,14 @@ def is_floating(dtype: Any) -> bool:
     return dtype.kind == "f" or is_half(dtype)
 
 
-def wide(array: xp.Array) -> xp.Array:
+def upcast(array: xp.Array) -> xp.Array:
     """`array` itself, or its values in a new float32 array (memory purpose workspace) when it is of two bytes. Exact."""
     if array.itemsize != 2 or not is_half(array.dtype):
         return array
-    return track(_widen(array), "workspace")
+    return track(_to_float32(array), "workspace")
 
 
-def rounded(array: xp.Array, dtype: Any) -> xp.Array:
+def downcast(array: xp.Array, dtype: Any) -> xp.Array:
     """`array` itself when it is of `dtype`, or its values rounded to the nearest (ties to even) in a new array.
 
     What is too large becomes infinite, without a warning: a loss scaler looks for it.
@@ -44,7 +44,7 @@ def rounded(array: xp.Array, dtype: Any) -> xp.Array:
     if array.dtype is dtype or array.dtype == dtype:
         return array
     if dtype == np.float16 and type(array) is np.ndarray and array.dtype == np.float32:
-        return _round(np.asarray(array, order="C"))
+        return _to_float16(np.asarray(array, order="C"))
     with xp.quiet_overflow():
         return array.astype(dtype)
 
@@ -60,9 +60,9 @@ def add_into(total: xp.Array, contribution: xp.Array) -> None:
     with xp.quiet_overflow():
         for start in range(0, total.size, _BLOCK):
             part = total[start : start + _BLOCK]
-            sums = _widen(part)
-            sums += _widen(contribution[start : start + _BLOCK])
-            part[...] = rounded(sums, total.dtype)
+            sums = _to_float32(part)
+            sums += _to_float32(contribution[start : start + _BLOCK])
+            part[...] = downcast(sums, total.dtype)
 
 
 def all_finite(array: xp.Array) -> bool:
@@ -78,7 +78,7 @@ def _infinity(dtype: Any) -> int:
     return 0x7C00 if dtype == np.float16 else 0x7F80
 
 
-def _widen(array: xp.Array) -> xp.Array:
+def _to_float32(array: xp.Array) -> xp.Array:
     """NumPy's own conversion of float16 goes element by element; shifting all bits into place is seven times as fast."""
     if type(array) is not np.ndarray or array.dtype != np.float16:
         return array.astype(np.float32)
@@ -92,17 +92,17 @@ def _widen(array: xp.Array) -> xp.Array:
     return result
 
 
-def _round(array: xp.Array) -> xp.Array:
+def _to_float16(array: xp.Array) -> xp.Array:
     """float32 to float16. NumPy takes 1.5 ns an element and 7 where the result is subnormal, as small gradients are."""
     flat = array.reshape(-1)
     out = np.empty(flat.shape, np.uint16)
     with xp.quiet_overflow():
         for start in range(0, flat.size, _BLOCK):
-            _round_block(flat[start : start + _BLOCK], out[start : start + _BLOCK])
+            _block_to_float16(flat[start : start + _BLOCK], out[start : start + _BLOCK])
     return out.view(np.float16).reshape(array.shape)
 
 
-def _round_block(x: xp.Array, out: xp.Array) -> None:
+def _block_to_float16(x: xp.Array, out: xp.Array) -> None:
     """Adding a power of two 2^13 above the last digit wanted lets float32's own addition round; then the bits are
     moved.
     """

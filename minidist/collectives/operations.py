@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.base.half import add_into, is_half, rounded, wide
+from minidist.base.half import add_into, downcast, is_half, upcast
 
 _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.add,
@@ -50,7 +50,7 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
 def divide(total: np.ndarray, ranks: int) -> None:
     """The last step of "avg": the rank that holds the sum divides it once, at the end."""
     if is_half(total.dtype):
-        total[...] = rounded(wide(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
+        total[...] = downcast(upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
     else:
         total /= total.dtype.type(ranks)
 

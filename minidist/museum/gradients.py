@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any
 
-from minidist.autograd.backward import BackwardPass, DeferredWeights
+from minidist.autograd.backward import BackwardPass, WeightGradStore
 from minidist.collectives import ALGORITHMS
 from minidist.comm.mesh import Mesh
 from minidist.museum import jobs
@@ -120,7 +120,7 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
 
 def twice(patch: Patch) -> None:
     """the put-off weight-gradient pass counts a weight again at its second site"""
-    add = DeferredWeights.add
+    add = WeightGradStore.add
 
     def doubled(self: Any, parameter: Any, *rest: Any) -> None:
         if any(work[0] is parameter for work in self._work):
@@ -129,7 +129,7 @@ def twice(patch: Patch) -> None:
                 self._owner.sites[parameter] += 1
         add(self, parameter, *rest)
 
-    patch.setattr(DeferredWeights, "add", doubled)
+    patch.setattr(WeightGradStore, "add", doubled)
 
 
 def twice_at_once(patch: Patch) -> None:

@@ -12,7 +12,7 @@ from minidist.autograd import Parameter, Tensor, is_grad_enabled
 from minidist.autograd.batch_norm import batch_norm, channel_statistics
 from minidist.autograd.convolution import conv2d
 from minidist.base import arrays as xp
-from minidist.base.half import wide
+from minidist.base.half import upcast
 from minidist.base.random import current_coordinates
 from minidist.nn.module import Module
 
@@ -78,7 +78,7 @@ class BatchNorm(Module):
             if place.step != self._step:
                 self._fold()
                 self._step = place.step
-            self._seen[place.sample_offset] = channel_statistics(xp.as_array(wide(x.data), xp.float64))
+            self._seen[place.sample_offset] = channel_statistics(xp.as_array(upcast(x.data), xp.float64))
         return batch_norm(x, self.weight, self.bias, self.eps)
 
     @property

@@ -20,7 +20,7 @@ from typing import Any
 from minidist.autograd import Function, Parameter, Tensor, gelu, linear, reshape, softmax
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.half import is_half, rounded
+from minidist.base.half import downcast, is_half
 from minidist.nn.module import Module
 
 
@@ -173,6 +173,6 @@ class MixtureOfExperts(Module):
     def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
         n, experts = probabilities.shape
         kind = xp.float32 if is_half(probabilities.dtype) else probabilities.dtype  # n may be too large for two bytes
-        share = Tensor(rounded(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
+        share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
         both = (probabilities.mean(0) * share).sum()
         return both * experts if self.top_k == 1 else both / experts

@@ -18,7 +18,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest
-from minidist.base.half import is_half, rounded, wide
+from minidist.base.half import downcast, is_half, upcast
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices
 
@@ -139,12 +139,12 @@ class Optimizer:
                 block = slice(start, min(start + BLOCK, data.size))
                 parts = {name: array[block] for name, array in state.items()}
                 values = parts.pop(MASTER) if half else data[block]
-                gradient = wide(grad[block])
+                gradient = upcast(grad[block])
                 if self.grad_scale != 1.0:
                     gradient = gradient * float(self.grad_scale)
                 self.update(values, gradient, parts, [array[: block.stop - start] for array in work], lr, decay, first)
                 if half:
-                    data[block] = rounded(values, data.dtype)
+                    data[block] = downcast(values, data.dtype)
             owners[id(source)] = source
         self.grad_scale = 1.0
         for owner in owners.values():

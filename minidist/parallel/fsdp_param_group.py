@@ -16,7 +16,7 @@ from typing import NoReturn
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.half import rounded
+from minidist.base.half import downcast
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
@@ -129,7 +129,7 @@ class FSDPParamGroup:
                 self.gather = self._gather_after(fetch, context)
 
     def _cast(self, values: xp.Array) -> xp.Array:
-        return track(rounded(values, self.flat.dtype), "communication")
+        return track(downcast(values, self.flat.dtype), "communication")
 
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
         """A gather that begins in its stream when the shard has arrived from the host; it frees the copy that came."""
@@ -209,7 +209,7 @@ class FSDPParamGroup:
             out = track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         else:
             out = shard.grad_buffer()
-        whole = track(rounded(self.flat.grad, self.reduce_dtype), "communication")
+        whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
             self.reduction = reduce_scatter(
                 shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True
@@ -234,7 +234,7 @@ class FSDPParamGroup:
 
     def add_reduced(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's, in its dtype; the first one may lie there already."""
-        buffer, piece = self.shard.grad_buffer(), rounded(piece, self.shard.dtype)
+        buffer, piece = self.shard.grad_buffer(), downcast(piece, self.shard.dtype)
         if self.shard.filled:
             buffer[...] += piece
         elif xp.owner(piece) is not xp.owner(buffer):

@@ -16,11 +16,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.autograd import is_grad_enabled, mark_all, meter
+from minidist.autograd import is_grad_enabled, mark_all
 from minidist.autograd.backward import current_pass
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
+from minidist.parallel.clock import advance_clock
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 
@@ -152,9 +153,7 @@ class FSDPState:
 
     def _advance_clock(self) -> None:
         """Let virtual time pass for what has been computed so far."""
-        current = meter.get()
-        if current is not None:
-            self.comm.compute(current.take(), name="backward" if self.root.in_backward else "forward")
+        advance_clock(self.comm, "backward" if self.root.in_backward else "forward")
 
 
 def param_groups_of(module: Module) -> list[FSDPParamGroup]:

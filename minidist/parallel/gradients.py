@@ -20,7 +20,7 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minidist.autograd import Parameter, meter
+from minidist.autograd import Parameter
 from minidist.autograd.backward import current_pass
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
@@ -28,6 +28,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
+from minidist.parallel.clock import advance_clock
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
@@ -131,9 +132,7 @@ class GradientReducer:
 
     def launch(self, bucket: Bucket) -> None:
         """[2] Start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
-        current = meter.get()
-        if current is not None:
-            self.comm.compute(current.take(), name="backward")
+        advance_clock(self.comm, "backward")
         with purpose("gradient_reduce"):
             self.works.append(self.communicate(bucket))
 

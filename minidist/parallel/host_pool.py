@@ -13,13 +13,13 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
-from minidist.autograd import meter
 from minidist.autograd.backward import current_pass
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount, memory_account, track
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
+from minidist.parallel.clock import advance_clock
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 
@@ -129,9 +129,7 @@ class HostPool:
 
     def advance(self) -> None:
         """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
-        current = meter.get()
-        if current is not None:
-            self.comm.compute(current.take(), name="forward" if current_pass.get() is None else "backward")
+        advance_clock(self.comm, "forward" if current_pass.get() is None else "backward")
 
     def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Transfer:
         self.advance()

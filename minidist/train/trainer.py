@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Meter
+from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.base.exponents import count_exponents
@@ -96,7 +96,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     batches = resolve_batches(config, comm.size)
     # An overflow is not a warning a step but one error, from `finish_step`.
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
-    with account_memory(clock=clock) as account, Meter() as meter, xp.quiet_overflow(), ExitStack() as stack:
+    with account_memory(clock=clock) as account, FlopCounter() as counter, xp.quiet_overflow(), ExitStack() as stack:
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
@@ -114,14 +114,14 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             finish_step(job, strategy, step, losses[-1])
             if config.check_replicas:
                 check_replicas(strategy, step)
-            comm.compute(meter.take(), name="optimizer")
+            comm.compute(counter.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
                 account.stop()
                 comm.trace.memory.extend(account.samples())
             if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
                 held_out[step + 1] = evaluate(job, strategy)
-                comm.compute(meter.take(), name="evaluation")
+                comm.compute(counter.take(), name="evaluation")
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out.get(step + 1)))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):

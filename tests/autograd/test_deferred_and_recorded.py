@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from minidist.autograd import Meter, Parameter, Tensor, contribution_recorder
+from minidist.autograd import FlopCounter, Parameter, Tensor, contribution_recorder
 
 
 def test_deferred_weight_gradients_count_on_the_meter_that_is_on_when_they_run():
     weight = Parameter(np.ones((3, 2)))
-    with Meter() as during_backward:
+    with FlopCounter() as during_backward:
         deferred = (Tensor(np.ones((4, 3))) @ weight).sum().backward(weight_gradients="deferred")
-    with Meter() as during_run:
+    with FlopCounter() as during_run:
         deferred.run()
     assert "weight_gradient" not in during_backward.totals
     assert during_run.totals["weight_gradient"][0] >= 2 * 4 * 3 * 2

@@ -1,10 +1,20 @@
-"""Functions from outside, markers, recomputation and the meter."""
+"""Functions from outside, markers, recomputation and the FLOP counter."""
 
 import numpy as np
 import pytest
 
 from minidist import autograd as ag
-from minidist.autograd import AutogradError, Function, Meter, Parameter, ShapeError, Tensor, checkpoint, gradcheck, mark
+from minidist.autograd import (
+    AutogradError,
+    FlopCounter,
+    Function,
+    Parameter,
+    ShapeError,
+    Tensor,
+    checkpoint,
+    gradcheck,
+    mark,
+)
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.nn import MLP, Dropout, FlatParameters, Linear, Sequential
@@ -30,9 +40,9 @@ def test_function_is_an_operation():
         gradcheck(lambda a, b: ScaledProduct.apply(a, b, 3.0), draws(2, 3), draws(2, 3, seed=1), parameters=parameters)
     a = Tensor(draws(2), requires_grad=True)
     ScaledProduct.apply(a, Tensor(draws(2)), 1.0).sum().backward()
-    with Meter() as meter:
+    with FlopCounter() as counter:
         ScaledProduct.apply(a, a, 1.0)
-    assert meter.take()[0][0] == 7
+    assert counter.take()[0][0] == 7
 
 
 def test_function_that_returns_one_array_for_both_inputs():
@@ -240,55 +250,55 @@ def test_recomputation_keeps_only_the_inputs_of_segments():
     assert recomputed[1] < 0.75 * whole[1]
 
 
-# --- meter ---
+# --- the FLOP counter ---
 
 
 def test_meter_counts_forward_input_and_weight_gradients_apart():
     w, b = Parameter(draws(4, 3), name="w"), Parameter(draws(4), name="b")
     x = Tensor(draws(5, 3), requires_grad=True)
     product = 2 * 5 * 3 * 4
-    with Meter() as meter:
+    with FlopCounter() as counter:
         loss = ag.linear(x, w, b).sum()
-        forward = meter.take()
+        forward = counter.take()
         assert [flops for flops, _ in forward] == [product, 20]
         assert forward[0][1] == 8 * (15 + 12 + 4 + 20)
         deferred = loss.backward(weight_gradients="deferred")
-        assert [flops for flops, _ in meter.take()] == [20, product]
+        assert [flops for flops, _ in counter.take()] == [20, product]
         deferred.run()
-        assert [flops for flops, _ in meter.take()] == [product, 20]
-        assert meter.take() == []
-    assert meter.totals["weight_gradient"][0] == product + 20
-    assert ag.meter.get() is None
+        assert [flops for flops, _ in counter.take()] == [product, 20]
+        assert counter.take() == []
+    assert counter.totals["weight_gradient"][0] == product + 20
+    assert ag.flop_counter.get() is None
     ag.linear(x, w, b)
-    assert meter.take() == []
+    assert counter.take() == []
 
 
 def test_meter_of_a_model_is_about_six_flops_a_weight_and_row():
     model = MLP([64, 128, 128, 16], bias=False)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         model(Tensor(draws(32, 64).astype(np.float32), requires_grad=True)).sum().backward()
     weights = sum(p.size for p in model.parameters())
-    total = sum(flops for flops, _ in meter.take())
+    total = sum(flops for flops, _ in counter.take())
     assert 6 * 32 * weights <= total <= 6.2 * 32 * weights
 
 
 def test_meter_of_attention_and_layer_norm():
     x = Tensor(draws(2, 8, 24), requires_grad=True)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         ag.causal_attention(x, 2).sum().backward()
-        assert meter.totals["input_gradient"][0] == 2 * 2 * 8 * 8 * 8 * 5 // 2 + 2 * 8 * 8
+        assert counter.totals["input_gradient"][0] == 2 * 2 * 8 * 8 * 8 * 5 // 2 + 2 * 8 * 8
     q = Tensor(draws(2, 2, 8, 4), requires_grad=True)
     w, b = Parameter(np.ones(24)), Parameter(np.ones(24), requires_grad=False)
-    with Meter() as meter:
+    with FlopCounter() as counter:
         ag.causal_attention_heads(q, q, q).sum().backward()
-        assert meter.totals["input_gradient"][0] == 3 * (2 * 2 * 8 * 8 * 8 * 5 // 6) + q.size
+        assert counter.totals["input_gradient"][0] == 3 * (2 * 2 * 8 * 8 * 8 * 5 // 6) + q.size
         ag.layer_norm(x, w, b).sum().backward()
-    assert meter.totals["weight_gradient"] == (3 * x.size, 2 * x.data.nbytes)  # the frozen bias costs nothing
+    assert counter.totals["weight_gradient"] == (3 * x.size, 2 * x.data.nbytes)  # the frozen bias costs nothing
 
 
 def test_meter_switched_on_after_the_forward_counts_nothing():
     x, w = Tensor(draws(2), requires_grad=True), Parameter(draws(2))
     loss = (x * w).sum()
-    with Meter() as meter:
+    with FlopCounter() as counter:
         loss.backward()
-    assert sum(flops for flops, _ in meter.take()) == 0
+    assert sum(flops for flops, _ in counter.take()) == 0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.exponents import by_exponent, count_exponents, flushed_share, overflowing_share
-from minidist.base.half import rounded
+from minidist.base.half import downcast
 
 
 def numbers(seed):
@@ -16,7 +16,7 @@ def numbers(seed):
 @given(seed=st.integers(0, 99), shift=st.integers(-3, 20))
 def test_the_share_that_becomes_zero_or_infinite_is_what_a_conversion_makes(seed, shift):
     values, scale = numbers(seed), 2.0**shift
-    small = rounded((values * scale).astype(np.float32), np.dtype(np.float16))
+    small = downcast((values * scale).astype(np.float32), np.dtype(np.float16))
     counts = count_exponents([values[:1000], values[1000:].reshape(40, 50)])
     assert flushed_share(counts, scale) == np.mean(small == 0)
     assert overflowing_share(counts, scale) == np.mean(np.isinf(small))

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.base.half import add_into, all_finite, is_floating, is_half, named_dtype, rounded, wide
+from minidist.base.half import add_into, all_finite, downcast, is_floating, is_half, named_dtype, upcast
 from minidist.base.memory import account_memory
 
 FLOAT16, BFLOAT16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
@@ -27,10 +27,10 @@ def bits(array):
 @HALVES
 def test_widening_is_exact_for_every_value(dtype):
     values = every(dtype)
-    assert np.array_equal(wide(values), values.astype(np.float32), equal_nan=True)
+    assert np.array_equal(upcast(values), values.astype(np.float32), equal_nan=True)
     finite = every_finite(dtype)  # without infinities another way is taken
-    assert np.array_equal(bits(wide(finite)), bits(finite.astype(np.float32)))
-    assert np.array_equal(wide(finite.reshape(2, -1).T), finite.astype(np.float32).reshape(2, -1).T)  # strides
+    assert np.array_equal(bits(upcast(finite)), bits(finite.astype(np.float32)))
+    assert np.array_equal(upcast(finite.reshape(2, -1).T), finite.astype(np.float32).reshape(2, -1).T)  # strides
 
 
 @HALVES
@@ -49,16 +49,16 @@ def test_rounding_is_to_nearest_even_for_every_value_its_neighbours_and_the_midd
     ):
         with np.errstate(all="ignore"):
             expected = x.astype(dtype)
-        assert np.array_equal(rounded(x, dtype).astype(np.float32), expected.astype(np.float32), equal_nan=True)
-    assert rounded(np.float32(3).reshape(()), dtype).shape == ()
-    assert np.array_equal(rounded(candidates[:6].reshape(2, 3).T, dtype), candidates[:6].astype(dtype).reshape(2, 3).T)
+        assert np.array_equal(downcast(x, dtype).astype(np.float32), expected.astype(np.float32), equal_nan=True)
+    assert downcast(np.float32(3).reshape(()), dtype).shape == ()
+    assert np.array_equal(downcast(candidates[:6].reshape(2, 3).T, dtype), candidates[:6].astype(dtype).reshape(2, 3).T)
 
 
 def test_what_needs_no_conversion_is_handed_back():
     whole, tokens, small = np.ones(3, np.float32), np.ones(3, np.int16), np.ones(3, np.float16)
-    assert wide(whole) is whole
-    assert wide(tokens) is tokens  # two bytes, and no float
-    assert rounded(small, FLOAT16) is small
+    assert upcast(whole) is whole
+    assert upcast(tokens) is tokens  # two bytes, and no float
+    assert downcast(small, FLOAT16) is small
 
 
 @HALVES
@@ -67,7 +67,7 @@ def test_a_sum_of_two_is_rounded_once(dtype):
         a, b = np.random.default_rng(1).normal(size=(2, 40_000)).astype(dtype)
         total = a.copy()
         add_into(total, b)
-        assert np.array_equal(bits(total), bits(rounded(a.astype(np.float32) + b.astype(np.float32), dtype)))
+        assert np.array_equal(bits(total), bits(downcast(a.astype(np.float32) + b.astype(np.float32), dtype)))
         for shape in ((200, 200), (40_000,)):  # strided; and with infinities of both signs
             a[:4], b[:4] = [np.inf, np.inf, -np.inf, np.nan], [1, -np.inf, -np.inf, 1]
             total, other = a.reshape(shape).copy().T, b.reshape(shape).T
@@ -97,7 +97,7 @@ def test_names_and_kinds():
 
 def test_the_widened_copy_is_workspace():
     with account_memory() as account:
-        copy = wide(np.ones(1000, np.float16))
+        copy = upcast(np.ones(1000, np.float16))
         assert account.by_purpose == {"workspace": copy.nbytes}
         del copy
         assert account.by_purpose == {"workspace": 0}

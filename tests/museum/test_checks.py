@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from minidist.autograd import DeferredWeights, Parameter, Tensor, checkpoint
+from minidist.autograd import Parameter, Tensor, WeightGradStore, checkpoint
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
@@ -91,7 +91,7 @@ def test_a_weight_at_two_sites(mode):
     x, w = np.array([[1.0, 2.0]]), Parameter(np.array([[1.0, 3.0], [2.0, 5.0]]), name="w")
     deferred = (Tensor(x) @ w @ w).sum().backward(weight_gradients=mode)
     assert (deferred is None) == (mode == "now")
-    if isinstance(deferred, DeferredWeights):
+    if isinstance(deferred, WeightGradStore):
         deferred.run()
     ones = np.ones((1, 2))
     np.testing.assert_array_equal(w.grad, x.T @ (ones @ w.data.T) + (x @ w.data).T @ ones)

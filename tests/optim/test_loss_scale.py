@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.base.half import named_dtype, rounded
+from minidist.base.half import downcast, named_dtype
 from minidist.optim import (
     SGD,
     Adagrad,
@@ -119,7 +119,7 @@ def test_masters_are_the_float32_optimizer_and_the_parameters_are_masters_rounde
         )  # scaled while read, never where it lies
         assert ours.grad_scale == 1.0
         assert np.array_equal(ours.state["w"]["master"], whole.data)
-        assert np.array_equal(small.data.view(np.uint16), rounded(whole.data, half).view(np.uint16))
+        assert np.array_equal(small.data.view(np.uint16), downcast(whole.data, half).view(np.uint16))
         for name, array in theirs.state["w"].items():
             assert np.array_equal(ours.state["w"][name], array)
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import Meter, ShapeError, Tensor, causal_attention
+from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
@@ -433,7 +433,7 @@ def test_rounds_are_charged_between_their_messages_and_hide_them():
     def main(comm, kind=RingAttention):
         mine = sequence_positions(length, comm.rank, comm.size, "zigzag")
         x = Tensor(random(0, batch, length, 3 * width)[:, mine], requires_grad=True)
-        with Meter() as counted:
+        with FlopCounter() as counted:
             y = (kind(comm, length) if kind else causal_attention)(x, heads)
             comm.compute(counted.take(), name="forward")
             y.backward(y.data)

@@ -92,14 +92,14 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
     """Links without cost: time passes by the metered computation alone, a part of it between any two buckets."""
 
     def program(comm):
-        from minidist.autograd import Meter
+        from minidist.autograd import FlopCounter
         from minidist.parallel import DistributedDataParallel
 
-        with Meter() as meter:
+        with FlopCounter() as counter:
             ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
             arrays = shard(batch(), comm.rank, comm.size)
             outputs = ddp(Tensor(arrays[0]))
-            comm.compute(meter.take())
+            comm.compute(counter.take())
             outputs.backward(arrays[1])
         return len(ddp.reducer.buckets)
 

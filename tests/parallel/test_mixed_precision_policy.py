@@ -5,7 +5,7 @@ import pytest
 
 from minidist.autograd import Tensor, contribution_recorder
 from minidist.base.arrays import quiet_overflow
-from minidist.base.half import named_dtype, rounded
+from minidist.base.half import downcast, named_dtype
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn import MLP
@@ -68,7 +68,7 @@ def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half
     ):
         assert skipped == wanted_skipped < 4
         for name, weight in tensors["weights"].items():
-            assert np.array_equal(rounded(weight, dtype).view(np.uint16), wanted["weights"][name].view(np.uint16))
+            assert np.array_equal(downcast(weight, dtype).view(np.uint16), wanted["weights"][name].view(np.uint16))
             assert np.array_equal(weight.reshape(-1), wanted["optimizer"][f"{name}.master"])
             assert np.array_equal(
                 tensors["gradients"][name], wanted["gradients"][name].astype(np.float32), equal_nan=True

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import Meter, Tensor
+from minidist.autograd import FlopCounter, Tensor
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
@@ -342,7 +342,7 @@ def test_under_mpi_every_rank_acts_in_the_order_of_the_timing_tool(comm):
 
 def test_a_meter_advances_the_clock_by_what_was_computed():
     def main(comm):
-        with Meter():
+        with FlopCounter():
             stages, _ = split_model(mlp(2), 2, [comm.rank])
             Pipeline(comm, plan_of("zb-h1", 2, 3), stages, mlp_loss).step(*mlp_batches(3))
         return {s.name: s.end - s.start for s in comm.trace.spans}

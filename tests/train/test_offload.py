@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.autograd import Meter, Tensor, checkpoint
+from minidist.autograd import FlopCounter, Tensor, checkpoint
 from minidist.autograd.mark import mark
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
@@ -149,13 +149,13 @@ def test_activations_cross_while_blocks_compute(prefetch, ratio):
         pool, seconds = HostPool(comm, bandwidth=1e6, prefetch=prefetch), 1000 * 4 / 1e6
         operations = (
             ratio * seconds * 1e11
-        )  # FLOPs, as a meter reports them: time passes only when somebody asks for it
+        )  # FLOPs, as a counter reports them: time passes only when somebody asks for it
 
         def block(x):
             counted.add("forward", operations, 0)
             return mark(x * 2.0, "block", on_backward=lambda: counted.add("input_gradient", operations, 0))
 
-        with Meter() as counted:
+        with FlopCounter() as counted:
             x = Tensor(np.ones(1000, np.float32), requires_grad=True)
             for _ in range(blocks):
                 x = checkpoint(block, x, pack=partial(HostCopy, pool=pool))

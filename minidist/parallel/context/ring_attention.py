@@ -24,16 +24,17 @@ Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normal
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd import Tensor, meter, reshape
+from minidist.autograd import Tensor, flop_counter, reshape
 from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
-from minidist.base.half import rounded, wide
+from minidist.base.half import downcast, upcast
 from minidist.base.trace import purpose
 from minidist.comm import Comm
+from minidist.parallel.clock import advance_clock
 from minidist.parallel.context.positions import chunks_of, sequence_positions
-from minidist.parallel.tensor.regions import charge, contiguous
+from minidist.parallel.tensor.regions import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
@@ -74,16 +75,16 @@ class RingAttention:
             )
         kv_heads = k.shape[2]
         grouped = _grouped(
-            wide(q.data), kv_heads
+            upcast(q.data), kv_heads
         )  # of two bytes: keys and values travel so, and are widened block by block
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
         o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
-        result = rounded(_ungrouped(o), q.dtype)  # backward reads it again: who comes next keeps it anyway
+        result = downcast(_ungrouped(o), q.dtype)  # backward reads it again: who comes next keeps it anyway
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
             k, v = (_grouped(kept.data, kv_heads) for kept in (kept_k, kept_v))
-            q, o, do = (_grouped(wide(array), kv_heads) for array in (kept_q.data, result, g))
+            q, o, do = (_grouped(upcast(array), kv_heads) for array in (kept_q.data, result, g))
             dq, dk, dv = self._backward(q, k, v, do, o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
@@ -111,7 +112,7 @@ class RingAttention:
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
         z = xp.zeros(q.shape[:-1], q.dtype, q)
         for owner, here in self._round(xp.stack([k, v]), "tensor_forward"):
-            keys_here, values_here = wide(here)
+            keys_here, values_here = upcast(here)
             for rows, keys, diagonal in self._visible(owner):
                 scores = _scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal)
                 new = xp.maximum(m[..., rows], scores.max(axis=-1))
@@ -134,7 +135,7 @@ class RingAttention:
         dq = xp.zeros(q.shape, q.dtype, q)
         travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
         for owner, here in self._round(xp.stack([k, v]), "tensor_backward"):
-            keys_here, values_here = wide(here)
+            keys_here, values_here = upcast(here)
             block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q)
             arriving = None if travelling is None else self._pass_on(travelling, block.shape)
             for rows, keys, diagonal in self._visible(owner):
@@ -150,7 +151,7 @@ class RingAttention:
                 dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
                 block[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
                 _count("input_gradient", 5, p, q.shape[-1], diagonal)
-            travelling = rounded(block if arriving is None else wide(self._arrived(arriving)) + block, k.dtype)
+            travelling = downcast(block if arriving is None else upcast(self._arrived(arriving)) + block, k.dtype)
         assert travelling is not None
         if self.comm.size > 1:  # home
             travelling = self._arrived(self._pass_on(travelling, (2, *k.shape)))
@@ -190,7 +191,7 @@ class RingAttention:
                     requests = [comm.irecv(following, (rank - 1) % n), comm.isend(block, (rank + 1) % n)]
             yield owner, block
             if requests:
-                charge(comm, why)
+                advance_clock(comm, why)
                 comm.waitall(requests)
                 block = following
 
@@ -207,18 +208,18 @@ class RingAttention:
 
     def _arrived(self, arriving: tuple[list[Any], xp.Array]) -> xp.Array:
         requests, incoming = arriving
-        charge(self.comm, "tensor_backward")
+        advance_clock(self.comm, "tensor_backward")
         self.comm.waitall(requests)
         return incoming
 
 
 def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool) -> None:
-    """Tell the meter of `products` products of a block of scores with vectors of `size`, of which a diagonal block
+    """Count `products` products of a block of scores with vectors of `size`, of which a diagonal block
     needs half.
     """
-    current = meter.get()
-    if current is not None:
-        current.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
+    counter = flop_counter.get()
+    if counter is not None:
+        counter.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
 
 
 def _scores(scaled_q: xp.Array, k: xp.Array, diagonal: bool) -> xp.Array:

@@ -26,7 +26,8 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_to_all
 from minidist.comm import Comm
 from minidist.nn.llama import grouped_query_attention
-from minidist.parallel.tensor.regions import charge, contiguous
+from minidist.parallel.clock import advance_clock
+from minidist.parallel.tensor.regions import contiguous
 
 
 class UlyssesAttention:
@@ -126,7 +127,7 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
         shapes = [(batch, own, mine, size)] * comm.size
     flat = xp.concatenate([contiguous(piece).reshape(-1) for piece in pieces])
     counts = [batch * shape[1] * mine * size for shape in shapes]
-    charge(comm, why)
+    advance_clock(comm, why)
     with purpose(why):
         received = all_to_all(comm, flat, send_counts=[piece.size for piece in pieces], receive_counts=counts)
     ends = offsets(counts)

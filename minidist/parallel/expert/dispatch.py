@@ -26,10 +26,11 @@ from minidist.comm import Comm, Mesh
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
+from minidist.parallel.clock import advance_clock
 from minidist.parallel.gradients import GradientReducer
 from minidist.parallel.tensor.linear import replica_of, tile_of
 from minidist.parallel.tensor.plan import Cutter, ParallelStyle
-from minidist.parallel.tensor.regions import charge, contiguous
+from minidist.parallel.tensor.regions import contiguous
 
 
 class ExpertParallel(ParallelStyle):
@@ -76,7 +77,7 @@ def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
     else:
         local, capacity = slots.shape[0], slots.shape[1] // ranks
         outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
-    charge(comm, "dispatch")
+    advance_clock(comm, "dispatch")
     with purpose("dispatch"):
         received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
     if not to_experts:

@@ -21,8 +21,8 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
+from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.regions import (
-    charge,
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
@@ -180,7 +180,7 @@ def sum_of_products(product: Tensor, bias: Parameter | None, comm: Comm) -> Tens
     """g and the bias in one node: `product`, which nobody else holds, is summed over the ranks where it lies."""
     y, edges = product.data, ((product, None),)
     if comm.size > 1:
-        charge(comm, "tensor_forward")
+        advance_clock(comm, "tensor_forward")
         with purpose("tensor_forward"):
             all_reduce(comm, y)
     if bias is None:

@@ -22,13 +22,14 @@ Sources: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Re
 
 from typing import Any
 
-from minidist.autograd import Function, Tensor, meter
+from minidist.autograd import Function, Tensor
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Comm
+from minidist.parallel.clock import advance_clock
 
 SEQUENCE = 1  # the dim of a sequence
 
@@ -182,16 +183,6 @@ class _Regather:
 # --- the messages ---
 
 
-PASSES = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
-
-
-def charge(comm: Comm, why: str) -> None:
-    """Tell a virtual clock what was computed since the last time, before messages of purpose `why`."""
-    current = meter.get()
-    if current is not None:
-        comm.compute(current.take(), name=PASSES.get(why, why))
-
-
 def contiguous(x: xp.Array) -> xp.Array:
     """x in row-major order; a copy only when it is not."""
     if x.flags.c_contiguous:
@@ -204,7 +195,7 @@ def contiguous(x: xp.Array) -> xp.Array:
 def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
     result = xp.empty(x.shape, x.dtype, x)
     xp.copyto(result, x)
-    charge(comm, why)
+    advance_clock(comm, why)
     with purpose(why):
         all_reduce(comm, result)
     return result
@@ -213,7 +204,7 @@ def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
 def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     """All ranks' x one after the other along `dim`; purpose `why`. Sends x.size (n-1) elements."""
     front = contiguous(xp.moveaxis(x, dim, 0))
-    charge(comm, why)
+    advance_clock(comm, why)
     with purpose(why):
         whole = all_gather(comm, front)
     return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
@@ -222,7 +213,7 @@ def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
 def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     _check(comm, x, dim)
     front = contiguous(xp.moveaxis(x, dim, 0))
-    charge(comm, why)
+    advance_clock(comm, why)
     with purpose(why):
         part = reduce_scatter(comm, front)
     return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))

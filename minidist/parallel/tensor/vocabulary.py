@@ -16,7 +16,7 @@ from minidist.autograd import Parameter, ShapeError, Tensor, linear
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.half import is_half, wide
+from minidist.base.half import is_half, upcast
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
@@ -24,9 +24,9 @@ from minidist.nn.gpt import TiedHead
 from minidist.nn.layers import Embedding
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.linear import tile_of
 from minidist.parallel.tensor.regions import (
-    charge,
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
@@ -171,8 +171,8 @@ def vocab_parallel_cross_entropy(
     if divisor is None:
         divisor = float(counted.sum()) or float("nan")
     divisor = float(divisor)
-    scores = wide(logits.data).reshape(flat.size, logits.shape[-1])
-    charge(comm, "tensor_forward")
+    scores = upcast(logits.data).reshape(flat.size, logits.shape[-1])
+    advance_clock(comm, "tensor_forward")
     with purpose("tensor_forward"):
         largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
         all_reduce(comm, largest, "max")
@@ -203,7 +203,7 @@ def vocab_parallel_cross_entropy(
         kept = logits.saved()
 
         def grad_again(g: xp.Array) -> xp.Array:
-            again = wide(kept.data).reshape(scores_shape)
+            again = upcast(kept.data).reshape(scores_shape)
             again -= largest[:, None]
             again[:, last - first :] = -xp.inf
             return gradient_from(xp.exp(again, out=again)) * g

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor, no_grad
-from minidist.autograd import meter as current_meter
+from minidist.autograd import Tensor, flop_counter, no_grad
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.parallel import GradientReducer
+from minidist.parallel.clock import advance_clock
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Action, Plan, parts, show, unpack
 from minidist.pipeline.runtime.messages import Messages
@@ -51,7 +51,7 @@ class Pipeline:
     reducers: of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each
     micro-batch (ZeRO 2).
     prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
-    times: seconds by which actions advance a virtual clock, for teaching; by default what a Meter counted does.
+    times: seconds by which actions advance a virtual clock, for teaching; by default what a FlopCounter counted does.
 
     Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
     gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B a micro-batch (metrics).
@@ -300,9 +300,7 @@ class Pipeline:
             seconds = {"F": f, "RECOMPUTE": f, "I": x, "W": w, "B": x + w}[kind]
             self.comm.compute(seconds=seconds, name=str(action))
             return
-        counted = current_meter.get()
-        if counted is not None:
-            self.comm.compute(counted.take(), name=str(action))
+        advance_clock(self.comm, str(action))
 
     # --- before it starts ---
 
@@ -310,7 +308,7 @@ class Pipeline:
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         with no_grad(), batch_coordinates(), self.coordinates(0):
             outputs = by_target(self.stages[stage].module(*leaves), stage)
-        counted = current_meter.get()
+        counted = flop_counter.get()
         if counted is not None:
             counted.take()
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]

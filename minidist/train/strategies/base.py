@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Parameter, meter
+from minidist.autograd import Parameter, flop_counter
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
 from minidist.base.trace import purpose
@@ -66,7 +66,7 @@ class Strategy:
         losses.
         """
         job, comm, k = self.job, self.axes.comm, self.job.batches.accumulation
-        counted, losses = meter.get(), []
+        counted, losses = flop_counter.get(), []
         for i in range(k):
             number = self.axes.dp.rank * k + i
             together = i == k - 1 or job.config.synchronize_each

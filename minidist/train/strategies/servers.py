@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Meter
+from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.memory import account_memory
@@ -85,13 +85,13 @@ class Worker:
         self.flat.updated()
         self.flat.zero_grad()
         losses = self.losses[worker, step] = []
-        with Meter() as meter:
+        with FlopCounter() as counter:
             for number in range(worker * k, (worker + 1) * k):
                 with job.coordinates(step, number):
                     loss = job.loss(step, number)
-                    self._computed(meter, "forward")
+                    self._computed(counter, "forward")
                     loss.backward()
-                    self._computed(meter, "backward")
+                    self._computed(counter, "backward")
                 losses.append(loss.item())
                 if not math.isfinite(losses[-1]):
                     raise NonFiniteError(f"worker {worker}, step {step}: the loss is {losses[-1]}; lower --lr")
@@ -103,9 +103,9 @@ class Worker:
             result[name] = ps.Rows(rows, result[name][rows])
         return result
 
-    def _computed(self, meter: Any, name: str) -> None:
+    def _computed(self, counter: Any, name: str) -> None:
         if self.comm is not None:
-            self.comm.compute(meter.take(), name=name)
+            self.comm.compute(counter.take(), name=name)
 
     def step_ends(self, clock: int) -> None:
         """The span of the step before: its gradient, its push, and the pull after it."""
