@@ -1,12 +1,13 @@
-"""1F1B by hand, in one page: send, recv, and the order that keeps few activations alive. No library runtime in sight.
+"""1F1B by hand, in one page: send, recv, and the order that keeps few activations alive. No pipeline runtime in sight.
 
     mpiexec -n 4 python mpi_examples/one_f_one_b.py
     python mpi_examples/one_f_one_b.py --ranks 4
 
-    rank 0   F0 F1 F2 F3 .. .. B0 F4 B1 ...     p-1-s forwards to fill, then one forward and one backward in turn
-    rank 3            F0 B0 F1 B1 ...
+    rank 0   F0 F1 F2 F3 B0 F4 B1 ...     p-1-s forwards fill the pipeline, then one forward and one backward in turn
+    rank 3            F0 B0 F1 B1 ...     the last stage needs none: it keeps one micro-batch alive, rank s keeps p-s
 
-The sum of the gradients equals that of one device, which every rank computes too, bit for bit.
+The sum of the gradients equals that of one device, which every rank computes too, bit for bit. The same schedule as a
+list of actions is in minidist/pipeline/plan/one_f_one_b.py.
 """
 
 import numpy as np
@@ -19,6 +20,7 @@ MICROBATCHES, ROWS, WIDTH = 8, 4, 16
 
 
 def layer(s):
+    """Stage s of the model: every rank can build every stage, with the same values."""
     return Linear(WIDTH, WIDTH, activation="relu", seed=None).initialize(seed=7, prefix=f"layers.{s}")
 
 
@@ -32,9 +34,7 @@ def train(comm):
 
     def forward(i):
         nonlocal most
-        x = (
-            micro_batch(i) if s == 0 else np.empty((ROWS, WIDTH), np.float32)
-        )  # fresh: the layer keeps it until backward
+        x = micro_batch(i) if s == 0 else np.empty((ROWS, WIDTH), np.float32)  # a new buffer: backward needs it
         if s > 0:
             comm.recv(x, s - 1, tag=i)
         x = Tensor(x, requires_grad=True)
@@ -52,6 +52,7 @@ def train(comm):
         if s > 0:
             sends.append(comm.isend(x.grad, s - 1, tag=m + i))
 
+    # The schedule: fill, one forward and one backward in turn, drain.
     warm_up = min(m, p - 1 - s)
     for i in range(warm_up):
         forward(i)
@@ -62,7 +63,8 @@ def train(comm):
         backward(i)
     comm.waitall(sends)
 
-    layers = [layer(number) for number in range(p)]  # one device: the same micro-batches through all layers
+    # One device: the same micro-batches through all layers.
+    layers = [layer(number) for number in range(p)]
     for i in range(m):
         x = Tensor(micro_batch(i))
         for one in layers:

@@ -1,4 +1,4 @@
-"""The foundations carry their heaviest users: ZeRO-3, 1F1B and weight stashing, to the bit, in both worlds.
+"""The library in 200 lines: ZeRO 3, 1F1B and weight stashing equal one device bit for bit, in both worlds.
 
 If one of these fails, the design is wrong, not a detail.
 """
@@ -11,7 +11,7 @@ import pytest
 from minidist.collectives import reduce_scatter
 from minidist.comm import LinkModel, SimWorld
 from minidist.nn.flat import FlatParameters
-from tests.parallel.small_clients import (
+from mpi_examples.library_in_200_lines import (
     LAYERS,
     LEARNING_RATE,
     build_layers,
