@@ -1,39 +1,44 @@
-"""How fast are our collectives, beside the MPI library's own and gloo's, in the same processes? And how fast is a
-simulation?
+"""How fast are our collectives, beside the MPI library's own and gloo's? And how fast is a simulation?
 
 Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same
-float32 array in turn; a round's time is the slowest rank's, a ratio is ours over theirs in that round, and the median
-over rounds is reported. Results are compared before a ratio is printed. Checks (headers) and the record are off, as in
-every benchmark.
+float32 array in turn. Results are compared before anything is timed.
 
-Bandwidths are those of nccl-tests: *algorithm bandwidth* is the array's bytes over the time, *bus bandwidth* that times
-2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's own
-speed.
+Bandwidths are those of nccl-tests: *algorithm bandwidth* is the array's bytes over the time, *bus bandwidth* is that
+times 2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's
+own speed.
+
+Proved by: tests/bench/test_collectives.py
 """
 
-import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minidist.base.errors import MinidistError, UsageError
-from minidist.base.process import tune_process
-from minidist.bench.step import environment
+from minidist.bench.harness import (
+    Times,
+    environment,
+    has_torch,
+    interleave_ranks,
+    median_ratio,
+    mpi_world,
+    report,
+    run_ranks,
+    seconds_per_call,
+    slowest,
+)
 from minidist.collectives import ALGORITHMS, all_reduce, bus_factor
 from minidist.comm import Comm, SimWorld
-from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 
 KIB = 1024
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes
-ROUND_SECONDS, MOST = 0.1, 200  # a side's share of a round takes about so long, and is at most so many calls
+ROUND_SECONDS, MAX_CALLS = 0.1, 200  # a side's share of a round: its time, and its number of calls at most
 OPPONENTS = ("MPI_Allreduce", "gloo")
 BEST = "best of ours"  # the algorithm with the least median
 
@@ -41,8 +46,9 @@ Side = Callable[[np.ndarray], object]
 
 
 def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
-    """{environment, rows}: one row for each algorithm, size and opponent, then the simulated world's. Starts mpiexec
-    itself.
+    """Return {environment, rows}: one row per algorithm, size and opponent, then those of the simulated world.
+
+    Starts `mpiexec -n ranks` itself.
     """
     if ranks < 2:
         raise UsageError(f"bench collectives --ranks {ranks}; a sum over ranks takes at least 2 processes")
@@ -53,70 +59,49 @@ def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SI
             f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at"
             " least 4"
         )
-    answer = run_under_mpiexec(ranks, ["-m", "minidist.bench.collectives", str(rounds), ",".join(map(str, sizes))])
-    result: dict[str, Any] = json.loads(answer.stdout)
+    result = run_ranks("minidist.bench.collectives", ranks, rounds, ",".join(map(str, sizes)))
     result["rows"] += simulated_rows()
     return result
 
 
-def sides_of(world: MPIWorld) -> dict[str, Side]:
-    """What is measured, by name: each sums its array over all ranks in place."""
-    MPI, comm = world.MPI, world.comm
+def sides_of(world: MPIWorld, with_torch: bool) -> dict[str, Side]:
+    """Return what is measured, by name: each sums its array over all ranks in place."""
+    MPI = world.MPI
     sides: dict[str, Side] = {
-        name: partial(all_reduce, comm, algorithm=name) for name in (*sorted(ALGORITHMS["all_reduce"]), "auto")
+        name: partial(all_reduce, world.comm, algorithm=name) for name in (*sorted(ALGORITHMS["all_reduce"]), "auto")
     }
     sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
-    gloo = gloo_side(world, comm)
-    return sides | ({"gloo": gloo} if gloo else {})
-
-
-def gloo_side(world: MPIWorld, comm: Comm) -> Side | None:
-    """PyTorch's all_reduce over gloo in these processes; None without torch."""
-    try:
+    if with_torch:
         import torch
         import torch.distributed as dist
-    except ImportError:
-        return None
-    folder = world.base.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{Path(folder) / 'rendezvous'}", rank=comm.rank, world_size=comm.size
-    )
-    return lambda array: dist.all_reduce(torch.from_numpy(array))
+
+        sides["gloo"] = lambda array: dist.all_reduce(torch.from_numpy(array))
+    return sides
 
 
-def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one call of each side in each round: the slowest rank's."""
-    buffer, start_values = np.empty(size // 4, np.float32), np.full(size // 4, world.rank + 1, np.float32)
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    total, repeats = world.size * (world.size + 1) // 2, {}
+def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> Times:
+    """Return the seconds of one call of each side in each round; MinidistError when a side sums wrongly."""
+    buffer, total = np.empty(size // 4, np.float32), world.size * (world.size + 1) // 2
     for name, side in sides.items():
-        buffer[:] = start_values
+        buffer[:] = world.rank + 1
         side(buffer)
         if not np.all(buffer == total):
             raise MinidistError(
                 f"rank {world.rank}: {name} of {size} B gave {buffer[:3]}, not {total}; no ratio is given"
             )
+
+    # As many calls per round as fit into ROUND_SECONDS, the same number on all ranks.
     buffer[:] = 0
-    for name, side in sides.items():
-        began = time.perf_counter()
-        side(buffer)
-        seconds = world.base.allreduce(time.perf_counter() - began, op=world.MPI.MAX)
-        repeats[name] = max(1, min(MOST, int(ROUND_SECONDS / seconds)))
-    for number in range(rounds):
-        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
-            sides[name](buffer)
-            world.base.Barrier()
-            began = time.perf_counter()
-            for _ in range(repeats[name]):
-                sides[name](buffer)
-            mine = (time.perf_counter() - began) / repeats[name]
-            times[name].append(world.base.allreduce(mine, op=world.MPI.MAX))
-    return times
+    bound = {name: partial(side, buffer) for name, side in sides.items()}
+    calls = {}
+    for name, call in bound.items():
+        seconds = slowest(world, seconds_per_call(call, 1))
+        calls[name] = max(1, min(MAX_CALLS, int(ROUND_SECONDS / seconds)))
+    return interleave_ranks(world, bound, rounds, calls)
 
 
-def rows(times: dict[str, list[float]], size: int, ranks: int, rounds: int) -> list[dict[str, Any]]:
-    """Each side against each opponent, and the best of ours; `algbw` and `busbw` in GB/s as nccl-tests defines them."""
+def rows(times: Times, size: int, ranks: int, rounds: int) -> list[dict[str, Any]]:
+    """Return each side against each opponent, and the best of ours; `algbw` and `busbw` in GB/s as in nccl-tests."""
     median = {name: statistics.median(seconds) for name, seconds in times.items()}
     ours = [name for name in times if name not in OPPONENTS]
     best = min((name for name in ours if name != "auto"), key=median.__getitem__)
@@ -128,7 +113,7 @@ def rows(times: dict[str, list[float]], size: int, ranks: int, rounds: int) -> l
             result.append(
                 {
                     "name": f"{name} / {other}, {size // KIB} KiB, {ranks} ranks",
-                    "ratio": statistics.median(a / b for a, b in zip(times[mine], times[other], strict=True)),
+                    "ratio": median_ratio(times[mine], times[other]),
                     "median_s": median[mine],
                     "rounds": rounds,
                     "algbw": bandwidth,
@@ -143,7 +128,7 @@ def rows(times: dict[str, list[float]], size: int, ranks: int, rounds: int) -> l
 
 
 def table(result: dict[str, Any]) -> str:
-    """Size by size as nccl-tests prints it: time, algorithm and bus bandwidth, and the ratio to each opponent."""
+    """Format the rows as nccl-tests does: time, algorithm and bus bandwidth, and the ratio to each opponent."""
     measured = [row for row in result["rows"] if "side" in row]
     others = [name for name in OPPONENTS if any(row["other"] == name for row in measured)]
     lines = [
@@ -164,7 +149,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def simulated_rows() -> list[dict[str, Any]]:
-    """Messages a second of the simulated world; minima of three."""
+    """Return the messages per second of the simulated world; minima of three runs."""
 
     def ping(comm: Comm) -> None:
         buffer = np.zeros(1)
@@ -204,16 +189,13 @@ def simulated_rows() -> list[dict[str, Any]]:
 
 
 def main(rounds: int, sizes: list[int]) -> None:
-    """One rank of the benchmark; rank 0 prints the result as JSON."""
-    tune_process()
-    world = MPIWorld(checks=False, timeout=300, record=False)
-    sides = sides_of(world)
-    result = [row for size in sizes for row in rows(measure(world, sides, size, rounds), size, world.size, rounds)]
-    if world.rank == 0:
+    """Run one rank of the benchmark."""
+    with_torch = has_torch()
+    with mpi_world(with_torch=with_torch) as world:
+        sides = sides_of(world, with_torch)
+        result = [row for size in sizes for row in rows(measure(world, sides, size, rounds), size, world.size, rounds)]
         library = world.MPI.Get_library_version().splitlines()[0].strip("\0 ")
-        print(json.dumps({"environment": {**environment("gloo" in sides), "mpi": library}, "rows": result}))
-    world.finish()
-    world.close()
+        report(world, {**environment(with_torch), "mpi": library}, result)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ The same layout trains two models with the same modules, micro-batches and messa
 small (width 16, 4 tokens) that its arithmetic takes next to nothing. What the small one takes outside of messages is
 the overhead: nodes, hooks, buckets, plans, data. It is an upper bound, for the small arrays' arithmetic is in it.
 Processor time is measured, not wall time, so ranks may share cores; the time inside sends, receives and waits is no
-overhead. It is set beside the whole step, and beside the step without its messages.
+overhead. It is compared with the whole step, and with the step without its messages.
+
+Proved by: tests/bench/test_hybrid.py
 """
 
 import json
@@ -16,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.base.process import tune_process
-from minidist.bench.step import environment
+from minidist.bench.harness import environment, mpi_world, report, run_ranks
 from minidist.comm import Comm
-from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 from minidist.config.checks import check_axes
 from minidist.config.train_config import TrainConfig, resolve_batches
@@ -76,8 +76,7 @@ def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict
     layout = {"dp": dp, "tp": tp, "pp": pp, "microbatches": 2, "global_batch": 8}
     for sizes in (LARGE, SMALL):
         check_axes(config := TrainConfig.make(**layout, **sizes, data="markov"), resolve_batches(config, dp * tp * pp))
-    answer = run_under_mpiexec(dp * tp * pp, ["-m", "minidist.bench.hybrid", json.dumps(layout), str(rounds)])
-    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+    return run_ranks("minidist.bench.hybrid", dp * tp * pp, json.dumps(layout), rounds)
 
 
 def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Callable[[int], None]:
@@ -94,45 +93,48 @@ def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Call
 
 
 def main(layout: dict[str, int], rounds: int) -> None:
-    """One rank of the benchmark; rank 0 prints the result as JSON."""
-    tune_process()
-    world = TimedWorld(checks=False, timeout=300, record=False)
-    steps = {name: make_step(world.comm, layout, sizes) for name, sizes in (("large", LARGE), ("small", SMALL))}
-    outside: dict[str, list[float]] = {name: [] for name in steps}
-    whole: list[float] = []  # of the large model, messages included
-    for number in range(rounds + 1):
-        for name, step in steps.items():
-            world.base.barrier()
-            began, messages = time.process_time(), world.seconds
-            for i in range(STEPS):
-                step(STEPS * number + i)
-            spent = time.process_time() - began
-            if number:  # the first round warms up
-                outside[name].append((spent - (world.seconds - messages)) / STEPS)
-                whole += [spent / STEPS] if name == "large" else []
-    here = [float(np.median(times)) for times in (whole, outside["large"], outside["small"])]
-    everybody = world.base.gather(here)
-    if world.comm.rank == 0:
-        step, arithmetic, overhead = np.array(everybody).sum(0)
-        name, ranks = "dp {dp} x tp {tp} x pp {pp}: Python's overhead".format(**layout), world.comm.size
-        table = [
-            {
-                "name": f"{name} in the step",
-                "ratio": overhead / step,
-                "median_s": step / ranks,
-                "rounds": rounds,
-                "target": TARGET,
-            },
-            {
-                "name": f"{name} in the step without messages",
-                "ratio": overhead / arithmetic,
-                "median_s": arithmetic / ranks,
-                "rounds": rounds,
-            },
-        ]
-        print(json.dumps({"environment": environment(False), "rows": table}))
-    world.finish()
-    world.close()
+    """Run one rank of the benchmark."""
+    with mpi_world(TimedWorld) as world:
+        steps = {name: make_step(world.comm, layout, sizes) for name, sizes in (("large", LARGE), ("small", SMALL))}
+        outside: dict[str, list[float]] = {name: [] for name in steps}
+        whole: list[float] = []  # of the large model, messages included
+        for number in range(rounds + 1):
+            for name, step in steps.items():
+                world.base.barrier()
+                began, messages = time.process_time(), world.seconds
+                for i in range(STEPS):
+                    step(STEPS * number + i)
+                spent = time.process_time() - began
+                if number:  # the first round warms up
+                    outside[name].append((spent - (world.seconds - messages)) / STEPS)
+                    whole += [spent / STEPS] if name == "large" else []
+
+        # Processor time of all ranks together: a rank that waits for another one spends none.
+        here = [float(np.median(times)) for times in (whole, outside["large"], outside["small"])]
+        sums = np.array(world.base.allgather(here)).sum(0)
+        report(world, environment(False), rows(layout, world.size, rounds, *map(float, sums)))
+
+
+def rows(
+    layout: dict[str, int], ranks: int, rounds: int, whole: float, arithmetic: float, overhead: float
+) -> list[dict[str, Any]]:
+    """Return the overhead's share of the whole step, and of the step without its messages."""
+    name = "dp {dp} x tp {tp} x pp {pp}: Python's overhead".format(**layout)
+    return [
+        {
+            "name": f"{name} in the step",
+            "ratio": overhead / whole,
+            "median_s": whole / ranks,
+            "rounds": rounds,
+            "target": TARGET,
+        },
+        {
+            "name": f"{name} in the step without messages",
+            "ratio": overhead / arithmetic,
+            "median_s": arithmetic / ranks,
+            "rounds": rounds,
+        },
+    ]
 
 
 if __name__ == "__main__":

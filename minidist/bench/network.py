@@ -239,7 +239,8 @@ def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[s
 def table(result: dict[str, Any]) -> str:
     """Measured beside predicted, the interface's bytes beside the trace's."""
     lines = [
-        f"{'all-reduce':34s}{'measured ms':>12s}{'predicted ms':>13s}{'ratio':>7s}{'interface bytes':>17s}{'trace bytes':>13s}"
+        f"{'all-reduce':34s}{'measured ms':>12s}{'predicted ms':>13s}{'ratio':>7s}"
+        f"{'interface bytes':>17s}{'trace bytes':>13s}"
     ]
     lines += [
         f"{row['name']:34s}{1e3 * row['median_s']:12.1f}{1e3 * row['predicted_s']:13.1f}{row['ratio']:7.2f}"

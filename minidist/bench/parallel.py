@@ -1,40 +1,34 @@
-"""How fast is a step of data parallelism, and of each ZeRO stage, beside PyTorch's counterpart on gloo, in the same
-processes?
+"""How fast is a step of data parallelism, and of each ZeRO stage, beside PyTorch's counterpart on gloo?
 
     ours      DistributedDataParallel     ZeroOptimizer(stage=1)      ZeroOptimizer(stage=2)     fully_shard
     PyTorch   DistributedDataParallel     ZeroRedundancyOptimizer     -                          fully_shard (FSDP2)
 
-Each rank of an `mpiexec` holds the same GPT once for each side and trains on its own rows. A round times, after a
-barrier each, one side after the other; a step takes as long as its slowest rank. Losses are compared before a ratio is
-printed. Checks (headers) are off, as they are in every benchmark.
+Each rank of an `mpiexec` holds the same GPT once for each side and trains on its own rows.
+
+Proved by: tests/parallel/test_fully_shard_against_torch.py
 """
 
 import json
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MinidistError, UsageError, nearest
-from minidist.base.process import tune_process
-from minidist.bench.step import (
-    CASES,
+from minidist.base.errors import UsageError, nearest
+from minidist.bench.harness import (
     Step,
-    StepCase,
     environment,
-    make_batch,
-    make_model,
-    torch_adamw,
-    torch_training,
-    torch_twin,
+    has_torch,
+    interleave_ranks,
+    median_ratio,
+    mpi_world,
+    report,
+    run_ranks,
+    warm_up,
 )
+from minidist.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model
 from minidist.comm import Comm
-from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 from minidist.nn import FlatParameters
 from minidist.optim import AdamW
@@ -47,8 +41,7 @@ from minidist.parallel import (
     shards_of,
 )
 
-STEPS = 2  # steps a round and side
-ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
+STEPS = 2  # steps per round and side
 # (name of a row, our side, the other side, the ratio that we aim for), for each --zero; None: data parallelism
 ROWS: dict[int | None, list[tuple[str, str, str, float | None]]] = {
     None: [
@@ -70,28 +63,23 @@ ROWS: dict[int | None, list[tuple[str, str, str, float | None]]] = {
 def bench_data_parallel(
     ranks: int = 2, rounds: int = 8, case: str = "gpt", zero: Sequence[int] = (), against: str | None = "torch"
 ) -> dict[str, Any]:
-    """{environment, rows} of data parallelism, or of the ZeRO stages `zero`, all sides interleaved in one run.
+    """Return {environment, rows} of data parallelism, or of the ZeRO stages `zero`, all sides interleaved in one run.
 
-    against: "torch", or None for our sides alone (and so it is where torch is not installed: those ratios are None).
+    against: "torch", or None to measure minidist alone; then, and where torch is not installed, its ratios are None.
     Starts `mpiexec -n ranks` itself.
     """
-    if case not in CASES or CASES[case].config is None:
-        raise UsageError(
-            f"bench step --ranks: no GPT case {case!r}; one of {', '.join(n for n, c in CASES.items() if c.config)}"
-        )
+    gpt_case(case, "bench step --ranks")
     if any(stage not in (1, 2, 3) for stage in zero):
         raise UsageError(f"bench step --zero {', '.join(map(str, zero))}; the stages are 1, 2 and 3")
     if against not in ("torch", None):
         raise UsageError(f"bench step --against {against!r}{nearest(str(against), ['torch'])}; it can be torch")
-    arguments = [case, str(rounds), ",".join(map(str, zero)), against or ""]
-    answer = run_under_mpiexec(ranks, ["-m", "minidist.bench.parallel", *arguments])
-    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+    return run_ranks("minidist.bench.parallel", ranks, case, rounds, ",".join(map(str, zero)), against or "")
 
 
 def own_side(
     name: str, case: StepCase, comm: Comm, dtype: Any = np.float32
 ) -> tuple[Step, Callable[[], dict[str, Any]]]:
-    """Our step of the side `name`, and what gathers its gradients and weights by name."""
+    """Return our step of the side `name`, and a function that gathers its gradients and weights by name."""
     model = make_model(case, dtype)
     inputs, targets = make_batch(case, seed=comm.rank)
     forward: Any = model
@@ -131,12 +119,14 @@ def own_side(
 
 
 def torch_side(name: str, case: StepCase, rank: int, ranks: int, dtype: Any = np.float32) -> tuple[Step, Any]:
-    """PyTorch's step of the side `name`, on the process group that is there, and the module."""
+    """Return PyTorch's step of the side `name`, on the default process group, and the module."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard as torch_fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+    from minidist.bench.torch_peer import torch_adamw, torch_training, torch_twin
 
     module = torch_twin(case, make_model(case, dtype), getattr(torch, np.dtype(dtype).name))
     if name == "torch zero 3":
@@ -147,46 +137,16 @@ def torch_side(name: str, case: StepCase, rank: int, ranks: int, dtype: Any = np
     else:
         module = TorchDDP(module)
         if name == "torch zero 1":
-            # type: ignore[no-untyped-call]
             optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, fused=True, **ADAMW)
         else:
             optimizer = torch_adamw(module.parameters())
     return torch_training(case, module, optimizer, seed=rank), module
 
 
-def join_torch(world: MPIWorld) -> bool:
-    """Make these ranks a gloo process group; False where torch is not installed."""
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        return False
-    folder = world.base.bcast(tempfile.mkdtemp() if world.comm.rank == 0 else None)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{Path(folder) / 'rendezvous'}", rank=world.comm.rank, world_size=world.comm.size
-    )
-    return True
-
-
-def measure(world: MPIWorld, sides: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step of each side in each round: the slowest rank's."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(sides)[::-1]
-        for name in order:
-            sides[name]()
-            world.base.Barrier()
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                sides[name]()
-            mine = (time.perf_counter() - start) / STEPS
-            times[name].append(world.base.allreduce(mine, op=world.MPI.MAX))
-    return times
-
-
 def compare(
     world: MPIWorld, case: StepCase, rounds: int, chosen: Sequence[int | None], with_torch: bool
 ) -> list[dict[str, Any]]:
-    """The rows. Losses of the first steps must be the same on all sides but "alone", which sees other gradients."""
+    """Return the rows. The losses of all sides must agree, except of "alone", which sees the gradients of one rank."""
     comm = world.comm
     wanted = [row for stage in chosen for row in ROWS[stage]]
     names = list(dict.fromkeys(name for _, ours, theirs, _ in wanted for name in (ours, theirs)))
@@ -199,26 +159,12 @@ def compare(
         for name in names
         if with_torch or not name.startswith("torch")
     }
-    for step in range(3):  # warms up, too
-        losses = {name: side() for name, side in sides.items()}
-        first = losses[wanted[0][1]]
-        for name, loss in losses.items():
-            if name != "alone" and not abs(first - loss) <= 2e-4 * max(1.0, abs(loss)):
-                raise MinidistError(
-                    f"rank {comm.rank}: step {step} of {wanted[0][1]} has loss {first}, of {name} {loss}; no ratio is"
-                    " given"
-                )
-    times = measure(world, sides, rounds)
-
-    def ratio(ours: str, theirs: str) -> float | None:
-        if theirs not in times:
-            return None
-        return statistics.median(x / y for x, y in zip(times[ours], times[theirs], strict=True))
-
+    warm_up(sides, f"rank {comm.rank}", compared=[name for name in sides if name != "alone"])
+    times = interleave_ranks(world, sides, rounds, STEPS)
     return [
         {
             "name": name.format(n=comm.size),
-            "ratio": ratio(ours, theirs),
+            "ratio": median_ratio(times[ours], times.get(theirs)),
             "median_s": float(np.median(times[ours])),
             "rounds": rounds,
             **({} if target is None else {"target": target}),
@@ -228,9 +174,7 @@ def compare(
 
 
 def check(world: MPIWorld, case: StepCase, steps: int = 5) -> dict[str, Any]:
-    """fully_shard beside FSDP2 in float64: the largest difference of a gradient and of a weight over `steps` steps of
-    AdamW.
-    """
+    """Return the largest difference between fully_shard and FSDP2 over `steps` steps of AdamW in float64."""
     comm = world.comm
     ours, tensors = own_side("zero 3", case, comm, np.float64)
     theirs, module = torch_side("torch zero 3", case, comm.rank, comm.size, np.float64)
@@ -253,26 +197,16 @@ def check(world: MPIWorld, case: StepCase, steps: int = 5) -> dict[str, Any]:
 
 
 def main(case_name: str, rounds: str, zero: str, against: str) -> None:
-    """One rank of the benchmark, or, with `rounds` "check", of the comparison in float64; rank 0 prints the result as
-    JSON.
-    """
-    tune_process()
-    world = MPIWorld(checks=False, timeout=300, record=False)
-    with_torch = against == "torch" and join_torch(world)
-    if rounds == "check":
-        answer = check(world, CASES[case_name])
-    else:
-        chosen = [int(stage) for stage in zero.split(",")] if zero else [None]
-        rows = compare(world, CASES[case_name], int(rounds), chosen, with_torch)
-        answer = {"environment": environment(with_torch), "rows": rows}
-    if world.comm.rank == 0:
-        print(json.dumps(answer))
-    if with_torch:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
-    world.finish()
-    world.close()
+    """Run one rank of the benchmark or, with `rounds` "check", of the comparison in float64."""
+    with_torch, case = against == "torch" and has_torch(), CASES[case_name]
+    with mpi_world(with_torch=with_torch) as world:
+        if rounds == "check":
+            found = check(world, case)
+            if world.rank == 0:
+                print(json.dumps(found))
+        else:
+            chosen = [int(stage) for stage in zero.split(",")] if zero else [None]
+            report(world, environment(with_torch), compare(world, case, int(rounds), chosen, with_torch))
 
 
 if __name__ == "__main__":

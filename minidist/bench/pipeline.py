@@ -1,30 +1,35 @@
-"""How fast is a pipeline step, beside `torch.distributed.pipelining` on gloo in the same processes, and beside one rank
-alone?
+"""How fast is a pipeline step, beside `torch.distributed.pipelining` on gloo, and beside one rank alone?
 
-Each rank of an `mpiexec` holds one stage of the same GPT twice, ours and PyTorch's. A round times, after a barrier
-each, one side and then the other; a step takes as long as its slowest rank. The third side is the whole model on rank
-0, which makes the step of the whole batch in one pass, while the others wait. Losses are compared before a ratio is
-printed. Checks (headers) are off.
+Each rank of an `mpiexec` holds one stage of the same GPT twice, ours and PyTorch's. The third side is the whole model
+on rank 0, which makes the step of the whole batch in one pass, while the others wait.
+
+Proved by: tests/pipeline/test_against_torch.py
 """
 
-import json
-import statistics
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minidist.autograd import cross_entropy
-from minidist.base.errors import MinidistError, UsageError
-from minidist.base.process import tune_process
-from minidist.bench.parallel import measure
-from minidist.bench.step import CASES, Step, StepCase, environment, make_batch, make_model, own_step, torch_twin
+from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.bench.harness import (
+    Step,
+    Times,
+    environment,
+    has_torch,
+    interleave_ranks,
+    median_ratio,
+    mpi_world,
+    report,
+    run_ranks,
+    warm_up,
+)
+from minidist.bench.parallel import STEPS
+from minidist.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model, own_step
 from minidist.comm import Comm
-from minidist.comm.launcher import run_under_mpiexec
-from minidist.comm.mpi.world import MPIWorld
 from minidist.optim import AdamW
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
@@ -32,41 +37,33 @@ from minidist.pipeline.runtime import Pipeline, split_model
 TORCH_SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 TARGETS = {4: 0.95, 8: 0.80}  # of PyTorch's time, by the number of micro-batches
 ALONE = 0.72  # of the step of one rank
-RATE, DECAY = 1e-3, 0.01
 
 
 def bench_pipeline(
     stages: int = 2, schedule: str = "1f1b", microbatches: int = 4, rounds: int = 8, case: str = "gpt"
 ) -> dict[str, Any]:
-    """{environment, rows}: against PyTorch (ratio None without it), and against the step of one rank alone. Starts
-    mpiexec.
+    """Return {environment, rows}: against PyTorch (ratio None without it), and against one rank alone.
+
+    Starts `mpiexec -n stages` itself.
     """
-    if case not in CASES or CASES[case].config is None:
-        raise UsageError(
-            f"bench pipeline: no GPT case {case!r}; one of {', '.join(n for n, c in CASES.items() if c.config)}"
-        )
-    if CASES[case].batch % microbatches:
-        raise UsageError(
-            f"bench pipeline: --microbatches {microbatches} does not divide the batch of {CASES[case].batch}"
-        )
+    batch = gpt_case(case, "bench pipeline").batch
+    if batch % microbatches:
+        raise UsageError(f"bench pipeline: --microbatches {microbatches} does not divide the batch of {batch}")
     get_schedule(schedule).plan(stages, microbatches)
-    answer = run_under_mpiexec(
-        stages, ["-m", "minidist.bench.pipeline", case, schedule, str(microbatches), str(rounds)]
-    )
-    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+    return run_ranks("minidist.bench.pipeline", stages, case, schedule, microbatches, rounds)
 
 
 def own_pipeline(
     case: StepCase, comm: Comm, schedule: str, microbatches: int, dtype: Any = np.float32
 ) -> tuple[Pipeline, Step]:
-    """Our pipeline and its step."""
+    """Return our pipeline and its step."""
     options: dict[str, Any] = {"backward_order": "forward"} if schedule == "gpipe" else {}  # as PyTorch's
     plan = get_schedule(schedule).plan(comm.size, microbatches, **options)
     stages, tied = split_model(make_model(case, dtype), plan.stages, plan.stages_of(comm.rank))
     inputs, targets = make_batch(case)
     divisor = float(targets.size)
     pipe = Pipeline(comm, plan, stages, lambda logits, labels: cross_entropy(logits, labels, divisor), tied=tied)
-    optimizers = [AdamW(flat, lr=RATE, weight_decay=DECAY) for flat in pipe.flats if len(flat)]
+    optimizers = [AdamW(flat, **ADAMW) for flat in pipe.flats if len(flat)]
     cut = [np.ascontiguousarray(part) for part in np.split(inputs, microbatches)]
     labels = np.split(targets, microbatches)
 
@@ -81,13 +78,11 @@ def own_pipeline(
 
 
 def torch_stage(case: StepCase, comm: Comm, dtype: Any = np.float32) -> Any:
-    """This rank's part of PyTorch's twin: the blocks that `split_model` gives it, with embedding or head; a tied head
-    is a copy.
-    """
+    """Return this rank's part of PyTorch's twin, cut as `split_model` cuts ours; the tied head is a copy."""
     import torch
     from torch import nn
 
-    from minidist.base.layout import chunk_sizes, offsets
+    from minidist.bench.torch_peer import torch_twin
 
     twin = torch_twin(case, make_model(case, dtype), torch.float64 if dtype == np.float64 else torch.float32)
     assert case.config is not None
@@ -115,17 +110,15 @@ def torch_stage(case: StepCase, comm: Comm, dtype: Any = np.float32) -> Any:
 
 
 def torch_pipeline(
-    case: StepCase, comm: Comm, schedule: str, microbatches: int, rendezvous: str, dtype: Any = np.float32
-) -> tuple[Any, Callable[[], float]] | None:
-    """PyTorch's stage and its step over gloo, in this process; None when torch is not installed."""
-    try:
-        import torch
-        import torch.distributed as dist
-        from torch.distributed import pipelining
-    except ImportError:
-        return None
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=comm.rank, world_size=comm.size)
+    case: StepCase, comm: Comm, schedule: str, microbatches: int, dtype: Any = np.float32
+) -> tuple[Any, Callable[..., float]]:
+    """Return PyTorch's stage and its step, on the default process group."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import pipelining
+
+    from minidist.bench.torch_peer import torch_adamw
+
     module = torch_stage(case, comm, dtype)
     inputs, targets = (torch.from_numpy(a) for a in make_batch(case))
     stage = pipelining.PipelineStage(module, comm.rank, comm.size, torch.device("cpu"))
@@ -134,7 +127,7 @@ def torch_pipeline(
         return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1))
 
     runner = getattr(pipelining, TORCH_SCHEDULES[schedule])(stage, microbatches, loss_fn=loss_of)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+    optimizer = torch_adamw(module.parameters())
     tied = module.wte.weight if comm.rank == 0 else module.head if comm.rank == comm.size - 1 else None
     ends = dist.new_group([0, comm.size - 1])
 
@@ -160,71 +153,41 @@ def torch_pipeline(
     return module, step
 
 
-def main(case_name: str, schedule: str, microbatches: int, rounds: int) -> None:
-    """One rank of the benchmark; rank 0 prints the result as JSON."""
-    tune_process()
-    world = MPIWorld(checks=False, timeout=300, record=False)
-    comm, case = world.comm, CASES[case_name]
-    folder = world.base.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    _, ours = own_pipeline(case, comm, schedule, microbatches)
-    theirs = (
-        torch_pipeline(case, comm, schedule, microbatches, str(Path(folder) / "rendezvous"))
-        if schedule in TORCH_SCHEDULES
-        else None
-    )
-    whole = own_step(case, make_model(case)) if comm.rank == 0 else lambda: 0.0
-    for number in range(3):  # warms up, too
-        mine, alone = ours(), whole()
-        others = [("PyTorch's", theirs[1]())] if theirs is not None else []
-        for name, loss in [*others, *([("one rank's", alone)] if comm.rank == 0 else [])]:
-            if not abs(mine - loss) <= 2e-4 * max(1.0, abs(loss)):
-                raise MinidistError(
-                    f"rank {comm.rank}: step {number} has loss {mine}, {name} {loss}; no ratio is given"
-                )
-    sides = {"pipeline": ours, "alone": whole} | ({} if theirs is None else {"torch": theirs[1]})
-    times = measure(world, sides, rounds)
-    if comm.rank == 0:
-        print(
-            json.dumps(
-                {
-                    "environment": environment(theirs is not None),
-                    "rows": rows(times, schedule, comm.size, microbatches, rounds),
-                }
-            )
-        )
-    world.finish()
-    world.close()
-
-
-def rows(
-    times: dict[str, list[float]], schedule: str, stages: int, microbatches: int, rounds: int
-) -> list[dict[str, Any]]:
-    """The two ratios, medians over rounds, and the ideal: the share that GPipe's and 1F1B's bubble leaves."""
-
-    def ratio(other: str) -> float | None:
-        return (
-            statistics.median(a / b for a, b in zip(times["pipeline"], times[other], strict=True))
-            if other in times
-            else None
-        )
-
+def rows(times: Times, schedule: str, stages: int, microbatches: int, rounds: int) -> list[dict[str, Any]]:
+    """Return the two ratios, and the ideal: the share of a step that GPipe's and 1F1B's bubble leaves."""
     name = f"{schedule}, {stages} stages, {microbatches} micro-batches"
     shared = {"median_s": float(np.median(times["pipeline"])), "rounds": rounds}
     return [
         {
             "name": f"{name}, against torch pipelining on gloo",
-            "ratio": ratio("torch"),
+            "ratio": median_ratio(times["pipeline"], times.get("torch")),
             **shared,
             "target": TARGETS.get(microbatches),
         },
         {
             "name": f"{name}, against one rank alone",
-            "ratio": ratio("alone"),
+            "ratio": median_ratio(times["pipeline"], times["alone"]),
             **shared,
             "target": ALONE,
             "ideal": (1 + (stages - 1) / microbatches) / stages,
         },
     ]
+
+
+def main(case_name: str, schedule: str, microbatches: int, rounds: int) -> None:
+    """Run one rank of the benchmark."""
+    with_torch, case = schedule in TORCH_SCHEDULES and has_torch(), CASES[case_name]
+    with mpi_world(with_torch=with_torch) as world:
+        comm = world.comm
+        sides: dict[str, Step] = {
+            "pipeline": own_pipeline(case, comm, schedule, microbatches)[1],
+            "alone": own_step(case, make_model(case)) if comm.rank == 0 else lambda: 0.0,
+        }
+        if with_torch:
+            sides["torch"] = torch_pipeline(case, comm, schedule, microbatches)[1]
+        warm_up(sides, f"rank {comm.rank}", [name for name in sides if comm.rank == 0 or name != "alone"])
+        times = interleave_ranks(world, sides, rounds, STEPS)
+        report(world, environment(with_torch), rows(times, schedule, comm.size, microbatches, rounds))
 
 
 if __name__ == "__main__":

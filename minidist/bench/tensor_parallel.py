@@ -1,28 +1,37 @@
 """A tensor-parallel step of GPT blocks beside PyTorch's `parallelize_module` on gloo, in the same processes.
 
-    minidist bench step --tp 2 --against torch                               step times, float32
+    minidist bench step --tp 2 --against torch                         step times, float32
     mpiexec -n 2 python -m minidist.bench.tensor_parallel --check      gradients, float64: the largest difference
 
-Each rank holds the same blocks twice: ours, and PyTorch's cut by ColwiseParallel and RowwiseParallel, its fused Q|K|V with
-rows in the order in which a contiguous cut gives each rank whole heads. A round times one side and then the other; a
-step takes as long as its slowest rank. PyTorch is imported only when a comparison is asked for.
+Each rank holds the same blocks twice: ours, and PyTorch's cut by ColwiseParallel and RowwiseParallel. PyTorch's fused
+Q|K|V has its rows in the order in which a contiguous cut gives each rank whole heads.
+
+Proved by: tests/parallel/test_tensor_against_torch.py, tests/bench/test_step.py
 """
 
 import json
 import statistics
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.base.errors import MinidistError, UsageError, nearest
-from minidist.base.process import tune_process
-from minidist.bench.parallel import join_torch, measure
-from minidist.bench.step import environment
+from minidist.base.errors import UsageError, nearest
+from minidist.bench.harness import (
+    Step,
+    environment,
+    has_torch,
+    interleave_ranks,
+    median_ratio,
+    mpi_world,
+    report,
+    run_ranks,
+    warm_up,
+)
+from minidist.bench.parallel import STEPS
+from minidist.bench.workloads import ADAMW
 from minidist.comm import Comm
-from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 from minidist.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.optim import AdamW
@@ -30,8 +39,6 @@ from minidist.parallel import tensor as tp
 
 WIDTH, HEADS, LAYERS, BATCH, LENGTH = 256, 8, 4, 8, 128
 TARGET = 0.65
-ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
-
 NAMES = {
     "ln_1": "ln_1",
     "ln_2": "ln_2",
@@ -44,7 +51,7 @@ PLAN = {name.removeprefix("transformer.h.*."): style for name, style in tp.gpt_p
 
 
 def bench_tensor_parallel(ranks: int = 2, rounds: int = 8, against: str | None = "torch") -> dict[str, Any]:
-    """{environment, rows} of one row: our step against PyTorch's (None without torch, or against=None).
+    """Return {environment, rows} of one row: our step against PyTorch's (None without torch, or against=None).
 
     Starts `mpiexec -n ranks` itself. Errors: UsageError when the heads do not divide over the ranks.
     """
@@ -53,23 +60,22 @@ def bench_tensor_parallel(ranks: int = 2, rounds: int = 8, against: str | None =
         raise UsageError(f"bench step --tp {ranks}: the blocks have {HEADS} heads; take one of {choices}")
     if against not in ("torch", None):
         raise UsageError(f"bench step --against {against!r}{nearest(str(against), ['torch'])}; it can be torch")
-    answer = run_under_mpiexec(ranks, ["-m", "minidist.bench.tensor_parallel", str(rounds), against or ""])
-    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+    return run_ranks("minidist.bench.tensor_parallel", ranks, rounds, against or "")
 
 
 def whole_blocks(dtype: Any) -> Sequential:
-    """LAYERS blocks of a GPT, on one device."""
+    """Return LAYERS blocks of a GPT, on one device."""
     blocks = Sequential(*[Block(GPTConfig(n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS), dtype) for _ in range(LAYERS)])
     return blocks.initialize(1)
 
 
 def our_blocks(comm: Comm, dtype: Any) -> Any:
-    """The same cut over `comm`."""
+    """Return the blocks, cut over `comm`."""
     return tp.parallelize_module(whole_blocks(dtype), comm, {f"layers.*.{name}": style for name, style in PLAN.items()})
 
 
 def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
-    """PyTorch's blocks with the same weights, cut over the process group; and {our name: theirs}."""
+    """Return PyTorch's blocks with the same weights, cut over the process group, and {our name: theirs}."""
     import torch
     import torch.nn.functional as functional
     from torch.distributed.device_mesh import init_device_mesh
@@ -114,13 +120,13 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
 
 
 def by_rank(array: np.ndarray, ranks: int) -> np.ndarray:
-    """The last dim of a fused Q|K|V, from q k v to q0 k0 v0 q1 k1 v1."""
+    """Reorder the last dimension of a fused Q|K|V from q k v to q0 k0 v0 q1 k1 v1."""
     split = array.reshape(*array.shape[:-1], 3, ranks, WIDTH // ranks)
     return np.ascontiguousarray(np.swapaxes(split, -3, -2)).reshape(array.shape)
 
 
 def as_torch(name: str, array: np.ndarray, ranks: int) -> Any:
-    """One of our parameters (or gradients), whole, as PyTorch has it."""
+    """Return one of our parameters (or gradients), whole, as PyTorch has it."""
     import torch
 
     if "c_attn" in name:
@@ -129,7 +135,7 @@ def as_torch(name: str, array: np.ndarray, ranks: int) -> Any:
 
 
 def check(comm: Comm) -> dict[str, Any]:
-    """The largest difference between our gathered gradients and PyTorch's, and the largest gradient, in float64."""
+    """Return the largest difference between our gradients and PyTorch's in float64, and the largest gradient."""
     import torch
 
     ours, (theirs, names) = our_blocks(comm, np.float64), their_blocks(comm.size, np.float64)
@@ -148,8 +154,8 @@ def check(comm: Comm) -> dict[str, Any]:
     return {"largest_difference": worst, "largest_gradient": largest, "parameters": len(names)}
 
 
-def our_step(comm: Comm, x: np.ndarray) -> Callable[[], float]:
-    """A step of AdamW on the mean square of the blocks' output."""
+def our_step(comm: Comm, x: np.ndarray) -> Step:
+    """Return a step of AdamW on the mean square of the blocks' output."""
     blocks = our_blocks(comm, np.float32)
     flat = FlatParameters(blocks.parameters())
     optimizer = AdamW(flat, **ADAMW)
@@ -165,8 +171,8 @@ def our_step(comm: Comm, x: np.ndarray) -> Callable[[], float]:
     return step
 
 
-def torch_step(ranks: int, x: np.ndarray) -> Callable[[], float]:
-    """The same by PyTorch: fused AdamW, once for the cut parameters and once for the others (it does not mix them)."""
+def torch_step(ranks: int, x: np.ndarray) -> Step:
+    """Return PyTorch's step: one fused AdamW for the cut parameters, one for the others (it does not mix them)."""
     import torch
 
     blocks, _ = their_blocks(ranks, np.float32)
@@ -187,22 +193,17 @@ def torch_step(ranks: int, x: np.ndarray) -> Callable[[], float]:
 
 
 def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, Any]]:
-    """The row. Losses of the first steps must be the same on both sides."""
+    """Return the row. The losses of both sides must agree."""
     comm = world.comm
     x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32)
     sides = {"own": our_step(comm, x)} | ({"torch": torch_step(comm.size, x)} if with_torch else {})
-    for step in range(3):  # warms up, too
-        losses = [side() for side in sides.values()]
-        if not abs(losses[0] - losses[-1]) <= 1e-3 * abs(losses[-1]):
-            raise MinidistError(
-                f"rank {comm.rank}: step {step} has loss {losses[0]}, PyTorch's {losses[-1]}; no ratio is given"
-            )
-    times = measure(world, sides, rounds)
+    warm_up(sides, f"rank {comm.rank}", tolerance=1e-3)
+    times = interleave_ranks(world, sides, rounds, STEPS)
     own, other = times["own"], times.get("torch")
     return [
         {
             "name": f"tp, {comm.size} ranks, {LAYERS} blocks, against torch parallelize_module on gloo",
-            "ratio": statistics.median(a / b for a, b in zip(own, other, strict=True)) if other else None,
+            "ratio": median_ratio(own, other),
             "best_ratio": min(own) / min(other) if other else None,
             "target": TARGET,
             "median_s": statistics.median(own),
@@ -213,27 +214,15 @@ def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, An
 
 
 def main(rounds: int, against: str, checking: bool) -> None:
-    """One rank; rank 0 prints one JSON object."""
-    tune_process()
-    world = MPIWorld(checks=False, timeout=300, record=False)
-    with_torch = (bool(against) or checking) and join_torch(world)
-    if with_torch:
-        import torch
-
-        torch.set_num_threads(1)
-    answer = (
-        check(world.comm)
-        if checking
-        else {"environment": environment(with_torch), "rows": compare(world, rounds, with_torch)}
-    )
-    if world.rank == 0:
-        print(json.dumps(answer))
-    if with_torch:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
-    world.finish()
-    world.close()
+    """Run one rank of the benchmark, or of the comparison in float64."""
+    with_torch = bool(against or checking) and has_torch()
+    with mpi_world(with_torch=with_torch) as world:
+        if checking:
+            found = check(world.comm)
+            if world.rank == 0:
+                print(json.dumps(found))
+        else:
+            report(world, environment(with_torch), compare(world, rounds, with_torch))
 
 
 if __name__ == "__main__":

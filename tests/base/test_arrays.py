@@ -50,5 +50,5 @@ def test_the_computing_pillar_uses_no_other_door(folder):
 
 
 def test_importing_changes_nothing_and_needs_no_peer():
-    code = "import sys; import minidist.nn, minidist.bench.step as b; assert 'torch' not in sys.modules"
+    code = "import sys; import minidist.nn, minidist.bench.step; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)

@@ -3,7 +3,8 @@
 import pytest
 
 from minidist.base.errors import MinidistError, UsageError
-from minidist.bench.step import StepCase, bench_step, compare_case, make_model, own_step, tape_microseconds
+from minidist.bench.step import bench_step, compare_case, tape_microseconds
+from minidist.bench.workloads import StepCase, make_model, own_step
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.nn import GPTConfig
 

@@ -2,24 +2,22 @@
 benchmark runs.
 """
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
+from minidist.bench.harness import join_gloo
 from minidist.bench.pipeline import bench_pipeline, own_pipeline, torch_pipeline
-from minidist.bench.step import CASES
+from minidist.bench.workloads import CASES, make_batch
 
 
 def gradients_differ(comm, schedule, microbatches):
     """Largest difference of a gradient of this rank, and the two losses."""
     case = CASES["gpt-tiny"]
-    folder = comm.world.base.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
     pipe, _ = own_pipeline(case, comm, schedule, microbatches, np.float64)
-    module, step = torch_pipeline(case, comm, schedule, microbatches, str(Path(folder) / "rendezvous"), np.float64)
+    join_gloo(comm.world)
+    module, step = torch_pipeline(case, comm, schedule, microbatches, np.float64)
     theirs = step(update=False)
     first = offsets(chunk_sizes(case.config.n_layer, comm.size))[comm.rank]
     named = {}
@@ -36,8 +34,6 @@ def gradients_differ(comm, schedule, microbatches):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_gradients_equal_those_of_torch_pipelining(comm, schedule):
     dist = pytest.importorskip("torch.distributed")
-    from minidist.bench.step import make_batch
-
     case = CASES["gpt-tiny"]
     pipe, theirs, named = gradients_differ(comm, schedule, 4)
     inputs, targets = make_batch(case)

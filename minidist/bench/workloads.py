@@ -1,0 +1,80 @@
+"""The models, batches and optimizer of the benchmarks, and our own training step on them.
+
+Proved by: tests/bench/test_step.py
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.base.errors import UsageError
+from minidist.bench.harness import Step
+from minidist.nn import GPT, MLP, FlatParameters, GPTConfig, Module
+from minidist.optim import AdamW
+
+ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One workload: an MLP (`sizes`) or a GPT (`config`), the batch, and the targeted ratio."""
+
+    name: str
+    batch: int
+    target: float
+    sizes: tuple[int, ...] = ()
+    config: GPTConfig | None = None
+    length: int = 0
+    steps: int = 1  # steps per round: a round should take a few tenths of a second
+
+
+CASES = {
+    case.name: case
+    for case in (
+        StepCase("gpt", 8, 0.95, config=GPTConfig(256, 128, 256, 4, 8), length=128, steps=2),
+        StepCase("gpt-512", 2, 1.0, config=GPTConfig(256, 512, 256, 4, 8), length=512, steps=2),
+        StepCase("gpt-tiny", 4, 0.90, config=GPTConfig(256, 32, 64, 2, 4), length=32, steps=100),
+        StepCase("mlp", 128, 0.90, sizes=(64, 256, 256, 10), steps=200),
+    )
+}
+GPT_CASES = [name for name, case in CASES.items() if case.config]
+
+
+def gpt_case(name: str, bench: str) -> StepCase:
+    """Return the GPT case of this name; UsageError when there is none."""
+    if name not in GPT_CASES:
+        raise UsageError(f"{bench}: no GPT case {name!r}; one of {', '.join(GPT_CASES)}")
+    return CASES[name]
+
+
+def make_batch(case: StepCase, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return one batch of random inputs and targets."""
+    rng = np.random.default_rng(seed)
+    if case.config is None:
+        inputs = rng.standard_normal((case.batch, case.sizes[0]), dtype=np.float32)
+        return inputs, rng.integers(0, case.sizes[-1], case.batch)
+    tokens = rng.integers(0, case.config.vocab_size, (case.batch, case.length + 1))
+    return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def make_model(case: StepCase, dtype: Any = np.float32) -> Module:
+    """Return the model of a case."""
+    return MLP(case.sizes, dtype=dtype) if case.config is None else GPT(case.config, dtype)
+
+
+def own_step(case: StepCase, model: Module) -> Step:
+    """Return a closure that trains `model` by one step of AdamW on the case's batch."""
+    inputs, targets = make_batch(case)
+    flat = FlatParameters(model.parameters())
+    optimizer = AdamW(flat, **ADAMW)
+
+    def step() -> float:
+        flat.zero_grad()
+        loss = cross_entropy(model(Tensor(inputs)), targets) if case.config is None else model(inputs, targets)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step

@@ -1,0 +1,31 @@
+"""The harness of the benchmarks: sides in turn, ratios round by round, and no ratio for a wrong step."""
+
+import pytest
+
+from minidist.base.errors import MinidistError
+from minidist.bench.harness import interleave, median_ratio, warm_up
+
+
+def test_every_other_round_goes_backwards():
+    order = []
+
+    def seconds(name):
+        order.append(name)
+        return float(len(order))
+
+    times = interleave(["a", "b"], 3, seconds)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert times == {"a": [1, 4, 5], "b": [2, 3, 6]}
+
+
+def test_a_ratio_is_the_median_over_rounds():
+    assert median_ratio([1.0, 9.0, 4.0], [2.0, 3.0, 4.0]) == 1.0
+    assert median_ratio([1.0], None) is None
+
+
+def test_losses_are_compared_before_anything_is_timed():
+    sides = {"ours": lambda: 1.0, "alone": lambda: 5.0, "theirs": lambda: 1.0001}
+    assert warm_up(sides, "x", ["theirs"]) == [(1.0, 5.0, 1.0001)] * 3
+    for wrong in (5.0, float("nan")):
+        with pytest.raises(MinidistError, match=rf"x: the loss of step 0 is 1.0 \(ours\) and {wrong} \(theirs\)"):
+            warm_up({"ours": lambda: 1.0, "theirs": lambda wrong=wrong: wrong}, "x")
