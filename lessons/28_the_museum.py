@@ -28,8 +28,8 @@ from minidist.base.errors import DeadlockError
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import SimWorld
 from minidist.lesson import check, expect, solution
-from minidist.museum import exhibits, find, visit
-from minidist.museum.visiting import table
+from minidist.museum import exhibits, find, run_exhibit
+from minidist.museum.exhibit_run import table
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -40,8 +40,8 @@ from minidist.report import draw, show
 
 # %%
 (off_by_one,) = find("9a")
-seen = visit(off_by_one, tests=False)
-show(seen.figure("minidist museum 9a -o curves.svg"))
+run = run_exhibit(off_by_one, tests=False)
+show(run.figure("minidist museum 9a -o curves.svg"))
 print(off_by_one.story)
 
 # %% [markdown]
@@ -50,9 +50,7 @@ print(off_by_one.story)
 # %%
 show(
     draw(
-        "loss",
-        [],
-        {"losses": seen.wrong.losses, "reference_losses": seen.right.losses, "command": "minidist museum 9a"},
+        "loss", [], {"losses": run.wrong.losses, "reference_losses": run.right.losses, "command": "minidist museum 9a"}
     )
 )
 
@@ -74,18 +72,18 @@ my_guess = {"gradient off by percent": 1, "visibly worse": True}
 
 # %%
 (means,) = find("4b")
-print(inspect.getsource(means.plant))
-print(inspect.getsource(type(means).planted))
+print(inspect.getsource(means.inject))
+print(inspect.getsource(type(means).injected))
 
 # %% [markdown]
 # ## 5 Check
 
 # %%
-seen = visit(means, tests=False)
-print(seen.text())
-off = 100 * seen.differences["gradients"].ratio
-worse = seen.wrong.losses[-1] - seen.right.losses[-1]
-print(f"\noff by {off:.0f} %; the last loss is {worse:+.3f} of {seen.right.losses[-1]:.3f}. Your guess: {my_guess}")
+run = run_exhibit(means, tests=False)
+print(run.text())
+off = 100 * run.differences["gradients"].ratio
+worse = run.wrong.losses[-1] - run.right.losses[-1]
+print(f"\noff by {off:.0f} %; the last loss is {worse:+.3f} of {run.right.losses[-1]:.3f}. Your guess: {my_guess}")
 assert off > 5
 assert abs(worse) < 0.1
 
@@ -95,8 +93,8 @@ assert abs(worse) < 0.1
 
 # %%
 ROUND = ("2", "3", "4c", "6", "7", "8", "10b", "11a", "12a", "13a", "14", "17", "19a", "23", "25", "27a", "30")
-visits = [visit(find(number)[0], tests=False) for number in ROUND]
-print(table(visits))
+runs = [run_exhibit(find(number)[0], tests=False) for number in ROUND]
+print(table(runs))
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 
 # %% [markdown]
@@ -104,7 +102,7 @@ print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 # device's:
 
 # %%
-right = [v for v in visits if v.wrong is not None and v.right.tensors]
+right = [v for v in runs if v.wrong is not None and v.right.tensors]
 silent = [v.exhibit.number for v in right if not any(d.largest for d in v.differences.values())]
 print(
     f"no gradient and no weight differs in {silent}; in the other {len(right) - len(silent)} of this round max |w_wrong - w_right| > 0"

@@ -26,19 +26,19 @@ def museum(
     """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches
     it.
     """
-    from minidist.museum import exhibits, find, visit
-    from minidist.museum.visiting import table
+    from minidist.museum import exhibits, find, run_exhibit
+    from minidist.museum.exhibit_run import table
 
     if output is not None and number is None:
         raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
-    chosen, visits = exhibits() if number is None else find(number), []
-    for seen, exhibit in enumerate(chosen):
-        if len(chosen) > 5 and seen % 10 == 0:
-            say(f"museum: {len(chosen) - seen} exhibits to see{', each with its tests' if tests else ''}")
-        visits.append(visit(exhibit, tests))
+    chosen, runs = exhibits() if number is None else find(number), []
+    for done, exhibit in enumerate(chosen):
+        if len(chosen) > 5 and done % 10 == 0:
+            say(f"museum: {len(chosen) - done} exhibits to see{', each with its tests' if tests else ''}")
+        runs.append(run_exhibit(exhibit, tests))
     if output is not None:
         from minidist.report.frame import save
 
-        say(f"written: {save(visits[0].figure(command_line()), output)}")
-    text = table(visits) if number is None else "\n\n\n".join(seen.text() for seen in visits)
-    return Result([seen.as_dict() for seen in visits], lambda: print(text))
+        say(f"written: {save(runs[0].figure(command_line()), output)}")
+    text = table(runs) if number is None else "\n\n\n".join(run.text() for run in runs)
+    return Result([run.as_dict() for run in runs], lambda: print(text))

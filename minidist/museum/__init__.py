@@ -1,13 +1,14 @@
-"""A museum of bugs: each was found in public code, and each passed its authors' tests. Here they can be visited.
+"""A museum of bugs: each was found in public code, and each passed its authors' tests.
 
-An exhibit plants its bug in memory, for as long as a visit lasts, into the code that trains; nothing wrong stands in
-the tree. A visit runs the same small job with and without it, so that one sees what its authors saw (a loss that falls)
-and what they did not (the difference of gradients and weights). Tests of minidist, named by the exhibit, turn red for
-it.
+Running an exhibit injects its bug into the code that trains, in memory and for the time of the run; no file is wrong.
+The same small job runs with and without the bug, so that a reader sees what its authors saw (a loss that falls) and what
+they did not see (the difference of gradients and weights). The tests of minidist that the exhibit names fail with it.
+
+Proved by: tests/museum/test_museum.py, tests/museum/test_checks.py
 """
 
+from minidist.museum.catalogue import exhibits, find
 from minidist.museum.exhibit import Catch, CheckResult, Exhibit, Patch, Recording
-from minidist.museum.rooms import exhibits, find
-from minidist.museum.visiting import Visit, visit
+from minidist.museum.exhibit_run import ExhibitRun, run_exhibit
 
-__all__ = ["Catch", "CheckResult", "Exhibit", "Patch", "Recording", "Visit", "exhibits", "find", "visit"]
+__all__ = ["Catch", "CheckResult", "Exhibit", "Patch", "Recording", "ExhibitRun", "exhibits", "find", "run_exhibit"]

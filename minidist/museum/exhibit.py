@@ -1,4 +1,7 @@
-"""What an exhibit is made of: data. The patch, the story, the job that a visitor runs, the tests that catch it."""
+"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and the tests that catch it.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 import importlib
 import inspect
@@ -34,7 +37,7 @@ class Patch:
         self._undo.append((lambda: mapping.pop(key)) if own is _MISSING else (lambda: mapping.__setitem__(key, own)))
 
     def undo(self) -> None:
-        """Everything as it was."""
+        """Take back every change, the last one first."""
         while self._undo:
             self._undo.pop()()
 
@@ -127,26 +130,26 @@ def _root() -> Path:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A bug on show.
+    """One bug, with what is needed to show it.
 
-    number: with a letter where one cause has several faces. story: what happened, told kindly. plant: puts the bug into
-    the running program. job: what a visitor runs; a MinidistError out of it is a symptom too. caught_by: tests that
+    number: with a letter where one cause shows in several ways. story: what happened. inject: puts the bug into
+    the running program. job: what runs with and without it; a MinidistError out of it is a symptom too. caught_by: tests that
     fail.
     """
 
     number: str
     title: str
     story: str
-    plant: Callable[[Patch], None]
+    inject: Callable[[Patch], None]
     job: Callable[[], Recording]
     caught_by: tuple[Catch, ...]
 
     @contextmanager
-    def planted(self) -> Iterator[None]:
-        """The bug is there inside the block."""
+    def injected(self) -> Iterator[None]:
+        """Inject the bug for the time of the block."""
         patch = Patch()
         try:
-            self.plant(patch)
+            self.inject(patch)
             yield
         finally:
             with suppress(KeyError):

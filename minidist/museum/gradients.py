@@ -1,4 +1,4 @@
-"""The room of gradients: whose are summed, over whom, how often, and by what they are divided."""
+"""Bugs of gradients: whose are summed, over whom, how often, and by what they are divided."""
 
 import contextlib
 from typing import Any

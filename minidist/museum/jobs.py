@@ -1,4 +1,4 @@
-"""The small jobs that visitors run: the training loop of `minidist train`, and a few programs as users write them.
+"""The small jobs of the exhibits: the training loop of `minidist train`, and a few programs as users write them.
 
 A bug of a user's program (a divisor, a seed, a wait left out) has its place here too: the functions above the programs
 are what an exhibit replaces.
@@ -43,7 +43,7 @@ Tensors = dict[str, dict[str, Array]]
 
 
 def checks() -> bool:
-    """Are messages and buffers checked? A visit turns that off when the checks say what the bug is: one sees what it
+    """Are messages and buffers checked? A run of an exhibit turns that off when the checks say what the bug is: one sees what it
     does.
     """
     return True

@@ -1,4 +1,4 @@
-"""The room of memory: what is sharded, freed, computed again or saved."""
+"""Bugs of memory: what is sharded, freed, computed again or saved."""
 
 from contextlib import nullcontext
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The room of messages: what is never waited for, never received, never joined in, or received as something else."""
+"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The room of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share."""
+"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share."""
 
 from typing import Any
 

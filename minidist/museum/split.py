@@ -1,4 +1,4 @@
-"""The room of split layers and sequences: who holds which part of a matrix, a vocabulary, a text, a set of experts."""
+"""Bugs of split layers and sequences: who holds which part of a matrix, a vocabulary, a text, a set of experts."""
 
 from typing import Any
 

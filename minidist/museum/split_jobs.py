@@ -1,4 +1,4 @@
-"""The small jobs of visitors to the room of split layers: a GPT in tiles, a text in parts, experts dealt out."""
+"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks."""
 
 from collections.abc import Callable
 from typing import Any

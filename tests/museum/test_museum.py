@@ -1,4 +1,4 @@
-"""Every exhibit: its bug can be planted and taken out again, can be seen, and turns the tests that it names red."""
+"""Every exhibit: its bug can be injected and removed, the run shows it, and the tests that it names fail as declared."""
 
 import json
 import re
@@ -9,8 +9,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, visit
-from minidist.museum.visiting import curve, table
+from minidist.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, run_exhibit
+from minidist.museum.exhibit_run import curve, table
 from minidist.optim import AdamW
 from minidist.pipeline.plan import from_text, get_schedule
 from minidist.pipeline.validate import PlanError, validate
@@ -42,20 +42,20 @@ SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight
 
 @each
 def test_a_planted_bug_can_be_seen_and_is_caught(exhibit):
-    seen = visit(exhibit)
-    assert list(seen.checks) == [str(catch) for catch in exhibit.caught_by]
-    for catch, result in seen.checks.items():
+    run = run_exhibit(exhibit)
+    assert list(run.checks) == [str(catch) for catch in exhibit.caught_by]
+    for catch, result in run.checks.items():
         assert result.status == "caught", f"{catch} with bug {exhibit.number}: {result}"
-    assert bool(seen.said) == (exhibit.number in SAYS)
-    if seen.said:
-        assert re.search(SAYS[exhibit.number], seen.said)
-    differs = any(d.largest > 0 for d in seen.differences.values())
-    assert differs == (exhibit.number not in SILENT and seen.wrong is not None)
+    assert bool(run.said) == (exhibit.number in SAYS)
+    if run.said:
+        assert re.search(SAYS[exhibit.number], run.said)
+    differs = any(d.largest > 0 for d in run.differences.values())
+    assert differs == (exhibit.number not in SILENT and run.wrong is not None)
     if exhibit.number.startswith("19"):
-        assert seen.wrong.measured["peak bytes of unsharded"] > 1.2 * seen.right.measured["peak bytes of unsharded"]
-    if len(seen.right.losses) >= 12:
-        assert min(seen.right.losses[-3:]) < seen.right.losses[0]  # it trains
-    assert exhibit.title in seen.text()
+        assert run.wrong.measured["peak bytes of unsharded"] > 1.2 * run.right.measured["peak bytes of unsharded"]
+    if len(run.right.losses) >= 12:
+        assert min(run.right.losses[-3:]) < run.right.losses[0]  # it trains
+    assert exhibit.title in run.text()
 
 
 CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught_by}
@@ -70,7 +70,7 @@ def test_all_bugs_of_the_collection_are_on_show():
     numbers = {int(re.match(r"\d+", exhibit.number)[0]) for exhibit in EXHIBITS}
     assert numbers >= set(range(1, 29))
     assert len({exhibit.number for exhibit in EXHIBITS}) == len(EXHIBITS)
-    assert all(exhibit.caught_by and exhibit.plant.__doc__ for exhibit in EXHIBITS)
+    assert all(exhibit.caught_by and exhibit.inject.__doc__ for exhibit in EXHIBITS)
 
 
 def test_a_patch_leaves_nothing_behind():
@@ -96,12 +96,12 @@ def test_a_patch_leaves_nothing_behind():
 def test_a_test_that_does_not_see_the_bug_is_shown_as_passed():
     """The table must not say "caught" by itself."""
     catch = Catch("tests/museum/test_checks.py", "test_float32_stays_float32")
-    nothing = nothing_planted(catch)
-    assert visit(nothing).checks == {str(catch): CheckResult("passed")}
-    assert "0 of 1" in table([visit(nothing)])
+    nothing = nothing_injected(catch)
+    assert run_exhibit(nothing).checks == {str(catch): CheckResult("passed")}
+    assert "0 of 1" in table([run_exhibit(nothing)])
 
 
-def nothing_planted(*catches):
+def nothing_injected(*catches):
     return Exhibit("0", "nothing", "", lambda patch: None, lambda: Recording([1.0], []), catches)
 
 
@@ -111,11 +111,11 @@ def test_an_error_that_the_exhibit_does_not_declare_does_not_count_as_caught(mon
 
     catch = Catch("tests/museum/test_checks.py", "test_float32_stays_float32")
     monkeypatch.setattr(Catch, "load", lambda self: unrelated)
-    seen = visit(nothing_planted(catch))
-    assert seen.checks[str(catch)].status == "other failure"
-    assert seen.as_dict()["caught_by"] == {str(catch): ""}
-    assert "other failure: KeyError" in seen.text()
-    assert "0 of 1" in table([seen])
+    run = run_exhibit(nothing_injected(catch))
+    assert run.checks[str(catch)].status == "other failure"
+    assert run.as_dict()["caught_by"] == {str(catch): ""}
+    assert "other failure: KeyError" in run.text()
+    assert "0 of 1" in table([run])
 
 
 def test_a_check_that_cannot_run_says_so_and_is_not_counted_as_caught():

@@ -1,4 +1,7 @@
-"""A visit: the same job with the bug and without it, the difference, and the tests that see it."""
+"""One run of an exhibit: the same job with the bug and without it, the difference, and the tests that catch it.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,15 +17,13 @@ from minidist.museum.exhibit import CheckResult, Exhibit, Patch, Recording
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TINY = 1e-300
+SMALLEST_SCALE = 1e-300
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
 class Difference:
-    """Of one kind of tensor, over all ranks: the largest |with - without|, where it is, and the largest entry of that
-    tensor without the bug.
-    """
+    """The largest |with - without| of one kind of tensor over all ranks: where it is, and that tensor's largest entry."""
 
     largest: float = 0.0
     scale: float = 0.0
@@ -31,14 +32,14 @@ class Difference:
 
     @property
     def ratio(self) -> float:
-        """The difference as a part of that entry."""
-        return self.largest / max(self.scale, TINY)
+        """Return the difference relative to that entry."""
+        return self.largest / max(self.scale, SMALLEST_SCALE)
 
 
 @dataclass
-class Visit:
-    """What a visitor sees. said: the error that the job ended with, where it did. checks: test -> what it did with the
-    bug planted; empty when no tests were asked for.
+class ExhibitRun:
+    """What a run of an exhibit shows. said: the error that the job ended with, where it did. checks: test -> what it did with the
+    bug injected; empty when no tests were asked for.
     """
 
     exhibit: Exhibit
@@ -70,7 +71,7 @@ class Visit:
         return {test: result.text for test, result in self.checks.items() if result.status == status}
 
     def other_symptoms(self) -> str:
-        """What is said, and what else was measured, in a few words."""
+        """Return the error and the other measurements that differ, in a few words."""
         words = [textwrap.shorten(self.said.splitlines()[0], 90, placeholder=" ...")] if self.said else []
         measured = self.wrong.measured if self.wrong is not None else {}
         words += [
@@ -86,9 +87,9 @@ class Visit:
         return "; ".join(words)
 
     def text(self) -> str:
-        """The whole visit, for a terminal."""
+        """Return the whole run as text for a terminal."""
         lines = [f"{self.exhibit.number}  {self.exhibit.title}", "", textwrap.fill(self.exhibit.story, 110), ""]
-        lines += [f"planted: {(self.exhibit.plant.__doc__ or '').strip()}", ""]
+        lines += [f"injected: {(self.exhibit.inject.__doc__ or '').strip()}", ""]
         if self.wrong is not None and self.right.losses:
             lines += [
                 f"loss without  {curve(self.right.losses, self.wrong.losses)}",
@@ -123,7 +124,7 @@ class Visit:
         return "\n".join(lines)
 
     def figure(self, command: str = "") -> "Figure":
-        """The two loss curves, and how far the weights end from where they should."""
+        """Draw the two loss curves, with the difference of the weights in the title."""
         from minidist.report.loss_overlay import loss_overlay
 
         if self.wrong is None or not self.right.losses:
@@ -150,18 +151,18 @@ def percent(ratio: float) -> str:
 
 
 def curve(losses: Sequence[float], beside: Sequence[float]) -> str:
-    """A loss curve in one line of text, on the scale that it shares with `beside`."""
+    """Return a loss curve as one line of text, on the scale that it shares with `beside`."""
     everything = [value for value in (*losses, *beside) if np.isfinite(value)]
     low, high = min(everything), max(everything)
     marks = [
-        BARS[round((value - low) / max(high - low, TINY) * (len(BARS) - 1))] if np.isfinite(value) else "!"
+        BARS[round((value - low) / max(high - low, SMALLEST_SCALE) * (len(BARS) - 1))] if np.isfinite(value) else "!"
         for value in losses
     ]
     return f"{''.join(marks)}  {losses[0]:.4f} -> {losses[-1]:.4f}"
 
 
 def compare(right: Recording, wrong: Recording) -> dict[str, Difference]:
-    """The largest difference of each kind over all ranks and tensors; a NaN counts as infinite."""
+    """Return the largest difference of each kind over all ranks and tensors; NaN counts as infinite."""
     result: dict[str, Difference] = {}
     for rank, (mine, theirs) in enumerate(zip(right.tensors, wrong.tensors, strict=True)):
         for kind, tensors in mine.items():
@@ -181,50 +182,49 @@ def compare(right: Recording, wrong: Recording) -> dict[str, Difference]:
     return result
 
 
-def visit(exhibit: Exhibit, tests: bool = True) -> Visit:
+def run_exhibit(exhibit: Exhibit, tests: bool = True) -> ExhibitRun:
     """Run the exhibit's job without and with the bug and, with `tests`, the tests that catch it."""
     right = exhibit.job()
-    seen = Visit(exhibit, right, None)
-    with exhibit.planted():
+    run = ExhibitRun(exhibit, right, None)
+    with exhibit.injected():
         try:
-            seen.wrong = exhibit.job()
+            run.wrong = exhibit.job()
         except MinidistError as error:
-            seen.said = f"{type(error).__name__}: {error}"
-            seen.wrong = _unchecked(exhibit)
+            run.said = f"{type(error).__name__}: {error}"
+            run.wrong = _unchecked(exhibit)
         if tests:
-            seen.checks = {str(catch): catch.check() for catch in exhibit.caught_by}
-    if seen.wrong is not None:
-        seen.differences = compare(right, seen.wrong)
-    return seen
+            run.checks = {str(catch): catch.check() for catch in exhibit.caught_by}
+    if run.wrong is not None:
+        run.differences = compare(right, run.wrong)
+    return run
 
 
 def _unchecked(exhibit: Exhibit) -> Recording | None:
-    """The job with the bug and without minidist's checks, where it gets to its end that way."""
+    """Run the job with the bug and without minidist's checks; returns None when it does not get to its end."""
     patch = Patch()
     patch.setattr(jobs, "checks", lambda: False)
     try:
         return exhibit.job()
-    except Exception:  # whatever the bug leads to when nobody looks
+    except Exception:  # any error may follow from the bug where no check stops it
         return None
     finally:
         patch.undo()
 
 
-def table(visits: Sequence[Visit]) -> str:
-    """One line an exhibit: the losses, the differences, and how many of its tests turned red."""
-    head = ("#", "bug", "last loss", "with it", "|Δgradient|", "|Δweight|", "tests red", "other symptoms")
+def table(runs: Sequence[ExhibitRun]) -> str:
+    """Return one line per exhibit: the losses, the differences, and how many of its tests failed as declared."""
+    head = ("#", "bug", "last loss", "with it", "|Δgradient|", "|Δweight|", "caught by", "other symptoms")
     rows: list[tuple[str, ...]] = [head]
-    for seen in visits:
-        losses, caught = ["", ""], len(seen.with_status("caught"))
-        if seen.wrong is not None and seen.right.losses:
-            losses = [f"{run.losses[-1]:.3f}" for run in (seen.right, seen.wrong)]
+    for run in runs:
+        losses, caught = ["", ""], len(run.with_status("caught"))
+        if run.wrong is not None and run.right.losses:
+            losses = [f"{run.losses[-1]:.3f}" for run in (run.right, run.wrong)]
         parts = [
-            percent(seen.differences[kind].ratio) if kind in seen.differences else ""
-            for kind in ("gradients", "weights")
+            percent(run.differences[kind].ratio) if kind in run.differences else "" for kind in ("gradients", "weights")
         ]
-        ran = any(result.status != "not run" for result in seen.checks.values())
-        tests = f"{caught} of {len(seen.exhibit.caught_by)}" if ran else "not run"
-        rows.append((seen.exhibit.number, seen.exhibit.title, *losses, *parts, tests, seen.other_symptoms()))
+        ran = any(result.status != "not run" for result in run.checks.values())
+        tests = f"{caught} of {len(run.exhibit.caught_by)}" if ran else "not run"
+        rows.append((run.exhibit.number, run.exhibit.title, *losses, *parts, tests, run.other_symptoms()))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
@@ -234,7 +234,7 @@ def table(visits: Sequence[Visit]) -> str:
         [
             *lines,
             "",
-            *sorted({f"not run: {why}" for seen in visits for why in seen.with_status("not run").values()}),
+            *sorted({f"not run: {why}" for run in runs for why in run.with_status("not run").values()}),
             "|Δ|: the largest difference over all ranks, as a part of the largest entry of the tensor that it is in",
         ]
     )

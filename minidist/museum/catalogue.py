@@ -1,14 +1,17 @@
-"""All exhibits, in the order of their numbers."""
+"""The list of all exhibits, in the order of their numbers.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from minidist.base.errors import UsageError, nearest
 from minidist.museum.exhibit import Exhibit
 
 
 def exhibits() -> list[Exhibit]:
-    """Everything on show."""
+    """Return all exhibits, sorted by number."""
     from minidist.museum import gradients, memory, messages, pipelines, split
 
-    everything = [e for room in (gradients, memory, messages, pipelines, split) for e in room.EXHIBITS]
+    everything = [e for module in (gradients, memory, messages, pipelines, split) for e in module.EXHIBITS]
     return sorted(everything, key=lambda e: (_number(e.number), e.number))
 
 
@@ -17,7 +20,7 @@ def _number(text: str) -> int:
 
 
 def find(text: str) -> list[Exhibit]:
-    """The exhibits of a number: "4" is 4a, 4b and 4c. UsageError when there is none."""
+    """Return the exhibits of a number: "4" gives 4a, 4b and 4c. Raises UsageError when there is none."""
     found = [e for e in exhibits() if text in (e.number, str(_number(e.number)))]
     if not found:
         numbers = [e.number for e in exhibits()]
