@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, check_divisible
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op
@@ -165,11 +165,7 @@ def all_to_all(
         raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
 
     if send_counts is None or receive_counts is None:
-        if array.size % comm.size:
-            raise UsageError(
-                f"rank {comm.rank}: all_to_all of {array.size} elements over {comm.size} ranks does not divide;"
-                " pass counts"
-            )
+        check_divisible(array.size, "elements of an all_to_all", comm.size, or_else="pass counts")
         sends = receives = [array.size // comm.size] * comm.size  # the very same list: bruck knows by it
         return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 

@@ -153,7 +153,10 @@ BAD = {
     "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
     "an average of integers": (lambda c: collectives.all_reduce(c, np.ones(4, int), "avg"), "not an integer"),
     "an unknown algorithm": (lambda c: collectives.all_reduce(c, np.ones(4), algorithm="rnig"), "did you mean 'ring'"),
-    "a size that does not divide": (lambda c: collectives.all_to_all(c, np.ones(5)), "does not divide"),
+    "a size that does not divide": (
+        lambda c: collectives.all_to_all(c, np.ones(5)),
+        "cannot be divided among 2 ranks; use 4 or 6, .* or pass counts",
+    ),
     "half of the counts": (lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[1, 3]), "both"),
     "no array at the root": (lambda c: collectives.scatter(c, None, np.ones(2)), "must pass the array"),
 }

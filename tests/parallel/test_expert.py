@@ -419,7 +419,7 @@ def test_bad_input():
     def main(comm):
         with pytest.raises(
             UsageError,
-            match=r"12 experts of transformer\.h\.0\.mlp do not divide over 5 .* 10 or 15 experts, or one of 1, 2, 3",
+            match=r"12 experts of transformer\.h\.0\.mlp cannot be divided among 5 .* 10 or 15, or one of 1, 2, 3",
         ):
             parallelize_module(model_of(12, 1, 1.0), comm, {"transformer.h.*.mlp": ExpertParallel()})
         with pytest.raises(UsageError, match=r"'transformer\.h\.0\.attn' is a Attention"):

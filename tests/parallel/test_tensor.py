@@ -666,13 +666,16 @@ def test_shared_key_value_heads_send_their_gradients_once():
 def test_key_value_heads_that_do_not_divide():
     plan = llama_plan(13)
     refuse(
-        4, plan, lambda: llama(3), "6 heads of model.layers.0.self_attn do not divide over 4 .* one of 1, 2, 3, 6 ranks"
+        4,
+        plan,
+        lambda: llama(3),
+        "6 heads of model.layers.0.self_attn cannot be divided among 4 .* one of 1, 2, 3, 6 ranks",
     )
     refuse(
         6,
         plan,
         lambda: Llama(LlamaConfig(13, 48, 36, 1, 12, 4)),
-        "4 key-value heads of .* do not divide over 6 .* take 6, or one of 1, 2, 4 ranks",
+        "4 key-value heads of .* cannot be divided among 6 .* use 6, or one of 1, 2, 4 ranks",
     )
 
 
@@ -860,7 +863,9 @@ def refuse(ranks, plan, model=None, match=""):
 def test_bad_plans_are_one_sentence_with_the_nearest_values():
     attention = {"transformer.h.*.attn": SplitHeads()}
     refuse(
-        3, attention, match=r"4 heads of transformer\.h\.0\.attn do not divide over 3 .* take 3 or 6, or one of 1, 2, 4"
+        3,
+        attention,
+        match=r"4 heads of transformer\.h\.0\.attn cannot be divided among 3 .* use 3 or 6, or one of 1, 2, 4",
     )
     refuse(
         2, {"transformer.h.*.atn": SplitHeads()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean"
@@ -869,7 +874,7 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
         5,
         {"layers.0": ColwiseParallel()},
         lambda: MLP([4, 6, 3]),
-        r"6 out features of layers\.0 .* take 5 or 10, or one of 1, 2, 3, 6",
+        r"6 out features of layers\.0 .* use 5 or 10, or one of 1, 2, 3, 6",
     )
     refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* take 4 or 8")
     refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
@@ -893,7 +898,9 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
 def test_bad_sequences_and_words():
     def main(comm):
         model = parallelize_module(gpt(4), comm, gpt_plan(13, True))
-        with pytest.raises(UsageError, match="length 7 does not divide over 4 ranks; the nearest that do are 4 and 8"):
+        with pytest.raises(
+            UsageError, match="7 tokens of a sequence cannot be divided among 4 tensor-parallel ranks; use 4 or 8"
+        ):
             model(np.zeros((1, 7), int))
         with pytest.raises(UsageError, match=r"word 13 is not in the vocabulary; words are 0\.\.12"):
             model(np.full((1, 8), 13))

@@ -64,7 +64,7 @@ def test_the_command(tmp_path):
 
 
 def test_what_cannot_be_cut_is_said():
-    with pytest.raises(UsageError, match=r"4 heads of .* do not divide over 3"):
+    with pytest.raises(UsageError, match=r"4 heads of .* cannot be divided among 3"):
         model_tiles(tp=3)
     with pytest.raises(UsageError, match=r"--model 'lama' .did you mean 'llama'"):
         model_tiles("lama")

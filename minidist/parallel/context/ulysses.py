@@ -20,7 +20,7 @@ from typing import Any
 from minidist.autograd import Function, Tensor, causal_attention, concatenate, reshape
 from minidist.autograd.attention import WeightDropout
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import check_divisible
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.trace import purpose
 from minidist.collectives import all_to_all
@@ -68,20 +68,12 @@ class UlyssesAttention:
 
     def to_heads(self, x: Tensor) -> Tensor:
         """(batch, own tokens, heads, n) -> (batch, all tokens, own heads, n); backward does `to_tokens`."""
-        self._check(x.shape[2])
+        check_divisible(x.shape[2], "(key-value) heads", self.comm.size, "context", or_else="ring attention")
         return x if self.comm.size == 1 else _Swap.apply(x, self.comm, self.length, True)
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """(batch, all tokens, own heads, n) -> (batch, own tokens, heads, n); backward does `to_heads`."""
         return x if self.comm.size == 1 else _Swap.apply(x, self.comm, self.length, False)
-
-    def _check(self, heads: int) -> None:
-        if heads % self.comm.size:
-            choices = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-            raise UsageError(
-                f"Ulysses deals {heads} (key-value) heads to {self.comm.size} context-parallel ranks, which does not "
-                f"divide; take one of {choices} ranks, or ring attention"
-            )
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any
 
 from minidist.autograd import Function, Parameter, Tensor
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, check_divisible
 from minidist.base.trace import purpose
 from minidist.collectives import all_to_all, broadcast
 from minidist.comm import Comm, Mesh
@@ -39,14 +39,7 @@ class ExpertParallel(ParallelStyle):
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
         self.expect(module, name, MixtureOfExperts)
         comm, experts = cutter.comm, module.num_experts
-        if experts % comm.size:
-            below, above = experts // comm.size * comm.size, (experts // comm.size + 1) * comm.size
-            choices = f"{below} or {above}" if below else f"{above}"
-            divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
-            raise UsageError(
-                f"{experts} experts of {name} do not divide over {comm.size} expert-parallel ranks; take {choices} "
-                f"experts, or one of {divisors} ranks"
-            )
+        check_divisible(experts, f"experts of {name}", comm.size, "expert")
         for part in ("fc_weight", "fc_bias", "proj_weight", "proj_bias"):
             setattr(module, part, tile_of(getattr(module, part), cutter.axis, 0, comm, cutter.made))
         replica_of(module.router, cutter.made)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.autograd import Tensor
+from minidist.base.errors import check_divisible
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.module import Module
-from minidist.parallel.tensor.linear import replica_of, require_divides, tile_of
+from minidist.parallel.tensor.linear import replica_of, tile_of
 from minidist.parallel.tensor.plan import Cutter, ParallelStyle, gpt_plan
 from minidist.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
@@ -39,7 +40,7 @@ class ExpertTensorParallel(ParallelStyle):
     def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
         self.expect(module, name, MixtureOfExperts)
         comm, axis, made = cutter.comm, cutter.axis, cutter.made
-        require_divides(f"inner features of the experts of {name}", module.fc_weight.shape[2], comm.size)
+        check_divisible(module.fc_weight.shape[2], f"inner features of the experts of {name}", comm.size, "tensor")
         for part, dim in (("fc_weight", 2), ("fc_bias", 2), ("proj_weight", 1)):
             setattr(module, part, tile_of(getattr(module, part), axis, dim, comm, made))
         for whole in (module.router, module.proj_bias):

@@ -14,7 +14,7 @@ from typing import Any
 
 from minidist.autograd import Parameter, Tensor, linear, record
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, check_divisible
 from minidist.base.layout import Layout
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
@@ -97,7 +97,7 @@ class ColumnParallelLinear(Module):
         self.sharers = comm.group(list(range(first, first + copies)), f"copies{first}") if copies > 1 else None
         self.activation = whole.activation
         self.weight_is_in_out = isinstance(whole, Conv1D)
-        require_divides(f"out features of {name}", whole.out_features, comm.size // copies, blocks)
+        check_divisible(whole.out_features, f"out features of {name}", comm.size // copies, "tensor", blocks=blocks)
         dim = 1 if self.weight_is_in_out else 0
         self.weight = tile_of(whole.weight, axis, dim, comm, made, blocks, copies=copies)
         self.bias = None if whole.bias is None else tile_of(whole.bias, axis, 0, comm, made, blocks, copies=copies)
@@ -161,7 +161,7 @@ class RowParallelLinear(Module):
             )
         self.comm, self.name = comm, whole.name
         self.weight_is_in_out = isinstance(whole, Conv1D)
-        require_divides(f"in features of {name}", whole.in_features, comm.size)
+        check_divisible(whole.in_features, f"in features of {name}", comm.size, "tensor")
         self.weight = tile_of(whole.weight, axis, 0 if self.weight_is_in_out else 1, comm, made)
         self.bias = None if whole.bias is None else replica_of(whole.bias, made)
 
@@ -228,16 +228,3 @@ def replica_of(whole: Parameter, made: dict[Parameter, Parameter]) -> Parameter:
     if whole.layout is None or not whole.layout.axes:  # it may be a tile over another axis
         whole.layout = Layout(tuple(whole.shape))
     return made.setdefault(whole, whole)
-
-
-def require_divides(what: str, number: int, ranks: int, blocks: int = 1) -> None:
-    """`number` must divide over ranks, in each of its blocks; else one sentence with the nearest numbers that do."""
-    unit = ranks * blocks
-    if number % unit:
-        below, above = number // unit * unit, (number // unit + 1) * unit
-        choices = f"{below} or {above}" if below else f"{above}"
-        divisors = [str(n) for n in range(1, number + 1) if number % (n * blocks) == 0]
-        raise UsageError(
-            f"{number} {what} do not divide over {ranks} tensor-parallel ranks; take {choices}, "
-            f"or one of {', '.join(divisors)} ranks"
-        )

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, check_divisible, nearest
 from minidist.comm import Comm
 from minidist.nn.gpt import TiedHead
 from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
-from minidist.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, replica_of, require_divides
+from minidist.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, replica_of
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
 from minidist.parallel.tensor.sequence import (
     SequenceParallelDropout,
@@ -165,7 +165,7 @@ class SplitHeads(ParallelStyle):
         if not hasattr(module, "heads"):
             raise UsageError(f"SplitHeads is for attention; {name!r} is a {type(module).__name__} without heads")
         ranks = cutter.comm.size
-        require_divides(f"heads of {name}", module.heads, ranks)
+        check_divisible(module.heads, f"heads of {name}", ranks, "tensor")
         module.heads //= ranks
         if hasattr(module, "kv_heads"):
             if ranks > module.kv_heads and ranks % module.kv_heads == 0:
@@ -173,7 +173,7 @@ class SplitHeads(ParallelStyle):
                 cutter.copies.update({f"{name}.{part}": copies for part in ("k_proj", "v_proj")})
                 module.kv_heads = 1
             else:
-                require_divides(f"key-value heads of {name}", module.kv_heads, ranks)
+                check_divisible(module.kv_heads, f"key-value heads of {name}", ranks, "tensor")
                 module.kv_heads //= ranks
         if hasattr(module, "attn_dropout"):
             module.attn_dropout.first = cutter.comm.rank * module.heads

@@ -24,7 +24,7 @@ from typing import Any
 
 from minidist.autograd import Function, Tensor
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import check_divisible
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
@@ -228,10 +228,5 @@ def own_part(comm: Comm, x: xp.Array, dim: int) -> xp.Array:
 
 
 def _check(comm: Comm, x: xp.Array, dim: int) -> None:
-    length, ranks = x.shape[dim], comm.size
-    if length % ranks:
-        what = "sequence length" if dim == SEQUENCE and x.ndim > 2 else "width"
-        raise UsageError(
-            f"{what} {length} does not divide over {ranks} ranks; the nearest that do are "
-            f"{length // ranks * ranks} and {(length // ranks + 1) * ranks}"
-        )
+    what = "tokens of a sequence" if dim == SEQUENCE and x.ndim > 2 else "columns"
+    check_divisible(x.shape[dim], what, comm.size, "tensor")
