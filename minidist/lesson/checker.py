@@ -1,28 +1,31 @@
-"""Checks an exercise the way that minidist's own tests check minidist: by properties, on cases nobody chose by hand.
+"""Checks an exercise as minidist's own tests check minidist: by properties, on generated cases.
 
-One rank and numbers of ranks that are no power of two, sizes that do not divide, empty arrays, synchronous and
+One rank and numbers of ranks that are not a power of two, sizes that do not divide, empty arrays, synchronous and
 buffered sends. The cases are tried from the smallest on, so the first failure is the smallest counterexample. At the
 end the function runs under `mpiexec`, where ranks share nothing: a list that "communicates" for free in one process
 fails there.
+
+Proved by: tests/lesson/test_checker.py, tests/lesson/test_exercises.py
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import DeadlockError, RankTimeoutError, UsageError
+from minidist.base.errors import DeadlockError, RankTimeoutError
 from minidist.base.trace import Trace
 from minidist.comm import Comm, SimWorld
 from minidist.comm.sim.request import SimRequest
 from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, Hint, find
 from minidist.lesson.mpi_leg import run_under_mpi
+from minidist.lesson.one_rank import one_rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BUFFERED = 1 << 40  # bytes up to which a send is buffered: all of them
 TIMEOUT = 2.0  # seconds that a rank may compute
-GENEROUS = 100  # times par in messages: whoever sends more will not stop by himself
+MAX_MESSAGES_OVER_PAR = 100  # a program that sends this many times the solution's messages is taken to be endless
 
 
 class EndlessError(RuntimeError):
@@ -101,7 +104,9 @@ def run(
     def main(comm: Comm) -> Any:
         return one_rank(exercise, function, case, comm)
 
-    world = Limited(case.ranks, GENEROUS * (messages + 10), eager_bytes=BUFFERED if buffered else 0, timeout=TIMEOUT)
+    world = Limited(
+        case.ranks, MAX_MESSAGES_OVER_PAR * (messages + 10), eager_bytes=BUFFERED if buffered else 0, timeout=TIMEOUT
+    )
     error, answers = None, []
     try:
         answers = world.run(main)
@@ -116,14 +121,6 @@ def run(
         ),  # of exercises that keep an account
     }
     return Outcome(answers, error, world.traces, metrics)
-
-
-def one_rank(exercise: Exercise, function: Callable[..., Any], case: Case, comm: Comm) -> Any:
-    """What one rank does, in every world; returns its answer."""
-    arguments = exercise.arguments(case, comm)
-    if not exercise.communicates:
-        return exercise.answer(arguments, function(*arguments))
-    return exercise.answer(arguments, function(restricted(comm, exercise.forbidden), *arguments))
 
 
 def judge(exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, par: dict[str, float]) -> Failure | None:
@@ -219,18 +216,3 @@ class Limited(SimWorld):
         if self.posts > self.limit:
             raise EndlessError(f"stopped after {self.posts} messages; a hundred times fewer would do")
         return super().post(*arguments, **keywords)
-
-
-def restricted(comm: Comm, forbidden: tuple[str, ...]) -> Any:
-    """The communicator without some of its methods."""
-    return _Restricted(comm, forbidden) if forbidden else comm
-
-
-class _Restricted:
-    def __init__(self, comm: Comm, forbidden: tuple[str, ...]) -> None:
-        self._comm, self._forbidden = comm, forbidden
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._forbidden:
-            raise UsageError(f"this exercise does without comm.{name}; forbidden here: {', '.join(self._forbidden)}")
-        return getattr(self._comm, name)

@@ -1,8 +1,10 @@
-"""The last leg of a check: the same function in real processes.
+"""The last part of a check runs the same function in processes under mpiexec.
 
 parent   writes exercise name, function (see transport.py) and cases to a file, starts mpiexec
 rank     runs the cases one after the other; rank 0 writes the answers of all to a file
 parent   judges them
+
+Proved by: tests/lesson/test_checker.py
 """
 
 import importlib.util
@@ -18,6 +20,7 @@ from typing import Any
 
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, find
+from minidist.lesson.one_rank import one_rank
 from minidist.lesson.transport import dumps, loads
 
 RANKS = 3
@@ -84,7 +87,6 @@ def _shortened(output: str) -> str:
 def main(directory: str) -> None:
     """Be one rank."""
     from minidist.comm.launch import execute
-    from minidist.lesson.checker import one_rank
 
     name, packed, cases = pickle.loads((Path(directory) / "job").read_bytes())
     exercise, function = find(name), loads(packed)
