@@ -55,7 +55,8 @@ def test_bad_sequences():
 
     def main(comm):
         with pytest.raises(
-            UsageError, match=r"6 .key-value. heads to 4 .* take one of 1, 2, 3, 6 ranks, or ring attention"
+            UsageError,
+            match=r"6 .key-value. heads cannot be divided among 4 .* one of 1, 2, 3, 6 ranks, or ring attention",
         ):
             UlyssesAttention(comm, 8)(Tensor(random(0, 1, 2, 18)), 6)
         with pytest.raises(ShapeError, match="holds 2 of 8 tokens"):

@@ -876,7 +876,7 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
         lambda: MLP([4, 6, 3]),
         r"6 out features of layers\.0 .* use 5 or 10, or one of 1, 2, 3, 6",
     )
-    refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* take 4 or 8")
+    refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* use 4 or 8")
     refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
     refuse(
         2,
