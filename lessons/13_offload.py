@@ -89,7 +89,7 @@ my_guess = {"times as long": 2.0, "bytes a parameter": 16}
 # %% [markdown]
 # ## 4 The code
 #
-# A crossing is work in a lane of its own, one for each way, like a gather in lesson 12. So the program begins it and
+# A transfer is work in a stream of its own, one per direction, like a gather in lesson 12. So the program begins it and
 # waits where it needs the result:
 
 # %%
@@ -165,7 +165,7 @@ show(draw("lanes", world.traces, {"command": "part 5 of lessons/13_offload.py"})
 # %% [markdown]
 # ## 6 Break it
 #
-# A crossing that nobody waits for. On a real device the kernel after it would read an array that is half there, now and
+# A transfer that nobody waits for. On a real device the kernel after it would read an array that is half there, now and
 # then. Here it is an error that names the line:
 
 
@@ -173,8 +173,8 @@ show(draw("lanes", world.traces, {"command": "part 5 of lessons/13_offload.py"})
 def careless(comm):
     pool = HostPool(comm)
     host = pool.copy(np.ones(1000), "parameter")
-    crossing = pool.start_fetch(host, "parameter")
-    return crossing.target.sum()  # without crossing.wait()
+    transfer = pool.start_fetch(host, "parameter")
+    return transfer.target.sum()  # without transfer.wait()
 
 
 with expect(UnwaitedRequestError):

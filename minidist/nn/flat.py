@@ -3,6 +3,11 @@
 Optimizers, clipping, collectives, shards and checkpoints all work on slices of these two arrays. A unit is the model
 (data parallelism), a module (FSDP) or a stage's chunk (pipelines). Gathering, freeing, stashing and offloading
 parameters are `bind` and `release` and nothing else.
+
+    data    | weight 0 | bias 0 | weight 1 | bias 1 |pad|      parameter.data is a view of its slice,
+    grad    | weight 0 | bias 0 | weight 1 | bias 1 |pad|      and so is the buffer of parameter.gradient
+
+Proved by: tests/nn/test_flat.py
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +23,7 @@ class FlatParameters:
 
     pad_to: the flat arrays are padded with zeros at the end to a multiple of this many elements.
     numel, padded_numel: elements without and with padding. offsets: start of each parameter, and `numel` at the end.
-    parameters, names: as registered. version: number of updates of the bound data.
+    parameters, names: as registered. version: number of updates of the bound data. shard: see `attach_shard`.
 
     A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient;
     its gradient stays zero, and `trainable_slices` leaves it out. A parameter has one owner: a second one is an error.
@@ -37,16 +42,17 @@ class FlatParameters:
                     f"{parameter.name!r} is {parameter.dtype}"
                 )
             self.offsets.append(self.offsets[-1] + parameter.size)
+
         self.numel = self.offsets[-1]
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
-        # When set, it gives a parameter its gradient buffer, and no buffer for all is made (ZeRO-2: one for each
-        # bucket).
-        self.gradient_maker: Callable[[Parameter], None] | None = None
-        self.shard: Any = None  # the Shard that takes the reduced gradient, when the unit is sharded
+        self.shard: Any = None
+        self._make_buffer_of: Callable[[Parameter], None] | None = None
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
         self._data: xp.Array | None = None
         self._grad: xp.Array | None = None
+
+        # Copy the values, and gradients that are there already, into the flat arrays.
         like = self.parameters[0].data if self.parameters else None
         self.dtype = like.dtype if like is not None else xp.dtype(xp.float32)
         data = xp.zeros(self.padded_numel, self.dtype, like)
@@ -94,22 +100,37 @@ class FlatParameters:
             self.version = version
 
     def release(self) -> xp.Array:
-        """Unbind the data and hand it back (dropped, it is freed). Reading a parameter is an error until `bind`."""
+        """Unbind the data and return it (dropped, it is freed). Reading a parameter is an error until `bind`."""
         data, self._data = self.data, None
         for parameter in self.parameters:
             parameter._data = None
         return data
 
     def updated(self) -> None:
-        """Say that the values changed (an optimizer's step): one more version."""
+        """Note that the values changed (an optimizer's step): one more version."""
         self.version += 1
+
+    def set_dtype(self, dtype: Any) -> None:
+        """Set the dtype of the arrays bound, and of the gradients made, from now on; the data must be released."""
+        assert self.released
+        self.dtype = xp.dtype(dtype)
+
+    def attach_shard(self, shard: Any) -> None:
+        """Let `shard` hold the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it."""
+        self.shard = shard
+
+    def make_buffers_with(self, make: Callable[[Parameter], None]) -> None:
+        """Let make(parameter) give a parameter its gradient buffer; no buffer for all is made (ZeRO 2, per bucket)."""
+        self._make_buffer_of = make
 
     # --- gradients ---
 
     @property
     def grad(self) -> xp.Array:
-        """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, read as
-        zeros. An error while some of it is summed over ranks and the rest is not (a pass under `no_sync` came last)."""
+        """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, are zeros.
+
+        Raises AutogradError while a gradient is partly summed over ranks (a pass under `no_sync` came last).
+        """
         grad = self.grad_buffer
         for parameter in self.parameters:
             local, total = parameter.gradient.local, parameter.gradient.total
@@ -124,10 +145,10 @@ class FlatParameters:
 
     @property
     def grad_buffer(self) -> xp.Array:
-        """The same array with nothing cleared: before its first contribution a parameter's slice holds old values."""
-        return self.make_grad() if self._grad is None else self._grad
+        """The flat gradient as it is: before its first contribution a parameter's slice holds old values."""
+        return self._make_grad() if self._grad is None else self._grad
 
-    def make_grad(self) -> xp.Array:
+    def _make_grad(self) -> xp.Array:
         """Allocate the gradient buffer and make the parameters' gradients views of it."""
         self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
         self._grad[self.numel :] = 0
@@ -137,14 +158,13 @@ class FlatParameters:
 
     def make_grad_of(self, parameter: Parameter) -> None:
         """Give `parameter` a gradient buffer, before its first contribution."""
-        if self.gradient_maker is not None:
-            self.gradient_maker(parameter)
+        if self._make_buffer_of is not None:
+            self._make_buffer_of(parameter)
         else:
-            self.make_grad()
+            self._make_grad()
 
     def zero_grad(self) -> None:
-        """Forget all gradients. Nothing is cleared: the next contribution overwrites, and `grad` fills what got
-        none."""
+        """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""
         for parameter in self.parameters:
             parameter.gradient.clear()
         if self.shard is not None:
@@ -165,12 +185,12 @@ class FlatParameters:
     # --- places ---
 
     def slice_of(self, parameter: Parameter) -> slice:
-        """Where `parameter` lies in the flat arrays."""
+        """Return where `parameter` lies in the flat arrays."""
         i = self._index[parameter]
         return slice(self.offsets[i], self.offsets[i + 1])
 
     def trainable_slices(self) -> list[slice]:
-        """The flat arrays without the frozen parameters, as few slices as possible."""
+        """Return the slices of the flat arrays that are not frozen, as few as possible."""
         slices: list[slice] = []
         for parameter in self.parameters:
             if parameter.requires_grad:

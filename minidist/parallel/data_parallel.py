@@ -5,12 +5,13 @@
     rank 2   rows 8..11   forward, backward ──┘
 
 It equals training on one device with the whole batch when three things hold: the replicas start equal (rank 0's values
-are broadcast), every gradient of every layer is summed, and the divisor of the loss is the *global* batch: with
-reduction="sum" each rank divides its loss by the global number of rows or tokens, and shards of unequal size are right
-as they are; reduction="mean" divides the sum by the number of ranks, which is PyTorch's meaning and right for shards of
-equal size.
+are broadcast), every gradient of every layer is summed, and the divisor of the loss is the *global* batch. With
+reduction="sum" each rank divides its loss by the global number of rows or tokens, which is right for shards of unequal
+size, too. reduction="mean" divides the sum by the number of ranks: PyTorch's meaning, right for shards of equal size.
 
 A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.
+
+Proved by: tests/parallel/test_data_parallel.py
 """
 
 import hashlib
@@ -39,7 +40,7 @@ class DistributedDataParallel(Module):
     `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
     flat: the model's FlatParameters, when it has one already.
 
-    At construction rank 0 sends its parameters to everybody (purpose `startup`): replicas built from different seeds
+    At construction rank 0 sends its parameters to all ranks (purpose `startup`): replicas built from different seeds
     become equal. Raises MismatchError when the ranks built different models.
     """
 
@@ -102,13 +103,15 @@ class DistributedDataParallel(Module):
             self.synchronizing = before
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
-        """Replace the all-reduce of a bucket: `hook(state, bucket)` starts it and returns a Work; the result is in
-        `bucket.buffer` after its wait. Called once a bucket, in index order, on every rank."""
+        """Replace the all-reduce of a bucket by `hook(state, bucket)`, which starts a reduction and returns its Work.
+
+        The result must be in `bucket.buffer` after the Work's wait. Each rank calls it once per bucket, in index order.
+        """
         self.reducer.communicate = lambda bucket: hook(state, bucket)
 
 
 def check_same_model(flat: FlatParameters, comm: Comm) -> None:
-    """Rank 0 sends a digest of names and shapes (16 B) to everybody; who has another one says so."""
+    """Compare a digest of names and shapes (16 B) with rank 0's; raise MismatchError on a rank where it differs."""
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
     mine = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint8).copy()
     with purpose("startup"):

@@ -62,10 +62,10 @@ class Shard:
         self.pool: HostPool | None = None  # the host memory in which values and gradient live, if any
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
-        flat.shard = self  # so that zero_grad of the model reaches it
+        flat.attach_shard(self)
 
     def detach(self, pool: HostPool | None = None) -> None:
-        """Keep the values in an array of its own from now on (in `pool`, if given), so that the whole can be released."""
+        """Keep the values in an array of its own (in `pool`, if given), so that the whole can be released."""
         mine = self.flat.data[self.start : self.stop]
         self.pool = pool
         self.own = track(xp.array(mine), "parameter") if pool is None else pool.copy(mine, "parameter")
@@ -103,7 +103,7 @@ class Shard:
         self.flat.updated()
 
     def place(self, piece: slice) -> slice:
-        """Return where elements `piece` of the unit lie in this shard, counted from its start; the slice may be empty."""
+        """Return where elements `piece` of the unit lie in this shard; the slice may be empty."""
         start = min(max(piece.start, self.start), self.stop)
         return slice(start - self.start, max(start, min(piece.stop, self.stop)) - self.start)
 
@@ -124,7 +124,7 @@ class Shard:
         self._grad, self.filled = None, False
 
     def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
-        """Return (parameter, place in the shard, start, stop in the flattened parameter) of what lies here, frozen ones too."""
+        """Return (parameter, place in the shard, start, stop in the flattened parameter), frozen ones included."""
         result = []
         for parameter in self.flat.parameters:
             whole = self.flat.slice_of(parameter)
@@ -135,7 +135,7 @@ class Shard:
         return result
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
-        """Return (parameter, start, stop in the flattened parameter) of what an optimizer on `slices()` has state for."""
+        """Return (parameter, start, stop in the flattened parameter) of the state of an optimizer on `slices()`."""
         ranges = [(parameter, start, stop) for parameter, _, start, stop in self.ranges() if parameter.requires_grad]
         return ranges or [(p, 0, 0) for p in self.flat.parameters if p.requires_grad][:1]
 

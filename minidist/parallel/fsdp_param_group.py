@@ -103,7 +103,7 @@ class FSDPParamGroup:
         shard.detach(pool)
         self.flat.release()
         if policy.param_dtype is not None:
-            self.flat.dtype = xp.dtype(policy.param_dtype)
+            self.flat.set_dtype(policy.param_dtype)
         self.reduce_dtype = self.flat.dtype if policy.reduce_dtype is None else xp.dtype(policy.reduce_dtype)
 
     # --- gathering ---

@@ -53,7 +53,7 @@ class Bucket:
 
 
 def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
-    """Cut the trainable parameters into buckets of at most `cap_bytes` (a larger parameter is one alone), from the end."""
+    """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
     groups: list[list[Parameter]] = []
     filled, previous = 0, -1
     for index in range(len(flat.parameters) - 1, -1, -1):
@@ -112,7 +112,7 @@ class GradientReducer:
             self.missing[bucket.index].update(bucket.parameters)
 
     def ready(self, parameter: Parameter) -> None:
-        """[1] Take note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
+        """[1] Note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
         bucket = self.bucket_of.get(parameter)
         if bucket is None:
             raise UsageError(
@@ -137,7 +137,7 @@ class GradientReducer:
             self.works.append(self.communicate(bucket))
 
     def finish(self) -> None:
-        """[3] Wait for every bucket; then each gradient is the sum over all ranks (plus what earlier passes had summed).
+        """[3] Wait for every bucket. Each gradient then is the sum over all ranks, plus what earlier passes had summed.
 
         Raises UnusedParameterError when a parameter never got ready (with unused="zeros" it takes part as zeros).
         """

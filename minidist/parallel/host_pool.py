@@ -1,11 +1,13 @@
-"""Host memory beside a device, and the link between them: one lane each way, so a crossing overlaps with what computes.
+"""Host memory beside a device, and the link between them: one stream per direction, so transfers hide behind computing.
 
-    device ──▶ to host ──▶ pool          start_store: begin to copy down;   Transfer.wait: it is there
-    device ◀── to device ◀── pool        start_fetch: begin to copy up
+    device ──▶ to host ──▶ pool          start_store: begin to copy to the host;     Transfer.wait: it is there
+    device ◀── to device ◀── pool        start_fetch: begin to copy to the device
 
 With NumPy there is one memory only: the device's bytes are in the rank's account, the host's in the pool's, every
-crossing is a real copy, made at once, and the time it takes (bytes / bandwidth) passes in its lane on the virtual
+transfer is a real copy, made at once, and the time it takes (bytes / bandwidth) passes in its stream on the virtual
 clock. With CuPy the host is pinned memory, and each direction a stream that waits for what has been computed before.
+
+Proved by: tests/train/test_offload.py
 """
 
 import weakref
@@ -25,13 +27,13 @@ STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, 
 
 
 class Transfer:
-    """Bytes on their way. `wait()` returns the array at its destination; until then the source stays alive."""
+    """A copy in flight. `wait()` returns the array at its destination; until then the source stays alive."""
 
     def __init__(self, source: xp.Array, target: xp.Array, work: Work, event: Any = None) -> None:
         self._source, self.target, self._work, self._event = source, target, work, event
 
     def wait(self) -> xp.Array:
-        """The array that came, once it is there."""
+        """Wait until the copy is complete and return it."""
         if self._source is not None:
             self._work.wait()
             if self._event is not None:
@@ -40,7 +42,7 @@ class Transfer:
         return self.target
 
     def take(self) -> xp.Array:
-        """`wait`, and keep nothing here."""
+        """Return what `wait` returns, and keep no reference to it."""
         array, self.target = self.wait(), None
         return array
 
@@ -48,27 +50,27 @@ class Transfer:
 class HostPool:
     """A rank's host memory and the link to it.
 
-    bandwidth: bytes a second each way, on the virtual clock. host_bandwidth: bytes a second of the host's own memory,
-    which an optimizer's step on the host needs 7 passes of; 0: a step there takes no time. prefetch: how many blocks'
-    inputs are fetched ahead in backward. account: what lives here. to_host, to_device: bytes that have crossed.
+    bandwidth: bytes per second in each direction, on the virtual clock. host_bandwidth: bytes per second of the host's
+    own memory, of which an optimizer's step needs 7 passes; with 0 a step there takes no time. prefetch: how many
+    blocks' inputs are fetched ahead in backward. account: what lives here. to_host, to_device: bytes transferred.
     """
 
     def __init__(self, comm: Comm, bandwidth: float = 16e9, host_bandwidth: float = 0.0, prefetch: int = 1) -> None:
         if bandwidth <= 0:
-            raise UsageError(f"the link to the host has {bandwidth:g} bytes a second; it must be above 0")
+            raise UsageError(f"the link to the host has {bandwidth:g} bytes per second; it must be above 0")
         if host_bandwidth < 0 or prefetch < 0:
             raise UsageError(f"host_bandwidth {host_bandwidth:g} and prefetch {prefetch}; neither may be below 0")
         self.comm, self.bandwidth, self.host_bandwidth, self.prefetch = comm, bandwidth, host_bandwidth, prefetch
         self.account = MemoryAccount()
         self.to_host = self.to_device = 0
-        self._down, self._up = comm.dup(), comm.dup()  # lanes; nothing is sent
-        self._streams: dict[str, Any] = {}
-        self._leaving: Transfer | None = None  # at most one block's input leaves at a time
-        self._latest: Callable[[], HostCopy | None] = lambda: None
+        self._down, self._up = comm.dup(), comm.dup()  # streams of virtual time; they send no messages
+        self._streams: dict[str, Any] = {}  # CuPy's, by direction
+        self._swapping_out: Transfer | None = None  # at most one block's input leaves at a time
+        self._latest: Callable[[], HostCopy | None] = lambda: None  # a weak reference to the copy made last
 
     @contextmanager
     def on_host(self):  # type: ignore[no-untyped-def]
-        """What is allocated in the block lives on the host."""
+        """Count what is allocated in the block as memory of the host."""
         token = memory_account.set(self.account)
         try:
             yield
@@ -76,20 +78,20 @@ class HostPool:
             memory_account.reset(token)
 
     def empty(self, array: xp.Array, purpose: str) -> xp.Array:
-        """Room for `array` on the host."""
+        """Return uninitialized host memory of `array`'s shape and dtype."""
         return self.account.track(pinned_like(array) if is_device_array(array) else xp.empty_like(array), purpose)
 
     def copy(self, array: xp.Array, purpose: str) -> xp.Array:
-        """A host copy that is part of the start: no crossing is counted, and no time passes."""
+        """Return a host copy that belongs to the setup: no transfer is counted, and no time passes."""
         out = self.empty(array, purpose)
         _copy(array, out, None)
         return out
 
     def start_store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> Transfer:
-        """Begin to copy a device array to the host (into `out`, a host array). Leave `array` alone until it is there."""
+        """Begin to copy a device array to the host (into `out`, a host array); do not change `array` meanwhile."""
         out = self.empty(array, purpose) if out is None else out
         self.to_host += array.nbytes
-        return self._cross(array, out, self._down, "to host")
+        return self._transfer(array, out, self._down, "to host")
 
     def start_fetch(
         self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None
@@ -97,48 +99,48 @@ class HostPool:
         """Begin to copy a host array to the device (into `out`, or a new array on the device of `like`)."""
         out = track(xp.empty(array.shape, array.dtype, like), purpose) if out is None else out
         self.to_device += array.nbytes
-        return self._cross(array, out, self._up, "to device")
+        return self._transfer(array, out, self._up, "to device")
 
     def store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> xp.Array:
-        """`start_store`, and wait."""
+        """Do `start_store` and wait."""
         return self.start_store(array, purpose, out).wait()
 
     def fetch(
         self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None
     ) -> xp.Array:
-        """`start_fetch`, and wait."""
+        """Do `start_fetch` and wait."""
         return self.start_fetch(array, purpose, out, like).wait()
 
     def step_of(self, nbytes: int) -> None:
-        """An optimizer on the host has stepped a piece of so many bytes."""
+        """Let the time pass in which an optimizer on the host steps a piece of `nbytes` bytes."""
         if self.host_bandwidth:
             self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="optimizer")
 
-    def leave(self, array: xp.Array) -> Transfer:
-        """Swap an activation out, after the one before it is out."""
+    def swap_out(self, array: xp.Array) -> Transfer:
+        """Begin to move an activation to the host, after the one before has left."""
         self.advance()
-        self.settle()
-        self._leaving = self.start_store(array, "activation")
-        return self._leaving
+        self.wait_for_swap_out()
+        self._swapping_out = self.start_store(array, "activation")
+        return self._swapping_out
 
-    def settle(self) -> None:
-        """Wait until what was swapped out is out."""
-        if self._leaving is not None:
-            self._leaving.wait()
-            self._leaving = None
+    def wait_for_swap_out(self) -> None:
+        """Wait until the activation that was swapped out last has left."""
+        if self._swapping_out is not None:
+            self._swapping_out.wait()
+            self._swapping_out = None
 
     def advance(self) -> None:
         """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
         advance_clock(self.comm, "forward" if current_pass.get() is None else "backward")
 
-    def _cross(self, source: xp.Array, target: xp.Array, lane: Comm, name: str) -> Transfer:
+    def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
         self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
-        work = lane.collective(name).post(lambda: self._pass(source.nbytes / self.bandwidth, name))
+        work = stream.collective(name).post(lambda: self._take_time(source.nbytes / self.bandwidth, name))
         return Transfer(source, target, work, event)
 
-    def _pass(self, seconds: float, name: str) -> None:
-        """Time passes in the link's lane; in the trace it is no computing."""
+    def _take_time(self, seconds: float, name: str) -> None:
+        """Let time pass in the link's stream; the trace records it as a transfer, not as computing."""
         self.comm.compute(seconds=seconds, name=name)
         spans = self.comm.trace.spans
         if spans and spans[-1].name == name:
@@ -146,8 +148,10 @@ class HostPool:
 
 
 def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> Any:
-    """Copy between memories. NumPy: at once. CuPy: in the direction's own stream (kept in `kept`), answering an event;
-    without `kept`, at once."""
+    """Copy between memories and return an event to wait for, if any.
+
+    NumPy copies at once. CuPy copies in the direction's own stream, which `kept` holds; without `kept`, at once.
+    """
     if not is_device_array(source) and not is_device_array(target):
         xp.copyto(target, source)
         return None
@@ -167,22 +171,22 @@ def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> An
 
 
 class HostCopy:
-    """An array that waits on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
+    """An array that stays on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
 
     Backward reads them last in, first out, so reading one starts to fetch the `pool.prefetch` ones made before it.
     """
 
     def __init__(self, array: xp.Array, pool: HostPool) -> None:
         self.pool, self.before = pool, pool._latest
-        self.array, self.like = pool.leave(array).target, array if is_device_array(array) else None
+        self.array, self.like = pool.swap_out(array).target, array if is_device_array(array) else None
         self.arriving: Transfer | None = None
         pool._latest = weakref.ref(self)
 
     @property
     def data(self) -> xp.Array:
-        """A copy on the device."""
+        """A copy on the device; reading it also starts to fetch the copies that backward needs next."""
         self.pool.advance()
-        self.pool.settle()
+        self.pool.wait_for_swap_out()
         self.start()
         assert self.arriving is not None
         array, self.arriving = self.arriving.wait(), None
@@ -194,6 +198,6 @@ class HostCopy:
         return array
 
     def start(self) -> None:
-        """Start to fetch it."""
+        """Start to fetch the array, unless it is on its way."""
         if self.arriving is None:
             self.arriving = self.pool.start_fetch(self.array, "activation", like=self.like)

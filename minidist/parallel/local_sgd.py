@@ -1,4 +1,4 @@
-"""Local SGD: every rank trains alone for H steps, then the weights are averaged. Communication H times rarer.
+"""Local SGD: every rank trains alone for H steps, then the weights are averaged. It communicates H times less often.
 
     rank 0   step step step ─┐         ┌─ step step step ─┐
     rank 1   step step step ─┼ average ┼─ step step step ─┼ average ...        H = 3
@@ -8,6 +8,7 @@ With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w 
 > 1 the ranks compute gradients at different weights, which is another algorithm, and optimizer state stays local.
 
 Source: Stich, Local SGD converges fast and communicates little, ICLR 2019.
+Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
 """
 
 from minidist.base.errors import UsageError
@@ -18,10 +19,10 @@ from minidist.nn.flat import FlatParameters
 
 
 class PeriodicModelAverager:
-    """Call `step()` after each optimizer step; each `every`-th call averages the weights over `comm`.
+    """Averages the weights over `comm` at each `every`-th call of `step()`, which follows each optimizer step.
 
-    At construction rank 0's weights go to everybody (purpose startup). An averaging sends the all-reduce's volume of
-    the weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
+    At construction rank 0's weights are sent to all ranks (purpose startup). An average sends the all-reduce's volume
+    of the weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
     """
 
     def __init__(self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring") -> None:
@@ -33,7 +34,7 @@ class PeriodicModelAverager:
             broadcast(comm, flat.data)
 
     def step(self) -> bool:
-        """Count a step; True when the weights were averaged."""
+        """Count a step; return True when the weights were averaged."""
         self.steps += 1
         if self.steps % self.every:
             return False
@@ -41,7 +42,7 @@ class PeriodicModelAverager:
         return True
 
     def average(self) -> None:
-        """Average now (at the end of training, when the steps do not divide)."""
+        """Average the weights now (at the end of training, when `every` does not divide the steps)."""
         with purpose("parameter_gather"):
             all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm)
         self.flat.updated()

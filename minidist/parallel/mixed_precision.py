@@ -1,14 +1,16 @@
-"""What a sharded unit computes, reduces and answers in, when it is stored as float32: FSDP's way to mixed precision.
+"""In which dtypes an FSDP unit is gathered, computes and is reduced, when its shards are float32.
 
-    shard        float32, 4 B a parameter: what the optimizer updates, master and parameter in one
-    gather       rounded to `param_dtype`: 2 B a parameter travel, twice a micro-batch; the unit computes in it
+    shard        float32, 4 B per parameter: what the optimizer updates, master and parameter in one
+    gather       cast to `param_dtype`: 2 B per parameter travel, twice per micro-batch; the unit computes in it
     reduce       gradients travel in `reduce_dtype`; the shard's sum is float32
     output       the unit's results, cast to `output_dtype`
 
-The other way, ZeRO's, is a model whose parameters are of two bytes from the start (`GPT(config, dtype=float16)`); the
-optimizer then keeps the float32 masters. Both hold 16 bytes a parameter with Adam, 4 + 4 + 8 or 2 + 2 + 12, and make
-the same bits when they start from the same values. Source: Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.4;
-PyTorch's `MixedPrecisionPolicy`.
+The other way, ZeRO's, is a model whose parameters are in half precision from the start (`GPT(config,
+dtype=float16)`); the optimizer then keeps the float32 masters. Both hold 16 bytes per parameter with Adam, 4 + 4 + 8 or
+2 + 2 + 12, and make the same bits when they start from the same values.
+
+Source: Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.4; PyTorch's `MixedPrecisionPolicy`.
+Proved by: tests/parallel/test_mixed_precision_policy.py
 """
 
 from dataclasses import dataclass
@@ -20,9 +22,9 @@ from minidist.base.half import is_floating
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy:
-    """Dtypes; None: that of the stored parameters (of `reduce_dtype`: `param_dtype`; of `output_dtype`: as it comes).
+    """The dtypes of a unit. None means: no cast of parameters or output; for `reduce_dtype`, the same as `param_dtype`.
 
-    cast_forward_inputs: tensors of floats that the module gets are cast to `param_dtype`.
+    cast_forward_inputs: floating-point tensors among the module's arguments are cast to `param_dtype`.
     """
 
     param_dtype: Any = None
@@ -32,7 +34,7 @@ class MixedPrecisionPolicy:
 
 
 def cast_floats(value: Any, dtype: Any) -> Any:
-    """`value` with every tensor of floats cast, in tuples, lists and dicts too; None casts nothing."""
+    """Return `value` with every floating-point tensor cast, in tuples, lists and dicts too; None casts nothing."""
     if dtype is None:
         return value
     if isinstance(value, Tensor):

@@ -1,23 +1,24 @@
-"""How large should a batch be? About as large as its gradient is noisy, and two batch sizes tell how noisy it is.
+"""The gradient noise scale: how large a batch should be, measured from the gradients of two batch sizes.
 
 The gradient of a batch of B samples is the true one, G, plus noise of covariance Sigma / B. So its squared length is,
-on
-average, |G|^2 + tr(Sigma) / B: a line in 1/B, and two batches of different size give both of its numbers.
+on average, |G|^2 + tr(Sigma) / B: a line in 1/B, and two batches of different size give both of its numbers.
 
     small batch   a rank's own rows           E |g|^2 = |G|^2 + tr(Sigma) / small
     big batch     all ranks' rows together    E |g|^2 = |G|^2 + tr(Sigma) / big
 
-Data parallelism has both at hand: a rank's gradient before the all-reduce, and everybody's after it. The simple noise
-scale
-tr(Sigma) / |G|^2 is the batch size at which noise and gradient are of equal length: below it more samples a step pay, above
-it they are mostly wasted. Both estimates are unbiased, their ratio is not: numerator and denominator are averaged
-apart.
+Data parallelism has both at hand: a rank's gradient before the all-reduce, and the whole one after it. The simple
+noise scale tr(Sigma) / |G|^2 is the batch size at which noise and gradient are of equal length: below it, more samples
+per step pay; above it, they are mostly wasted. Both estimates are unbiased but their ratio is not, so numerator and
+denominator are averaged separately.
 
 Source: McCandlish et al., An empirical model of large-batch training, 2018, section 2.2 and appendix A.1.
+Proved by: tests/parallel/test_noise_scale.py
 """
 
 from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
@@ -35,7 +36,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(small: int, small_square: float, big: int, big_square: float) -> Estimate:
-    """From |g|^2 of a batch of `small` samples (or the mean over several such) and of one of `big` samples."""
+    """Return the estimate from |g|^2 of a batch of `small` samples (or the mean over several) and of one of `big`."""
     if not 0 < small < big:
         raise UsageError(f"the noise scale needs two batch sizes, the first one smaller; got {small} and {big} samples")
     return Estimate(
@@ -44,7 +45,7 @@ def estimate(small: int, small_square: float, big: int, big_square: float) -> Es
 
 
 class NoiseScale:
-    """Averages estimates over the steps, exponentially: each step the older ones count `decay` times what they did."""
+    """An exponential moving average of the estimates: at each step the older ones count `decay` times as much."""
 
     def __init__(self, decay: float = 0.95) -> None:
         if not 0 <= decay < 1:
@@ -53,7 +54,7 @@ class NoiseScale:
         self.weight = self._gradient = self._noise = 0.0
 
     def add(self, step: Estimate) -> None:
-        """Take the estimates of a step into the averages."""
+        """Add the estimates of a step to the averages."""
         self.weight = self.decay * self.weight + 1
         self._gradient = self.decay * self._gradient + step.gradient
         self._noise = self.decay * self._noise + step.noise
@@ -75,38 +76,38 @@ class NoiseScale:
 
 
 class LocalGradient:
-    """Sees each bucket before it is summed, and adds up its squares: |g|^2 of a rank's own rows, at no message.
+    """Adds up the squares of each bucket before it is reduced: |g|^2 of a rank's own rows, without a message.
 
-    `LocalGradient(ddp.reducer)`, after any communication hook was registered: it stands in front of it.
+    `LocalGradient(ddp.reducer)` wraps the reducer's communication; construct it after registering a hook.
     """
 
     def __init__(self, reducer: GradientReducer) -> None:
         self.square, self._send = 0.0, reducer.communicate
-        reducer.communicate = self._look
+        reducer.communicate = self._square_and_send
 
-    def _look(self, bucket: Bucket) -> Work:
+    def _square_and_send(self, bucket: Bucket) -> Work:
         self.square += square(bucket.buffer)
         return self._send(bucket)
 
     def take(self) -> float:
-        """The sum since the last call."""
+        """Return the sum since the last call."""
         result, self.square = self.square, 0.0
         return result
 
 
 def square(array: Array) -> float:
-    """The sum of squares, in float64."""
-    wide = array.reshape(-1).astype("float64")
-    return float(wide @ wide)
+    """Return the sum of squares, in float64."""
+    upcast = array.reshape(-1).astype("float64")
+    return float(upcast @ upcast)
 
 
 def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, reduction: str = "sum") -> Estimate:
-    """The estimate of a step of data parallelism on equal shares of `batch` samples; every rank gets the same one.
+    """Return the estimate of a data parallel step on equal shares of `batch` samples, the same on every rank.
 
     local_square: `LocalGradient.take()`. gradient: the reduced one. reduction: as in `DistributedDataParallel`; with
     "sum" a rank's gradient is its share of the whole, 1/n of that of its rows. Sends an all-reduce of one number (8 B,
-    purpose metrics). Raises UsageError on one rank, where there is one batch size only, and for a batch that n does not
-    divide.
+    purpose metrics). Raises UsageError on one rank, where there is only one batch size, and when n does not divide the
+    batch.
     """
     n = comm.size
     if n == 1 or batch % n:
@@ -114,8 +115,6 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
             f"the noise scale compares a rank's batch with the whole one; {batch} samples on {n} ranks have no two such"
             " sizes"
         )
-    import numpy as np
-
     with purpose("metrics"):
         total = all_reduce(comm, np.array([local_square]), algorithm="ordered")
     mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)  # type: ignore[index]
@@ -123,11 +122,10 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
 
 
 class AdaptiveBatch:
-    """The number of samples of the next step: the noise scale, as a multiple of `unit` between `smallest` and
-    `largest`.
+    """Chooses the samples of the next step: the noise scale, as a multiple of `unit` from `smallest` to `largest`.
 
-    unit: samples of one micro-batch on all ranks. It grows by at most a factor of 2 a step and never shrinks: the noise
-    scale grows as the loss falls, and what looks like shrinking is mostly noise of the estimate.
+    unit: samples of one micro-batch on all ranks. The batch grows by at most a factor of 2 per step and never shrinks:
+    the noise scale grows as the loss falls, and what looks like shrinking is mostly noise of the estimate.
     """
 
     def __init__(self, unit: int, smallest: int, largest: int) -> None:
@@ -139,7 +137,7 @@ class AdaptiveBatch:
         self.unit, self.largest, self.samples = unit, largest, smallest
 
     def next(self, noise_scale: float) -> int:
-        """Samples of the next step."""
+        """Return the number of samples of the next step."""
         wanted = min(noise_scale, 2 * self.samples, self.largest)
         self.samples = max(self.samples, round(wanted / self.unit) * self.unit)
         return self.samples

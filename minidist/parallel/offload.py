@@ -1,15 +1,16 @@
-"""Host memory as a slow second floor: optimizer state, activations, or shards live there and cross a link when needed.
+"""Offload to host memory: optimizer state, activations or shards live there and move to the device when needed.
 
-    device   gradients  ──2 B an element in 16-bit training, 4 in float32──▶ host   the optimizer's step, piece by piece
-    device   parameters ◀──as many──────────────────────────────────────── host
+    device   [1] gradients  ──2 B per element in half precision, 4 in float32──▶ host   [2] the step, slice by slice
+    device   [3] parameters ◀──as many────────────────────────────────────────── host
 
-The link carries both directions at once, each in a lane of its own, so a crossing is hidden behind whatever computes in
-the
-meantime: the optimizer steps one piece while the next one comes down and the one before goes up; a block's input leaves
-while the next block computes, and comes back one block early (`host.HostCopy`). The arithmetic is the same, and so are
-the bits. Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes a step, section 4; overlap, section
-4.2);
-activations: Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
+The link carries both directions at once, each in a stream of its own, so a transfer is hidden behind whatever computes
+in the meantime: the optimizer steps one slice while the next gradient comes and the values before go back; a block's
+input leaves while the next block computes, and comes back one block early (`host_pool.HostCopy`). The arithmetic is
+the same, and so are the bits.
+
+Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes per step, section 4; overlap, section 4.2); for
+activations, Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
+Proved by: tests/train/test_offload.py
 """
 
 from collections.abc import Callable
@@ -26,20 +27,20 @@ from minidist.parallel.host_pool import HostPool, Transfer
 class HostOptimizer:
     """An optimizer of slices that live in `pool` already (see `CPUOffloadPolicy`): its state is counted there, too.
 
-    `state`, `step_count`, `lr_factor`, `grad_scale` and all the rest are the wrapped optimizer's.
+    `state`, `step_count`, `lr_factor`, `grad_scale` and every other attribute are the wrapped optimizer's.
     """
 
     def __init__(self, optimizer: Optimizer, pool: HostPool) -> None:
         self.optimizer, self.pool = optimizer, pool
 
     def step(self) -> None:
-        """The wrapped optimizer's step."""
+        """Make the wrapped optimizer's step, and let the time pass that it takes in host memory."""
         with self.pool.on_host():
             self.optimizer.step()
         self.pool.step_of(sum(run.slice.data.nbytes for run in self.optimizer._runs))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """As the wrapped optimizer's, onto the host."""
+        """Load the wrapped optimizer's state into host memory."""
         with self.pool.on_host():
             self.optimizer.load_state_dict(saved)
 
@@ -66,32 +67,27 @@ class HostOptimizer:
 
 
 class HostSlice:
-    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for the gradient, not for those behind
-    it.
-    """
+    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for this gradient and for no later."""
 
     def __init__(self, owner: "OffloadedOptimizer", index: int, data: xp.Array, name: str) -> None:
         self._owner, self._index, self.data, self.name = owner, index, data, name
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient that came down for this step; None when the device has none."""
-        return self._owner.arrived(self._index)
+        """The gradient that came to the host for this step; None when the device has none."""
+        return self._owner.gradient_of(self._index)
 
 
 class OffloadedOptimizer(HostOptimizer):
     """`optimizer_class` on host copies of the slices `parameters`; state, copies and gradient buffers are the pool's.
 
-    A step sends the gradients of this rank's elements to the host, and their new values back, 2 or 4 bytes an element
-    as their dtype has. Slice i steps while the gradient of slice i+1 comes down and the values of slice i-1 go up.
-    Otherwise it
-    is the wrapped optimizer: `state`, `step_count`, `lr_factor`, `load_state_dict` are its own.
+    A step sends the gradients of this rank's elements to the host, and their new values back, 2 or 4 bytes per element
+    as their dtype has. Slice i steps while the gradient of slice i+1 comes and the values of slice i-1 go back.
     """
 
     def __init__(
         self, parameters: Any, optimizer_class: Callable[..., Optimizer], pool: HostPool, **settings: Any
     ) -> None:
-        self.pool = pool
         self.device = list(as_slices(parameters))
         self._coming: dict[int, Transfer] = {}
         self._going: dict[int, Transfer] = {}
@@ -101,23 +97,29 @@ class OffloadedOptimizer(HostOptimizer):
             for i, piece in enumerate(self.device)
         ]
         with pool.on_host():
-            self.optimizer = optimizer_class(self.host, **settings)
-        self.buffers: list[xp.Array | None] = [None] * len(self.host)
+            optimizer = optimizer_class(self.host, **settings)
+        super().__init__(optimizer, pool)
+        self.buffers: list[xp.Array | None] = [None] * len(self.host)  # of the gradients, kept from step to step
 
     def step(self) -> None:
-        """Gradients down, the step on the host, parameters up; the three overlap."""
+        """Gradients to the host, the step there, parameters back; the three overlap."""
+        # [1] All gradients start at once; they arrive one after the other, in the order of the slices.
         for i, near in enumerate(self.device):
             grad = near.grad
             if grad is not None:
-                crossing = self.pool.start_store(grad.reshape(-1), "gradient", self.buffers[i])
-                self._coming[i], self.buffers[i] = crossing, crossing.target
+                transfer = self.pool.start_store(grad.reshape(-1), "gradient", self.buffers[i])
+                self._coming[i], self.buffers[i] = transfer, transfer.target
         moved = list(self._coming)
+
+        # [2] The wrapped optimizer reads each slice's gradient when it gets there: see `gradient_of`, which does [3].
         with self.pool.on_host():
             self.optimizer.step()
-            self._stepped()
-        for crossing in [*self._coming.values(), *self._going.values()]:
-            crossing.wait()
+            self._send_stepped()
+        for transfer in [*self._coming.values(), *self._going.values()]:
+            transfer.wait()
         self._coming, self._going = {}, {}
+
+        # The owners of the slices that moved learn that their values changed, each once.
         owners: dict[int, Any] = {}
         for i in moved:
             owner = getattr(self.device[i], "source", self.device[i])
@@ -126,9 +128,9 @@ class OffloadedOptimizer(HostOptimizer):
             if hasattr(owner, "updated"):
                 owner.updated()
 
-    def arrived(self, index: int) -> xp.Array | None:
-        """The optimizer asks for a gradient: it is done with the slice before, whose values may leave."""
-        self._stepped()
+    def gradient_of(self, index: int) -> xp.Array | None:
+        """Return a gradient that the optimizer asks for; it is done with the slice before, whose values may leave."""
+        self._send_stepped()
         if index not in self._coming:
             return None
         if index in self._going:
@@ -138,7 +140,8 @@ class OffloadedOptimizer(HostOptimizer):
         self._stepping = index
         return self._coming[index].wait()
 
-    def _stepped(self) -> None:
+    def _send_stepped(self) -> None:
+        """[3] Start to send the values of the slice that was stepped last."""
         index, self._stepping = self._stepping, None
         if index is not None:
             near, far = self.device[index], self.host[index]
@@ -146,7 +149,7 @@ class OffloadedOptimizer(HostOptimizer):
             self._going[index] = self.pool.start_fetch(far.data, "parameter", near.data.reshape(-1))
 
     def refresh(self) -> None:
-        """The parameters on the device were changed (loaded): copy them to the host again."""
+        """Copy the parameters to the host again, after they were changed (loaded) on the device."""
         for near, far in zip(self.device, self.host, strict=True):
             self.pool.store(near.data.reshape(-1), "parameter", far.data)
 
@@ -155,8 +158,8 @@ class OffloadedOptimizer(HostOptimizer):
 class CPUOffloadPolicy:
     """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
 
-    A shard goes up before its unit is gathered, the reduced gradient comes down after its reduction. The optimizer
-    works on host arrays; step it inside `pool.on_host()`, so that its state is counted there.
+    A shard moves to the device before its unit is gathered, the reduced gradient moves back after its reduction. The
+    optimizer works on host arrays; step it inside `pool.on_host()`, so that its state is counted there.
     """
 
     pool: HostPool

@@ -1,11 +1,13 @@
-"""Did a gradient overflow anywhere? All ranks must give the same answer, or they part.
+"""Agree on whether a gradient overflowed on any rank, because all ranks must make a step or skip it together.
 
     rank 0   shard is finite  ──▶ step, all-gather of the parameters ... waits for rank 1
-    rank 1   shard has an inf ──▶ skips the step ...                     has gone on: a deadlock, or worse, mixed messages
+    rank 1   shard has an inf ──▶ skips the step ...                     has gone on: a deadlock, or mixed messages
 
-A rank sees its own shard, stage or tile. So each says with one byte whether it saw an overflow, and the largest answer,
-over the ranks of all axes together, is everybody's: log2 n messages of one byte from each, and everybody knows before
-anybody steps.
+A rank sees only its own shard, stage or tile. So each says with one byte whether it saw an overflow, and the maximum
+over the ranks of all axes together decides: log2 n messages of one byte from each rank, before any rank steps.
+
+Source: Micikevicius et al., Mixed precision training, ICLR 2018, section 3.2 (skip the step on an overflow).
+Proved by: tests/parallel/test_mixed_precision.py
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +24,9 @@ from minidist.optim import DynamicLossScaler
 
 
 def agree_on_overflow(comm: Comm, overflow: bool) -> bool:
-    """True on every rank of `comm` when it is True on one. comm: all ranks that step together, whatever the axes.
+    """Return True on every rank of `comm` when `overflow` is True on one of them.
+
+    comm: all ranks that step together, whatever the axes.
 
     An all-reduce (maximum) of one byte by recursive doubling, purpose `overflow`: log2 n bytes from each of n ranks
     when n is a power of two (else see `collectives/recursive_doubling.py`).
@@ -41,13 +45,14 @@ def scaled_step(
     *,
     clip: Callable[[], Any] | None = None,
 ) -> bool:
-    """The end of a step with a scaled loss: overflow agreed on, unscale, clip, step, update the scale. Was the step
-    made?
+    """End a step with a scaled loss: agree on overflow, unscale, clip, step, update the scale.
 
-    optimizer: whatever has `grad_scale` and `step()` (an optimizer, a `ZeroOptimizer`). gradients: the reduced ones
-    that this rank holds, still scaled. clip: called when the step is made, between unscaling and the step.
+    Returns True when the step was made. optimizer: anything that has `grad_scale` and `step()` (an optimizer, a
+    `ZeroOptimizer`). gradients: the reduced ones that this rank holds, still scaled. clip: called when the step is
+    made, between unscaling and the step.
     """
-    overflow = agree_on_overflow(comm, not all(gradient is None or all_finite(gradient) for gradient in gradients))
+    finite = all(gradient is None or all_finite(gradient) for gradient in gradients)
+    overflow = agree_on_overflow(comm, not finite)
     if not overflow:
         optimizer.grad_scale = 1 / scaler.scale
         if clip is not None:

@@ -2,17 +2,19 @@
 
 Data parallel ranks all hold the same optimizer state and all do the same update: n times the memory for one result.
 Here the flat parameters are cut into n shards. A rank needs the summed gradient of its own shard only, so the
-all-reduce becomes its first half, a reduce-scatter; it steps its shard; its second half, an all-gather, then hands out
+all-reduce becomes its first half, a reduce-scatter; it steps its shard; the second half, an all-gather, then sends
 *parameters*:
 
-    gradients      | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r       (n-1)/n of the gradient
-    optimizer      rank r steps shard r with 1/n of the state
-    parameters     | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r          (n-1)/n of the parameters
+    [1] gradients     | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r    (n-1)/n of the gradient
+    [2] optimizer     rank r steps shard r with 1/n of the state
+    [3] parameters    | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r       (n-1)/n of the parameters
 
 So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once
-a step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
-memory is given back as soon as it is reduced. Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training
-trillion parameter models", SC 2020, section 5.
+per step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
+memory is freed as soon as it is reduced.
+
+Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section 5.
+Proved by: tests/parallel/test_zero.py
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,15 +46,14 @@ class ZeroOptimizer:
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    module: or some parameters. stage: 1 or 2. defaults: for `optimizer_class`. reduce_bucket_size: most elements of a
-    gradient bucket; a bucket that crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the
-    ranks, as for `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend
-    on the buckets.
-    alignment: shards begin at multiples of it; clipping needs 1,024.
-    find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
+    module: a module or some parameters. stage: 1 or 2. defaults: arguments of `optimizer_class`.
+    reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a shard boundary is
+    sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
+    reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
+    clipping needs 1,024. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
 
     A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
-    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to everybody
+    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
     (purpose `startup`). Raises MismatchError when the ranks built different models.
     """
 
@@ -117,9 +118,9 @@ class ZeroOptimizer:
         self.flat.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Clip by the norm of the whole gradient (see `clip_shards_`); answers the norm before.
+        """Clip by the norm of the whole gradient (see `clip_shards_`); return the norm before.
 
-        Gradients of two bytes stay as they are, and the step scales them.
+        Gradients in half precision stay as they are, and the step scales them.
         """
         return clip_shards_(self.comm, [self.shard], max_norm, self.optimizer if is_half(self.flat.dtype) else None)
 
@@ -134,22 +135,22 @@ class ZeroOptimizer:
 
     def step(self) -> None:
         """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
-        self.optimizer.step()
+        self.optimizer.step()  # [2]
         if self.shard.filled:  # else there was no gradient since zero_grad, and nothing has changed on any rank
-            self.gather()
+            self.gather()  # [3]
 
     def gather(self) -> None:
-        """Every rank gets every shard, in place."""
+        """Gather every shard on every rank, in place."""
         with purpose("parameter_gather"):
             all_gather(self.comm, self.shard.data, out=self.flat.data)
 
     def tensors(self) -> dict[str, dict[str, xp.Array]]:
-        """Whole gradients, weights and optimizer state by name, on every rank; see `gather_tensors`."""
+        """Return whole gradients, weights and optimizer state by name, on every rank; see `gather_tensors`."""
         return gather_tensors([self.shard], self.optimizer)
 
 
 class ShardReducer(GradientReducer):
-    """A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
+    """[1] A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
 
     keep_whole: one gradient array for all parameters (stage 1). Otherwise each bucket has an array of its own, made by
     its first contribution and dropped when its sum is on the way; at most one bucket travels while the next one fills.
@@ -169,21 +170,24 @@ class ShardReducer(GradientReducer):
             bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
             unused=unused,
         )
+
+        # The padding travels with the last parameters, so that every element of every shard is reduced.
         last = self.buckets[0] if self.buckets else None
-        if last is not None and last.slice.stop == flat.numel:  # the padding travels with the last parameters
+        if last is not None and last.slice.stop == flat.numel:
             self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
         self.communicate = self._reduce_scatter
         if not keep_whole:
-            flat.gradient_maker = self._make_bucket
+            flat.make_buffers_with(self._make_bucket)
 
     def _begin(self) -> None:
         super()._begin()
         self.collected = 0  # works that have been waited for
 
     def _make_bucket(self, parameter: Parameter) -> None:
+        """Allocate the gradients of the bucket that `parameter` belongs to."""
         bucket = self.bucket_of[parameter]
         size = bucket.slice.stop - bucket.slice.start
         array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
@@ -194,6 +198,7 @@ class ShardReducer(GradientReducer):
         array[used:] = 0  # padding
 
     def _reduce_scatter(self, bucket: Bucket) -> Work:
+        """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         if not self.keep_whole:
             self._collect(len(self.works))  # so that one bucket travels while one fills, and no more
         shard = self.shard
@@ -216,7 +221,7 @@ class ShardReducer(GradientReducer):
         return work  # type: ignore[no-any-return]
 
     def _collect(self, until: int) -> None:
-        """Wait for the buckets before number `until`, and add what came to what earlier micro-batches brought."""
+        """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
         while self.collected < until:
             bucket = self.buckets[self.collected]
             work, self.works[self.collected] = self.works[self.collected], _DONE
@@ -226,13 +231,13 @@ class ShardReducer(GradientReducer):
             self.collected += 1
 
     def wait(self) -> None:
-        """The shard holds the sum over all ranks, and over the micro-batches reduced since `zero_grad`."""
+        """Wait for all buckets: the shard holds the sum over ranks and over micro-batches since `zero_grad`."""
         self._collect(len(self.works))
         self.shard.filled = True
 
 
 class _Done:
-    """In the place of a Work that has been waited for, so that its arrays are free."""
+    """Takes the place of a Work that has been waited for, so that its arrays are freed."""
 
     def wait(self) -> None:
         return None
