@@ -31,8 +31,11 @@ def only_top_level(patch: Patch) -> None:
         if parameter.name.count(".") < 2:
             gradient_ready(self, parameter)
 
-    # type: ignore[arg-type]
-    patch.setattr(gradients, "make_buckets", lambda flat, cap: make_buckets(Shallow(flat), cap))
+    def make_shallow(flat: Any, cap: float) -> Any:
+        shallow: Any = Shallow(flat)
+        return make_buckets(shallow, cap)
+
+    patch.setattr(gradients, "make_buckets", make_shallow)
     patch.setattr(data_parallel.DistributedDataParallel, "_gradient_ready", ready)
 
 

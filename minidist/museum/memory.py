@@ -8,6 +8,7 @@ from typing import Any
 from minidist.autograd import Parameter, Tensor
 from minidist.autograd.parameter import SavedParameter
 from minidist.checkpoint import resume
+from minidist.collectives import all_gather
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim import block_square_sums, clip_grad_norm_
@@ -28,7 +29,7 @@ def norm_of_the_shard(patch: Patch) -> None:
 
 def norm_counted_once_a_rank(patch: Patch) -> None:
     """every rank contributes the squares of the same shard"""
-    right = flat_shards.all_gather
+    right = all_gather
 
     def repeated(comm: Any, array: Any, **keywords: Any) -> Any:
         whole = right(comm, array, **keywords)

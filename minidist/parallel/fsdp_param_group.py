@@ -117,13 +117,13 @@ class FSDPParamGroup:
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         with purpose("parameter_gather"):
             if self.subgroup is not None and self.part is not None:
-                self.gather = _gather_async(self.subgroup, self._cast(self.part), self.arriving)
+                self.gather = all_gather(self.subgroup, self._cast(self.part), out=self.arriving, async_op=True)
                 return
             # The cast comes before the values cross any link: half precision halves the bytes there, too.
             with self.shard.on_host():
                 mine = self._cast(self.shard.data)
             if self.pool is None:
-                self.gather = _gather_async(context.gathers, mine, self.arriving)
+                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True)
             else:
                 fetch = self.pool.start_fetch(mine, "communication", like=self.device)
                 self.gather = self._gather_after(fetch, context)
@@ -240,7 +240,3 @@ class FSDPParamGroup:
         elif xp.owner(piece) is not xp.owner(buffer):
             buffer[...] = piece
         self.shard.filled = True
-
-
-def _gather_async(comm: Comm, mine: xp.Array, out: xp.Array) -> Work:
-    return all_gather(comm, mine, out=out, async_op=True)  # type: ignore[return-value]

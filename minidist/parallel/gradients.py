@@ -163,4 +163,5 @@ class GradientReducer:
         self.flat.was_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
-        return all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)  # type: ignore[return-value]
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
+        return work

@@ -11,7 +11,7 @@ Proved by: tests/train/test_offload.py
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,7 +69,7 @@ class HostPool:
         self._latest: Callable[[], HostCopy | None] = lambda: None  # a weak reference to the copy made last
 
     @contextmanager
-    def on_host(self):  # type: ignore[no-untyped-def]
+    def on_host(self) -> Iterator[None]:
         """Count what is allocated in the block as memory of the host."""
         token = memory_account.set(self.account)
         try:

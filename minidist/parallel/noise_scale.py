@@ -117,7 +117,7 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
         )
     with purpose("metrics"):
         total = all_reduce(comm, np.array([local_square]), algorithm="ordered")
-    mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)  # type: ignore[index]
+    mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)
     return estimate(batch // n, mean, batch, square(gradient))
 
 

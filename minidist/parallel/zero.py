@@ -204,7 +204,7 @@ class ShardReducer(GradientReducer):
         shard = self.shard
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
         mine = shard.grad_buffer()[shard.place(bucket.slice)]
-        work = reduce_scatter(
+        work: Work = reduce_scatter(
             self.comm,
             array,
             self.op,
@@ -218,7 +218,7 @@ class ShardReducer(GradientReducer):
                 parameter.gradient.clear()
             else:
                 parameter.gradient.release()
-        return work  # type: ignore[no-any-return]
+        return work
 
     def _collect(self, until: int) -> None:
         """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""

@@ -45,7 +45,8 @@ class Compressor:
     def corrected(self, bucket: Bucket) -> np.ndarray:
         """The gradient with what earlier steps left behind, a new array."""
         residual = self.residuals.get(bucket.index)
-        return bucket.buffer.copy() if residual is None else bucket.buffer + residual
+        gradient: np.ndarray = bucket.buffer
+        return gradient.copy() if residual is None else gradient + residual
 
     def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
         """Remember what was not sent; it counts as memory for communication."""

@@ -67,4 +67,5 @@ def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray,
 
 def dequantize(level: np.ndarray, norm: Any, levels: int) -> np.ndarray:
     """The values that the levels stand for."""
-    return level.astype(norm.dtype) * (norm / norm.dtype.type(levels))
+    values: np.ndarray = level.astype(norm.dtype) * (norm / norm.dtype.type(levels))
+    return values
