@@ -32,7 +32,8 @@ from minidist.nn import MLP
 from minidist.pipeline.plan import from_cells, get_schedule
 from minidist.pipeline.plan.gpipe import gpipe
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.timing import time_plan, uniform
+from minidist.pipeline.times import uniform
+from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt

@@ -36,7 +36,8 @@ from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.plan.zero_bubble import _stage_order
 from minidist.pipeline.post_validation import PostValidatedPipeline
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.timing import time_plan, uniform
+from minidist.pipeline.times import uniform
+from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
 

@@ -30,7 +30,8 @@ from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.lesson import check, expect, solution
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.timing import Times, time_plan
+from minidist.pipeline.times import Times
+from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
 from minidist.train.job import build

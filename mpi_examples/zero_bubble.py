@@ -14,7 +14,8 @@ from minidist.comm import launch
 from minidist.nn import MLP
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.timing import time_plan, uniform
+from minidist.pipeline.times import uniform
+from minidist.pipeline.timing import time_plan
 
 MICROBATCHES, ROWS, WIDTH = 8, 4, 32
 

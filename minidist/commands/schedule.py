@@ -84,7 +84,7 @@ def schedule(
                 times,
                 profile,
                 receives,
-                spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.actions <= LARGE),
+                spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.action_count <= LARGE),
                 named=is_name(name),
             )
         )

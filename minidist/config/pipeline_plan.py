@@ -11,7 +11,7 @@ from minidist.base.errors import UsageError
 from minidist.config.train_config import TrainConfig, updates_of
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Plan, load_plan, parts, unpack
+from minidist.pipeline.plan import Plan, load_plan
 from minidist.pipeline.runtime import cut_model
 from minidist.pipeline.validate import validate
 
@@ -49,7 +49,7 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
 
 def defers_weights(plan: Plan) -> bool:
     """Does it compute weight gradients (W) apart from input gradients?"""
-    return any(unpack(part).kind == "W" for order in plan.orders for item in order for part in parts(item))
+    return any(action.kind == "W" for rank in range(plan.ranks) for action in plan.actions(rank))
 
 
 def replicas_of(config: TrainConfig) -> list[int] | None:

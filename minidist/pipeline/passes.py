@@ -1,5 +1,4 @@
-"""From a schedule to something that can be executed: who sends what, when receives are posted, when gradients are
-complete.
+"""From a schedule to something that can be executed: transfers, receives posted ahead, complete gradients.
 
     lower            1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
     reduce_gradients .. 0B3 0REDUCE_GRAD                 directly after a stage's last B or W
@@ -8,248 +7,185 @@ complete.
     recompute        0B2 → 0RECOMPUTE2 0B2               GPipe's: keep the stage's input, run its forward again
     forwards         0F0 0B0 0F1 0B1 → 0F0 0F1           evaluation
 
-RECV *posts* a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for at
-the end of the step. A stage posts at most `prefetch` receives for each neighbour ahead of use, so its buffers can be
-counted. The walk
-is by event time with unit costs, and its sends block until the receive is posted: an order that passes here cannot
-deadlock even where the runtime's sends are synchronous. Where only one more buffer resolves a standstill, the walk
-posts one more.
+RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for when
+it must have arrived. A stage posts at most `prefetch` receives per neighbour ahead of use, so its buffers can be
+counted. The lowered order is simulated with sends that block until the receive is posted: an order that passes cannot
+deadlock even where the runtime's sends are synchronous. Where one more buffer resolves a standstill, a receive moves
+forward in the order.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.base.errors import UsageError
-from minidist.pipeline.plan.action import (
-    BACKWARD,
-    COMPUTE,
-    FORWARD,
-    INPUT,
-    RECOMPUTE,
-    RECV_B,
-    RECV_F,
-    REDUCE_GRAD,
-    SEND_B,
-    SEND_F,
-    WEIGHT,
-    Item,
-    kind_of,
-    microbatch_of,
-    pack,
-    parts,
-    show,
-    stage_of,
-)
+from minidist.pipeline.plan.action import COMPUTE, Action, Item, actions_of, show
 from minidist.pipeline.plan.plan import Plan
+from minidist.pipeline.simulate import Dependencies, Simulation, partner
+
+Key = tuple[int, int]  # stage, micro-batch
+Orders = list[list[Item]]
 
 
 def lower(plan: Plan, prefetch: int = 1) -> Plan:
-    """Sends, posted receives and gradient reductions for a plan of computations. The plan must be valid."""
+    """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
     if prefetch < 1:
         raise UsageError(f"prefetch is {prefetch}; a stage must post at least 1 receive ahead")
-    if plan.is_lowered:
-        raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")
-    walk = _Walk(plan, prefetch)
-    return reduce_gradients(plan.with_orders(walk.run()))
+    _check_not_lowered(plan)
+    rank_of = plan.rank_of_stage()
+    orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]
+    _resolve_standstills(plan.with_orders(orders), orders, rank_of)
+    return reduce_gradients(plan.with_orders(orders))
 
 
-class _Walk:
-    """Runs the plan with unit costs and writes down what each rank does, transfers included."""
+def _lower_rank(plan: Plan, rank: int, prefetch: int, rank_of: dict[Key, int]) -> list[Item]:
+    """Return a rank's order with its transfers: each neighbour's next receive is posted when one has been used."""
+    receives: dict[tuple[str, int], list[Action]] = {}  # (RECV kind, stage) -> in the order of use
+    for action in plan.actions(rank):
+        if (receive := _receive_of(action, rank, rank_of)) is not None:
+            receives.setdefault((receive.kind, receive.stage), []).append(receive)
+    result: list[Item] = []
+    for waiting in receives.values():
+        result += waiting[:prefetch]
+        del waiting[:prefetch]
 
-    def __init__(self, plan: Plan, prefetch: int) -> None:
-        self.plan, self.prefetch = plan, prefetch
-        self.backward = plan.updates != "none"
-        self.home = {
-            (stage_of(a), microbatch_of(a)): rank
-            for rank, order in enumerate(plan.orders)
-            for item in order
-            for a in parts(item)
-            if kind_of(a) == FORWARD
-        }
-        self.out: list[list[Item]] = [[] for _ in plan.orders]
-        self.unposted: list[
-            dict[tuple[int, int], list[int]]
-        ] = []  # rank -> (RECV kind, stage) -> receives still to post
-        self.posted: set[int] = set()
-        self.sent: set[int] = set()  # receives whose data is on its way
+    # Behind an item: the receives that take the place of those that it used, then the sends of what it made.
+    for item in plan.orders[rank]:
+        result.append(item)
+        sends: list[Action] = []
+        for action in actions_of(item):
+            receive, send = _receive_of(action, rank, rank_of), _send_of(action, rank, rank_of)
+            if receive is not None and (waiting := receives[receive.kind, receive.stage]):
+                result.append(waiting.pop(0))
+            if send is not None:
+                sends.append(send)
+        result += sends
+    return result
 
-    def needs(self, rank: int, action: int) -> int | None:
-        """The receive that this F, I or B waits for."""
-        kind, stage, i = kind_of(action), stage_of(action), microbatch_of(action)
-        source = stage - 1 if kind == FORWARD else stage + 1 if kind in (INPUT, BACKWARD) else -1
-        if not 0 <= source < self.plan.stages or self.home[source, i] == rank:
-            return None
-        return pack(RECV_F if kind == FORWARD else RECV_B, stage, i)
 
-    def sends(self, rank: int, action: int) -> tuple[int, int, int] | None:
-        """(SEND, the RECV that it meets, the receiver's rank)."""
-        kind, stage, i = kind_of(action), stage_of(action), microbatch_of(action)
-        forward = kind == FORWARD
-        target = stage + 1 if forward else stage - 1
-        if kind not in (FORWARD, INPUT, BACKWARD) or not 0 <= target < self.plan.stages or self.home[target, i] == rank:
-            return None
-        return (
-            pack(SEND_F if forward else SEND_B, stage, i),
-            pack(RECV_F if forward else RECV_B, target, i),
-            self.home[target, i],
-        )
+def _receive_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
+    """Return the RECV that an F, I or B waits for; None at the ends of the model and within a rank."""
+    if action.kind not in ("F", "I", "B"):
+        return None
+    forward = action.kind == "F"
+    source = action.stage - 1 if forward else action.stage + 1
+    if rank_of.get((source, action.microbatch), rank) == rank:
+        return None
+    return Action.of("RECV_F" if forward else "RECV_B", action.stage, action.microbatch)
 
-    def post(self, rank: int, channel: tuple[int, int]) -> None:
-        receives = self.unposted[rank][channel]
-        if receives:
-            self.posted.add(receives[0])
-            self.out[rank].append(receives.pop(0))
 
-    def run(self) -> list[list[Item]]:
-        plan, ranks = self.plan, range(self.plan.ranks)
-        for rank, order in enumerate(plan.orders):
-            channels: dict[tuple[int, int], list[int]] = {}
-            for item in order:
-                for action in parts(item):
-                    receive = self.needs(rank, action)
-                    if receive is not None:
-                        channels.setdefault((kind_of(receive), stage_of(receive)), []).append(receive)
-            self.unposted.append(channels)
-            for channel in channels:
-                for _ in range(self.prefetch):
-                    self.post(rank, channel)
-        at, clock = [0] * plan.ranks, [0] * plan.ranks
-        outbox: list[list[tuple[int, int, int]]] = [[] for _ in ranks]
-        computed: set[tuple[bool, int, int]] = set()  # (forward?, stage, micro-batch)
-        heap = [(0, rank) for rank in ranks]
-        idle: set[int] = set()
+def _send_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
+    """Return the SEND of what an F, I or B made; None at the ends of the model and within a rank."""
+    if action.kind not in ("F", "I", "B"):
+        return None
+    forward = action.kind == "F"
+    target = action.stage + 1 if forward else action.stage - 1
+    if rank_of.get((target, action.microbatch), rank) == rank:
+        return None
+    return Action.of("SEND_F" if forward else "SEND_B", action.stage, action.microbatch)
 
-        def wake() -> None:
-            for rank in sorted(idle):
-                heapq.heappush(heap, (clock[rank], rank))
-            idle.clear()
 
-        while heap or any(at[r] < len(plan.orders[r]) or outbox[r] for r in ranks):
-            if not heap:  # a standstill: one more buffer for a send that blocks
-                self._one_more_buffer(outbox)
-                wake()
-                continue
-            _, rank = heapq.heappop(heap)
-            if outbox[rank]:
-                send, receive, _ = outbox[rank][0]
-                if receive not in self.posted:
-                    idle.add(rank)
-                    continue
-                self.out[rank].append(send)
-                self.sent.add(receive)
-                outbox[rank].pop(0)
-            elif at[rank] < len(plan.orders[rank]):
-                item = plan.orders[rank][at[rank]]
-                if not all(self.ready(rank, action, computed) for action in parts(item)):
-                    idle.add(rank)
-                    continue
-                self.out[rank].append(item)
-                at[rank] += 1
-                clock[rank] += 1
-                for action in parts(item):
-                    computed.add((kind_of(action) == FORWARD, stage_of(action), microbatch_of(action)))
-                    receive = self.needs(rank, action)
-                    if receive is not None:
-                        self.post(rank, (kind_of(receive), stage_of(receive)))
-                    send_ = self.sends(rank, action)
-                    if send_ is not None:
-                        outbox[rank].append(send_)
-            else:
-                continue
-            heapq.heappush(heap, (clock[rank], rank))
-            wake()
-        return self.out
+def _resolve_standstills(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> None:
+    """Move receives forward in `orders` until they finish with sends that block."""
+    simulation = Simulation(orders, Dependencies(plan).needs)
+    simulation.run()
+    while simulation.blocked:
+        # One more buffer for the first send that blocks: its receive, and those of its neighbour before it, are posted
+        # where the receiver stands.
+        sends = [
+            action
+            for rank in simulation.blocked
+            for action in actions_of(orders[rank][simulation.position[rank]])
+            if action.kind.startswith("SEND")
+        ]
+        if not sends:
+            raise _standstill(plan)
+        receive = partner(sends[0])
+        receiver = rank_of[receive.stage, receive.microbatch]
+        _post_now(orders[receiver], simulation.position[receiver], receive)
+        simulation.run()
 
-    def ready(self, rank: int, action: int, computed: set[tuple[bool, int, int]]) -> bool:
-        receive = self.needs(rank, action)
-        if receive is not None:
-            return receive in self.sent
-        kind, stage, i = kind_of(action), stage_of(action), microbatch_of(action)
-        if kind == FORWARD:
-            return stage == 0 or (True, stage - 1, i) in computed
-        if kind in (INPUT, BACKWARD):
-            return stage + 1 == self.plan.stages or (False, stage + 1, i) in computed
-        return True
 
-    def _one_more_buffer(self, outbox: list[list[tuple[int, int, int]]]) -> None:
-        for waiting in outbox:
-            if waiting:
-                _, receive, receiver = waiting[0]
-                channel = kind_of(receive), stage_of(receive)
-                while receive not in self.posted:
-                    self.post(receiver, channel)
-                return
-        raise UsageError(
-            f"plan {self.plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)"
-        )
+def _post_now(order: list[Item], at: int, receive: Action) -> None:
+    """Post `receive`, and those of the same neighbour before it, at place `at`; the later ones move up."""
+    places = [
+        place
+        for place in range(at, len(order))
+        if (action := actions_of(order[place])[0]).kind == receive.kind and action.stage == receive.stage
+    ]
+    receives = [order[place] for place in places]
+    count = receives.index(receive) + 1
+    for place, later in zip(places, receives[count:], strict=False):
+        order[place] = later
+    for place in reversed(places[len(places) - count :]):
+        del order[place]
+    order[at:at] = receives[:count]
 
 
 def lower_blocking(plan: Plan) -> Plan:
-    """The order of runtimes whose RECV stops the rank. One action a rank and turn, rank after rank, and a RECV stands
-    where the receiver was when the sender sent.
+    """Return the order of runtimes whose RECV stops the rank where it stands.
 
-    Nothing is posted ahead, so a rank waits for data that it does not need yet. For comparison only (time_plan with
+    One item per rank and turn, rank after rank; a RECV stands where the receiver was when the sender sent. Nothing is
+    posted ahead, so a rank waits for data that it does not need yet. For comparison only (time_plan with
     receives="blocking"): 1F1B idles two to four times as long.
     """
+    _check_not_lowered(plan)
+    rank_of = plan.rank_of_stage()
+    simulation = Simulation(plan.orders, Dependencies(plan).needs)
+    orders: Orders = [[] for _ in plan.orders]
+    while simulation.blocked:
+        moved = False
+        for rank in range(plan.ranks):
+            item = simulation.advance(rank)
+            if item is None:
+                continue
+            moved = True
+            orders[rank].append(item)
+            for action in actions_of(item):
+                if (send := _send_of(action, rank, rank_of)) is not None:
+                    receive = partner(send)
+                    orders[rank].append(send)
+                    orders[rank_of[receive.stage, receive.microbatch]].append(receive)
+        if not moved:
+            raise _standstill(plan)
+    return plan.with_orders(orders)
+
+
+def _check_not_lowered(plan: Plan) -> None:
     if plan.is_lowered:
         raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")
-    walk, at = _Walk(plan, 1), [0] * plan.ranks
-    computed: set[tuple[bool, int, int]] = set()
-    while any(at[rank] < len(order) for rank, order in enumerate(plan.orders)):
-        moved = False
-        for rank, order in enumerate(plan.orders):
-            if at[rank] == len(order) or not all(
-                walk.ready(rank, action, computed) for action in parts(order[at[rank]])
-            ):
-                continue
-            item, moved = order[at[rank]], True
-            walk.out[rank].append(item)
-            at[rank] += 1
-            for action in parts(item):
-                computed.add((kind_of(action) == FORWARD, stage_of(action), microbatch_of(action)))
-                transfer = walk.sends(rank, action)
-                if transfer is not None:
-                    send, receive, receiver = transfer
-                    walk.out[rank].append(send)
-                    walk.out[receiver].append(receive)
-                    walk.sent.add(receive)
-        if not moved:
-            raise UsageError(
-                f"plan {plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)"
-            )
-    return plan.with_orders(walk.out)
+
+
+def _standstill(plan: Plan) -> UsageError:
+    return UsageError(f"plan {plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)")
 
 
 def reduce_gradients(plan: Plan) -> Plan:
-    """REDUCE_GRAD directly after each stage's last B or W on a rank (where a step has one update)."""
+    """Add REDUCE_GRAD directly after each stage's last B or W on a rank (where a step has one update)."""
     if plan.updates != "flush":
         return plan
-    orders = []
+    orders: Orders = []
     for order in plan.orders:
-        last = {
-            stage_of(a): at for at, item in enumerate(order) for a in parts(item) if kind_of(a) in (BACKWARD, WEIGHT)
-        }
-        done = {at: sorted(stage for stage in last if last[stage] == at) for at in last.values()}
-        orders.append(
-            [x for at, item in enumerate(order) for x in (item, *(pack(REDUCE_GRAD, s) for s in done.get(at, ())))]
-        )
+        last = {a.stage: place for place, item in enumerate(order) for a in actions_of(item) if a.kind in ("B", "W")}
+        complete: dict[int, list[int]] = {}  # place -> the stages whose gradients are complete behind it
+        for stage, place in sorted(last.items()):
+            complete.setdefault(place, []).append(stage)
+        orders.append([])
+        for place, item in enumerate(order):
+            orders[-1] += [item, *(Action.of("REDUCE_GRAD", stage) for stage in complete.get(place, ()))]
     return plan.with_orders(orders)
 
 
 def merge(plan: Plan) -> Plan:
-    """Adjacent I and W of one micro-batch become B."""
-    orders = []
+    """Make adjacent I and W of one micro-batch one B."""
+    orders: Orders = []
     for order in plan.orders:
         merged: list[Item] = []
         for item in order:
-            before = merged[-1] if merged else None
-            if (
-                isinstance(item, int)
-                and kind_of(item) == WEIGHT
-                and before == pack(INPUT, stage_of(item), microbatch_of(item))
-            ):
-                merged[-1] = pack(BACKWARD, stage_of(item), microbatch_of(item))
+            action = actions_of(item)[0]
+            if action.kind == "W" and merged and merged[-1] == Action.of("I", action.stage, action.microbatch):
+                merged[-1] = Action.of("B", action.stage, action.microbatch)
             else:
                 merged.append(item)
         orders.append(merged)
@@ -257,47 +193,52 @@ def merge(plan: Plan) -> Plan:
 
 
 def split(plan: Plan) -> Plan:
-    """Every B that is not in an overlapped pair becomes I and W."""
+    """Make every B that is not in an overlapped pair an I and a W."""
 
     def halves(item: Item) -> Iterable[Item]:
-        if isinstance(item, int) and kind_of(item) == BACKWARD:
-            return pack(INPUT, stage_of(item), microbatch_of(item)), pack(WEIGHT, stage_of(item), microbatch_of(item))
-        return (item,)
+        first, *rest = actions_of(item)
+        if rest or first.kind != "B":
+            return (item,)
+        return (Action.of(kind, first.stage, first.microbatch) for kind in "IW")
 
     return plan.with_orders([[half for item in order for half in halves(item)] for order in plan.orders])
 
 
 def recompute(plan: Plan, stages: Iterable[int] | None = None) -> Plan:
-    """RECOMPUTE directly before the B or I of the given stages (default: all). UsageError on an overlapped pair."""
+    """Add RECOMPUTE directly before the B or I of the given stages (default: all).
+
+    Raises UsageError when one of these is in an overlapped pair.
+    """
     if plan.updates == "none":
         return plan
     chosen = set(range(plan.stages)) if stages is None else set(stages)
     for stage in sorted(chosen):
         if not 0 <= stage < plan.stages:
             raise UsageError(f"cannot recompute stage {stage}: the plan has stages 0 to {plan.stages - 1}")
-    orders: list[list[Item]] = []
+    orders: Orders = []
     for order in plan.orders:
         orders.append([])
         for item in order:
-            for action in parts(item):
-                if kind_of(action) in (BACKWARD, INPUT) and stage_of(action) in chosen:
+            for action in actions_of(item):
+                if action.kind in ("B", "I") and action.stage in chosen:
                     if isinstance(item, tuple):
                         raise UsageError(
                             f"cannot recompute in the overlapped {show(item)}; recompute stages without overlap only"
                         )
-                    orders[-1].append(pack(RECOMPUTE, stage_of(action), microbatch_of(action)))
+                    orders[-1].append(Action.of("RECOMPUTE", action.stage, action.microbatch))
             orders[-1].append(item)
     return plan.with_orders(orders)
 
 
 def forwards(plan: Plan) -> Plan:
-    """The plan's forward passes alone: an evaluation with every stage where the plan has it. What waited in them for
-    nothing but forward passes does so still, so it cannot stand still where the plan did not.
+    """Return the plan's forward passes alone: an evaluation with every stage where the plan has it.
+
+    Forwards wait only for forwards, so the result cannot deadlock if the plan did not.
     """
-    orders = [[part for item in order for part in parts(item) if kind_of(part) == FORWARD] for order in plan.orders]
+    orders = [[action for action in plan.actions(rank) if action.kind == "F"] for rank in range(plan.ranks)]
     return replace(plan, name=f"{plan.name} (forwards)", orders=orders, updates="none")
 
 
 def computations(plan: Plan) -> Plan:
-    """A lowered plan without its transfers and reductions."""
-    return plan.with_orders([[item for item in order if kind_of(parts(item)[0]) in COMPUTE] for order in plan.orders])
+    """Return a lowered plan without its transfers and reductions."""
+    return plan.with_orders([[item for item in order if actions_of(item)[0].kind in COMPUTE] for order in plan.orders])

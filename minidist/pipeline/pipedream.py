@@ -32,7 +32,7 @@ from minidist.parallel import GradientReducer
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.pipeline import Loss, Pipeline
 from minidist.pipeline.runtime.stages import PipelineStage
-from minidist.pipeline.timing import Times
+from minidist.pipeline.times import Times
 from minidist.pipeline.versions import Law, SharedVersions, Versions
 
 

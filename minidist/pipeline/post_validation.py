@@ -30,7 +30,7 @@ from minidist.comm import Comm
 from minidist.comm.communicator import Request
 from minidist.nn.flat import FlatParameters
 from minidist.optim import clip_coefficient
-from minidist.pipeline.plan import Plan
+from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.runtime.norm import block_sums, places
 from minidist.pipeline.runtime.pipeline import Loss, Pipeline
 from minidist.pipeline.runtime.stages import PipelineStage
@@ -235,8 +235,9 @@ class PostValidatedPipeline(Pipeline):
         messages, me = self.messages, self.comm.rank
         for rank, order in enumerate(messages.orders):
             if rank != me:
-                for kind, stage, i in (action for item in order[: self.starts[rank]] for action in item):
-                    if kind == "SEND_F" and messages.home[stage + 1, i] == me:
+                for action in (action for item in order[: self.starts[rank]] for action in item):
+                    stage, i = action.stage, action.microbatch
+                    if action.kind == "SEND_F" and messages.home[stage + 1, i] == me:
                         messages.drop("F", stage, stage + 1, i)
         for stage, i in messages.borders.into:
             for source in messages.borders.into[stage, i]:
@@ -248,4 +249,6 @@ class PostValidatedPipeline(Pipeline):
         self.alive.clear()
 
     def _has_run(self, rank: int, stage: int, i: int) -> bool:
-        return any(a == ("F", stage, i) for item in self.messages.orders[rank][: self.starts[rank]] for a in item)
+        return any(
+            a == Action.of("F", stage, i) for item in self.messages.orders[rank][: self.starts[rank]] for a in item
+        )

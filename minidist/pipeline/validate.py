@@ -1,22 +1,22 @@
-"""The judge of plans. It shares no code with the generators: it takes a plan apart and runs it on paper.
+"""The validator of plans. It shares no code with the generators of schedules: it takes a plan apart and simulates it.
 
-Every rank is a list and a pointer. A pointer moves on when what its action needs is there:
-
-    F(s,i)   after F(s-1,i)                          1 each action once, in range, at home on one rank
-    B or I   after F(s,i) and after B or I of s+1    2 F before I before W on a rank
-    W(s,i)   after I(s,i)                            3 sends and receives match
-    SEND     when the receiver has posted its RECV   4 all pointers reach the end: no deadlock, even with synchronous
-    sends
-                                                     5 F and B of a micro-batch see the same weights
+    1 each action once, in range, a micro-batch's actions of a stage on one rank
+    2 F before I before W on a rank, and nothing after REDUCE_GRAD
+    3 sends and receives match
+    4 all ranks reach the end of their orders: no deadlock, even with synchronous sends (simulate.py)
+    5 F and B of a micro-batch see the same weights
 
 A plan that fails is a PlanError of one sentence; nothing is executed before it has passed.
+
+Proved by: tests/pipeline/test_plans.py
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
 from minidist.base.errors import UsageError
-from minidist.pipeline.plan import Action, Plan, parts, unpack
+from minidist.pipeline.plan import Action, Plan, actions_of
+from minidist.pipeline.simulate import Dependencies, partner, simulate
 
 
 class PlanError(UsageError):
@@ -25,31 +25,33 @@ class PlanError(UsageError):
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a valid plan needs on each rank: micro-batch activations alive at most, and versions of the weights."""
+    """What a valid plan needs on each rank: most micro-batch activations alive, and versions of the weights."""
 
     peak: list[int]
     weight_versions: list[int]
 
 
 Items = list[list[tuple[Action, ...]]]
+RankOf = dict[tuple[int, int], int]  # (stage, micro-batch) -> rank
 
 
 def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
-    """Raise PlanError when `plan` is wrong; otherwise return what it needs. `allow_wrong_gradients`: let "no-stash"
-    pass.
+    """Raise PlanError when `plan` is wrong; otherwise return what it needs.
+
+    allow_wrong_gradients: let "no-stash" pass, whose backward sees other weights than its forward.
     """
-    items = [[tuple(unpack(part) for part in parts(item)) for item in order] for order in plan.orders]
-    _in_range(plan, items)
-    _local_order(plan, items)
-    _transfers_alone(items)
-    home = _complete(plan, items)
-    lowered = _transfers_match(plan, items, home)
-    _no_deadlock(plan, items, home, lowered)
-    versions = _versions(plan, items, allow_wrong_gradients)
+    items = [[actions_of(item) for item in order] for order in plan.orders]
+    _check_range(plan, items)
+    _check_local_order(items)
+    _check_transfers_alone(plan, items)
+    rank_of = _check_complete(plan, items)
+    is_lowered = _check_transfers_match(plan, items, rank_of)
+    _check_no_deadlock(plan, rank_of, is_lowered)
+    versions = _weight_versions(plan, items, allow_wrong_gradients)
     return PlanFacts([min(1, len(order)) for order in items] if plan.updates == "none" else _peaks(items), versions)
 
 
-def _in_range(plan: Plan, items: Items) -> None:
+def _check_range(plan: Plan, items: Items) -> None:
     for rank, order in enumerate(items):
         for action in (a for item in order for a in item):
             if action.stage >= plan.stages or (action.kind != "REDUCE_GRAD" and action.microbatch >= plan.microbatches):
@@ -58,81 +60,67 @@ def _in_range(plan: Plan, items: Items) -> None:
                     " numbers begin at 0"
                 )
         for item in order:
-            if len(item) == 2 and not (
-                (item[0].kind == "F" and item[1].kind in "BI") or (item[1].kind == "F" and item[0].kind in "BI")
-            ):
+            if len(item) == 2 and {a.kind for a in item} not in ({"F", "B"}, {"F", "I"}):
                 raise PlanError(f"rank {rank}: ({item[0]};{item[1]}) must overlap one F with one B or I")
 
 
-def _local_order(plan: Plan, items: Items) -> None:
+def _check_local_order(items: Items) -> None:
     """1 and 2: nothing twice on a rank, F before its backward, I before its W, and nothing after REDUCE_GRAD."""
     for rank, order in enumerate(items):
         seen: set[Action] = set()
         for item in order:
             for action in item:
+                kind, stage, i = action.kind, action.stage, action.microbatch
                 if action in seen:
-                    raise PlanError(f"rank {rank}: {action} stands there twice; every action happens once")
-                if action.kind in ("I", "W", "B", "RECOMPUTE"):
-                    before = "I" if action.kind == "W" else "F"
-                    needed = Action(before, action.stage, action.microbatch)
+                    raise PlanError(f"rank {rank}: {action} appears twice; each action may appear once")
+                if kind in ("I", "W", "B", "RECOMPUTE"):
+                    needed = Action.of("I" if kind == "W" else "F", stage, i)
                     if needed not in seen:
                         raise PlanError(
-                            f"rank {rank}: {action} stands before {needed}, which it needs; put {needed} first"
+                            f"rank {rank}: {action} comes before {needed}, which it needs; put {needed} first"
                         )
-                if action.kind == "RECOMPUTE" and (
-                    Action("I", *action[1:]) in seen or Action("B", *action[1:]) in seen
-                ):
-                    raise PlanError(f"rank {rank}: {action} stands after the backward that it is for; put it before")
-                if action.kind in ("W", "B") and Action("REDUCE_GRAD", action.stage, 0) in seen:
+                if kind == "RECOMPUTE" and (Action.of("I", stage, i) in seen or Action.of("B", stage, i) in seen):
+                    raise PlanError(f"rank {rank}: {action} comes after the backward that it is for; put it before")
+                if kind in ("W", "B") and Action.of("REDUCE_GRAD", stage) in seen:
                     raise PlanError(
-                        f"rank {rank}: {action} adds to a gradient after {action.stage}REDUCE_GRAD sent it; put the"
-                        " reduction last"
+                        f"rank {rank}: {action} adds to a gradient after {stage}REDUCE_GRAD sent it; put the reduction"
+                        " last"
                     )
             seen.update(item)
 
 
-def _transfers_alone(items: Items) -> None:
-    """4, necessary part: sends and receives in the ranks' orders, without what is computed between them; also of
-    fragments.
-    """
+def _check_transfers_alone(plan: Plan, items: Items) -> None:
+    """4, a necessary part, which also fragments of plans pass: sends and receives without what is computed between."""
     queues = [[a for item in order for a in item if a.kind.startswith(("SEND", "RECV"))] for order in items]
-    everywhere = {action for queue in queues for action in queue}
-    posted: set[Action] = set()
-    moved = True
-    while moved:
-        moved = False
-        for queue in queues:
-            while queue and (
-                queue[0].kind.startswith("RECV") or _partner(queue[0]) in posted or _partner(queue[0]) not in everywhere
-            ):
-                posted.add(queue.pop(0))
-                moved = True
-    stuck = [(rank, queue[0]) for rank, queue in enumerate(queues) if queue]
-    if stuck:
+    transfers = {action for queue in queues for action in queue}
+    needs = Dependencies(plan).needs
+    run = simulate(queues, lambda action: [needed for needed in needs(action) if needed in transfers])
+    if run.blocked:
+        missing = [(rank, *run.missing(rank)) for rank in run.blocked]
         reasons = "; ".join(
-            f"rank {rank} at {action} waits for {_partner(action)} to be posted" for rank, action in stuck
+            f"rank {rank} at {action} waits for {needed} to be posted" for rank, action, needed in missing
         )
         raise PlanError(f"deadlock with synchronous sends: {reasons}; post a receive earlier")
 
 
-def _complete(plan: Plan, items: Items) -> dict[tuple[int, int], int]:
-    """1: every stage does every micro-batch on one rank; returns (stage, micro-batch) -> rank."""
-    home: dict[tuple[int, int], int] = {}
-    count: Counter[tuple[str, int, int]] = Counter()
+def _check_complete(plan: Plan, items: Items) -> RankOf:
+    """1: every stage runs every micro-batch on one rank. Returns (stage, micro-batch) -> rank."""
+    rank_of: RankOf = {}
+    count: Counter[Action] = Counter()
     for rank, order in enumerate(items):
-        for kind, stage, i in (a for item in order for a in item):
-            if kind in ("F", "I", "W", "B"):
-                if home.setdefault((stage, i), rank) != rank:
-                    raise PlanError(
-                        f"rank {rank}: {stage}{kind}{i} belongs to rank {home[stage, i]}, which also works on stage"
-                        f" {stage}'s micro-batch {i}; keep all of its actions on one rank"
-                    )
-                count[kind, stage, i] += 1
+        for action in (a for item in order for a in item if a.kind in ("F", "I", "W", "B")):
+            stage, i = action.stage, action.microbatch
+            if rank_of.setdefault((stage, i), rank) != rank:
+                raise PlanError(
+                    f"rank {rank}: {action} belongs to rank {rank_of[stage, i]}, which also works on stage {stage}'s"
+                    f" micro-batch {i}; keep all of its actions on one rank"
+                )
+            count[action] += 1
     for stage in range(plan.stages):
         for i in range(plan.microbatches):
-            if not count["F", stage, i]:
+            f, x, w, b = (count[Action.of(kind, stage, i)] for kind in "FIWB")
+            if not f:
                 raise PlanError(f"{stage}F{i} is missing; every stage must run every micro-batch forward")
-            b, w, x = count["B", stage, i], count["W", stage, i], count["I", stage, i]
             if plan.updates == "none":
                 if b or w or x:
                     raise PlanError(
@@ -145,132 +133,67 @@ def _complete(plan: Plan, items: Items) -> dict[tuple[int, int], int]:
             elif not b and not (w and x):
                 missing = "B" if not (w or x) else "W" if x else "I"
                 raise PlanError(f"{stage}{missing}{i} is missing; its gradient would never be computed")
-    return home
+    return rank_of
 
 
-def _transfers_match(plan: Plan, items: Items, home: dict[tuple[int, int], int]) -> bool:
-    """3: if there are sends or receives, then exactly those that the stage borders need, each after what it sends."""
+def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
+    """3: if there are any transfers, they are those between stages on different ranks, each on its side of the data."""
     place = {action: (rank, at) for rank, order in enumerate(items) for at, item in enumerate(order) for action in item}
     transfers = {a for a in place if a.kind.startswith(("SEND", "RECV"))}
     if not transfers:
         return False
+
+    # Exactly those between neighbouring stages on different ranks.
     needed: set[Action] = set()
-    for (stage, i), rank in home.items():
-        if stage + 1 < plan.stages and home[stage + 1, i] != rank:
-            needed |= {Action("SEND_F", stage, i), Action("RECV_F", stage + 1, i)}
+    for (stage, i), rank in rank_of.items():
+        if stage + 1 < plan.stages and rank_of[stage + 1, i] != rank:
+            needed |= {Action.of("SEND_F", stage, i), Action.of("RECV_F", stage + 1, i)}
             if plan.updates != "none":
-                needed |= {Action("SEND_B", stage + 1, i), Action("RECV_B", stage, i)}
+                needed |= {Action.of("SEND_B", stage + 1, i), Action.of("RECV_B", stage, i)}
     for action in sorted(needed - transfers):
-        other = _partner(action)
+        other = partner(action)
         rest = f", but its partner {other} is there" if other in transfers else ""
         raise PlanError(
-            f"rank {home[action.stage, action.microbatch]}: {action} is missing{rest}; the stages are on different"
+            f"rank {rank_of[action.stage, action.microbatch]}: {action} is missing{rest}; the stages are on different"
             " ranks"
         )
     for action in sorted(transfers - needed):
         raise PlanError(
             f"rank {place[action][0]}: {action} has no partner; its neighbour is on the same rank or does not exist"
         )
+
+    # Each on the rank of its stage, a SEND behind what it sends and a RECV before what needs it.
     for action in sorted(transfers):
+        kind, stage, i = action.kind, action.stage, action.microbatch
         rank, at = place[action]
-        owner = home[action.stage, action.microbatch]
-        if rank != owner:
-            raise PlanError(f"rank {rank}: {action} belongs to rank {owner}, which holds stage {action.stage}")
-        kinds = ("F",) if action.kind.endswith("_F") else ("I", "B")
-        around = next(place[Action(k, *action[1:])][1] for k in kinds if Action(k, *action[1:]) in place)
-        if action.kind.startswith("SEND") and at < around:
-            raise PlanError(f"rank {rank}: {action} stands before the action that makes what it sends; put it behind")
-        if action.kind.startswith("RECV") and at > around:
-            raise PlanError(f"rank {rank}: {action} stands behind the action that needs it; put it before")
+        if rank != rank_of[stage, i]:
+            raise PlanError(f"rank {rank}: {action} belongs to rank {rank_of[stage, i]}, which holds stage {stage}")
+        around = [Action.of(k, stage, i) for k in (("F",) if kind.endswith("_F") else ("I", "B"))]
+        computed = next(place[a][1] for a in around if a in place)
+        if kind.startswith("SEND") and at < computed:
+            raise PlanError(f"rank {rank}: {action} comes before the action that makes what it sends; put it behind")
+        if kind.startswith("RECV") and at > computed:
+            raise PlanError(f"rank {rank}: {action} comes after the action that needs it; put it before")
     return True
 
 
-def _partner(action: Action) -> Action:
-    step = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}[action.kind]
-    side = "RECV" if action.kind.startswith("SEND") else "SEND"
-    return Action(f"{side}_{action.kind[-1]}", action.stage + step, action.microbatch)
-
-
-def _no_deadlock(plan: Plan, items: Items, home: dict[tuple[int, int], int], lowered: bool) -> None:
-    """4: move all pointers until nothing moves; each must have reached its end."""
-    at = [0] * len(items)
-    done: set[Action] = set()
-    rounds = _rounds(plan, items)
-    sent: set[tuple[str, int, int]] = set()  # (direction, receiving stage, micro-batch)
-
-    def waits_for(rank: int, action: Action) -> str | None:
-        kind, stage, i = action
-        for other in rounds.get((rank, action), ()):
-            if other not in done:
-                return f"{other} on rank {home[other.stage, other.microbatch]}, whose gradient its round needs"
-        if kind.startswith("SEND"):
-            other = _partner(action)
-            return None if other in done else f"{other} on rank {home[other.stage, i]}, the receive that its send needs"
-        if kind in ("I", "B") and Action("F", stage, i) not in done:
-            return f"{stage}F{i}"
-        source = stage - 1 if kind in ("F", "RECOMPUTE") else stage + 1 if kind in ("I", "B") else -1
-        if not 0 <= source < plan.stages:
-            return None
-        direction = "F" if kind in ("F", "RECOMPUTE") else "B"
-        if lowered and home[source, i] != rank:
-            return None if (direction, stage, i) in sent else f"{source}SEND_{direction}{i} on rank {home[source, i]}"
-        names = ("F",) if direction == "F" else ("I", "B")
-        if any(Action(name, source, i) in done for name in names):
-            return None
-        return f"{source}{direction}{i} on rank {home[source, i]}"
-
-    ready = list(range(len(items)))
-    while ready:
-        again: list[int] = []
-        for rank in ready:
-            start = at[rank]
-            while at[rank] < len(items[rank]) and all(waits_for(rank, a) is None for a in items[rank][at[rank]]):
-                for action in items[rank][at[rank]]:
-                    done.add(action)
-                    if action.kind.startswith("SEND"):
-                        sent.add((action.kind[-1], _partner(action).stage, action.microbatch))
-                at[rank] += 1
-            if at[rank] > start:
-                again.append(rank)
-        ready = list(range(len(items))) if again else []
-    blocked = [rank for rank, order in enumerate(items) if at[rank] < len(order)]
-    if blocked:
+def _check_no_deadlock(plan: Plan, rank_of: RankOf, is_lowered: bool) -> None:
+    """4: every rank reaches the end of its order."""
+    run = simulate(plan.orders, Dependencies(plan).needs)
+    if run.blocked:
         reasons = []
-        for rank in blocked:
-            action, reason = next((a, r) for a in items[rank][at[rank]] if (r := waits_for(rank, a)) is not None)
-            reasons.append(f"rank {rank} at {action} waits for {reason}")
+        for rank in run.blocked:
+            action, needed = run.missing(rank)
+            reasons.append(
+                f"rank {rank} at {action} waits for {needed} on rank {rank_of[needed.stage, needed.microbatch]}"
+            )
         raise PlanError(
-            f"deadlock{' with synchronous sends' if lowered else ''}: {'; '.join(reasons)}; reorder one of them"
+            f"deadlock{' with synchronous sends' if is_lowered else ''}: {'; '.join(reasons)}; reorder one of them"
         )
 
 
-def _rounds(plan: Plan, items: Items) -> dict[tuple[int, Action], list[Action]]:
-    """(rank, action) -> the backwards of other replicas of its stage that are added up before it.
-
-    With an update after every backward the n-th backwards of a stage's ranks are one update, made before the next F or
-    B.
-    """
-    if plan.updates not in ("stash", "no-stash"):
-        return {}
-    backwards = [[a for item in order for a in item if a.kind in ("B", "W")] for order in items]
-    ranks: dict[int, list[int]] = {}
-    for rank, row in enumerate(backwards):
-        for stage in {a.stage for a in row}:
-            ranks.setdefault(stage, []).append(rank)
-    result: dict[tuple[int, Action], list[Action]] = {}
-    for together in (group for group in ranks.values() if len(group) > 1):
-        for rank in together:
-            finished = 0
-            for action in (a for item in items[rank] for a in item):
-                if action.kind in ("F", "B", "I") and finished:
-                    result[rank, action] = [
-                        backwards[other][finished - 1] for other in together if finished <= len(backwards[other])
-                    ]
-                finished += action.kind in ("B", "W")
-    return result
-
-
 def _peaks(items: Items) -> list[int]:
+    """Return the most micro-batch activations alive on each rank, from F until B or W."""
     peaks = []
     for order in items:
         alive = peak = 0
@@ -282,18 +205,20 @@ def _peaks(items: Items) -> list[int]:
     return peaks
 
 
-def _versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> list[int]:
-    """5: for each rank the most versions of a stage's weights that are needed at once."""
+def _weight_versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> list[int]:
+    """5: return, for each rank, the most versions of a stage's weights that are needed at once."""
     if plan.updates in ("flush", "none"):
         return [1] * len(items)
     if plan.updates == "2bw":
-        _two_versions_suffice(plan, items)
+        _check_two_versions(plan, items)
         return [2] * len(items)
     result, delay = [], len(items) - 1
     for rank, order in enumerate(items):
-        updates, used, most = 0, {}, 1
+        updates, used, most = 0, dict[int, int](), 1
         for action in (a for item in order for a in item):
             i = action.microbatch
+
+            # A forward uses the latest version, with vertical sync the one that stage 0 had when i entered.
             if action.kind == "F":
                 used[i] = max(0, i - delay) if plan.updates == "vertical-sync" else updates
                 if used[i] > updates:
@@ -314,20 +239,21 @@ def _versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> list[int
             if action.kind in ("B", "W"):
                 used.pop(i)
                 updates += 1
+
+            # Kept: the latest, those in use, and with vertical sync all that the next micro-batch may ask for.
             if plan.updates == "vertical-sync":
-                last = updates == plan.microbatches
-                upcoming = updates + len(used)  # next micro-batch to enter, or past the end
-                oldest = min(
-                    [*used.values(), *([max(0, upcoming - delay)] if upcoming < plan.microbatches else [updates])]
-                )
-                most = max(most, 1 if last else updates - oldest + 1)
+                entering = updates + len(used)  # the next micro-batch, or past the end
+                upcoming = max(0, entering - delay) if entering < plan.microbatches else updates
+                is_over = updates == plan.microbatches
+                most = max(most, 1 if is_over else updates - min([*used.values(), upcoming]) + 1)
             elif plan.updates == "stash":
                 most = max(most, len({*used.values(), updates}))
         result.append(most)
     return result
 
 
-def _two_versions_suffice(plan: Plan, items: Items) -> None:
+def _check_two_versions(plan: Plan, items: Items) -> None:
+    """5, for 2BW: an action's version is the latest or the one before it."""
     m = plan.batch
     for rank, order in enumerate(items):
         finished = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import SpanEvent, Trace
-from minidist.pipeline.plan import Item, parts, show, unpack
+from minidist.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Style, finish, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE
@@ -30,7 +30,7 @@ def label(item: Item, chunked: bool) -> str:
     """F3; with several stages on a rank F3.1: micro-batch 3 on stage 1."""
     return "+".join(
         f"{'R' if a.kind == 'RECOMPUTE' else a.kind}{a.microbatch}{f'.{a.stage}' if chunked else ''}"
-        for a in map(unpack, parts(item))
+        for a in actions_of(item)
     )
 
 
@@ -136,8 +136,8 @@ def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None
             axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)
             used.add("idle")
         for item, start, end in row:
-            pieces = parts(item)
-            for number, action in enumerate(map(unpack, pieces)):
+            pieces = actions_of(item)
+            for number, action in enumerate(pieces):
                 kind = colour_of(action.kind)
                 used.add(kind)
                 height = 0.86 / len(pieces)
@@ -168,7 +168,7 @@ def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[i
     """Times, and how many micro-batches' activations are alive on a rank from each of them on."""
     changes: list[tuple[float, int]] = []
     for item, start, end in row:
-        for action in map(unpack, parts(item)):
+        for action in actions_of(item):
             if action.kind == "F":
                 changes.append((start, 1))
             elif action.kind in ("B", "W"):

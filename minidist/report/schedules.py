@@ -8,7 +8,8 @@ from io import BytesIO
 from minidist.base.errors import UsageError
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.plan import Plan, show
-from minidist.pipeline.timing import Times, Timing, over_limit, parse_times, read_profile, time_plan
+from minidist.pipeline.times import Times, parse_times, read_profile
+from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
@@ -31,7 +32,7 @@ def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: boo
     """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it; named: not a user's
     own plan.
     """
-    if named and plan.actions > LARGE and plan.updates == "flush" and not plan.is_lowered:
+    if named and plan.action_count > LARGE and plan.updates == "flush" and not plan.is_lowered:
         versions = [1] * plan.ranks
     else:
         versions = validate(plan, allow_wrong_gradients=True).weight_versions

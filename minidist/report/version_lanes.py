@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
-from minidist.pipeline.plan import Action, Plan, parts, unpack
+from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import finish, line, new_figure, patch, tidy
 from minidist.report.palette import MEMORY, PALETTE
@@ -28,9 +28,9 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
             f"plan {plan.name!r} has one version of the weights; draw an asynchronous one, such as pipedream"
         )
     result = []
-    for order in plan.orders:
+    for rank in range(plan.ranks):
         updates, used, row = 0, dict[int, int](), list[tuple[Action, int]]()
-        for action in (unpack(part) for item in order for part in parts(item)):
+        for action in plan.actions(rank):
             i = action.microbatch
             if action.kind == "F":
                 law = {"vertical-sync": max(0, i - (plan.stages - 1)), "2bw": max(i // plan.batch - 1, 0)}

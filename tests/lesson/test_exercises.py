@@ -1151,10 +1151,10 @@ def forgets_the_weights(stages, microbatches):
 
 
 def two_bubbles_ahead(stages, microbatches):
-    from minidist.pipeline.plan import get_schedule, unpack
+    from minidist.pipeline.plan import Action, get_schedule
 
     return [
-        [f"{unpack(a).kind}{unpack(a).microbatch}" for a in row]
+        [f"{Action(a).kind}{Action(a).microbatch}" for a in row]
         for row in get_schedule("zb-h2").plan(stages, microbatches).orders
     ]
 

@@ -31,7 +31,7 @@ SAYS = {
     "20a": r"UnwaitedRequestError: rank 0: nobody waited for its send to rank 1",
     "20b": r"(?s)DeadlockError: deadlock: 1 of 3 ranks wait",
     "21": r"deadlock with synchronous sends: rank 0 at 0SEND_F2 .* rank 1 at 3SEND_B0 waits for 2RECV_B0",
-    "24": r"rank 1: 1B0 stands before 1F0",
+    "24": r"rank 1: 1B0 comes before 1F0",
     "26a": r"MismatchError: dtype mismatch: rank 0 sent message of float64",
     "26b": r"DtypeError: mul: dtypes float32 and float64 differ",
     "28a": r"(?s)DeadlockError.*rank 2 has returned",
@@ -189,7 +189,7 @@ def test_crossed_sends_in_a_whole_plan():
 def test_numbers_from_one_on_the_last_of_three_ranks():
     plan = get_schedule("1f1b").plan(3, 3)
     last = plan.to_text().splitlines()[-1].replace("2F2", "2F3").replace("2F1", "2F2").replace("2F0", "2F1")
-    with pytest.raises(PlanError, match="rank 2: 2B0 stands before 2F0"):
+    with pytest.raises(PlanError, match="rank 2: 2B0 comes before 2F0"):
         validate(from_text("\n".join([*plan.to_text().splitlines()[:-1], last])))
 
 

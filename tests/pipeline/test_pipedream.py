@@ -19,7 +19,8 @@ from minidist.pipeline.passes import lower
 from minidist.pipeline.pipedream import PipeDream, _apart
 from minidist.pipeline.plan import from_csv
 from minidist.pipeline.runtime import PipelineStage, messages, split_model
-from minidist.pipeline.timing import Times, time_plan
+from minidist.pipeline.times import Times
+from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.pipeline import relaxation
+from minidist.pipeline import timing_vectorized
 from minidist.pipeline.passes import computations, lower, lower_blocking, merge, recompute, split
 from minidist.pipeline.plan import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
-from minidist.pipeline.timing import Times, over_limit, parse_times, read_profile, time_plan, uniform
+from minidist.pipeline.times import Times, parse_times, read_profile, uniform
+from minidist.pipeline.timing import over_limit, time_plan
 from minidist.pipeline.validate import PlanError, validate
 
 SIZES = [(p, m) for p in range(1, 17) for m in (1, 2, 3, 5, p, 2 * p - 1, 2 * p, 3 * p, 64) if m <= 64]
@@ -129,8 +130,8 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size():
     "name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"]
 )
 def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
-    """64 ranks move together; where few of them can (naive) the walk changes its way; both give the full walk's
-    numbers.
+    """64 ranks move together; where few of them can (naive) they are followed one by one; both give the numbers of
+    the simulation.
     """
     made = plan(name, 64, 4 if name == "naive" else 64)
     rng = np.random.default_rng(0)
@@ -139,12 +140,12 @@ def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
     )
     for costs in (times, uniform(made.stages)):
         full = time_plan(made, costs, spans=True)
-        monkeypatch.setattr(relaxation, "FEW", 48)
+        monkeypatch.setattr(timing_vectorized, "MIN_RANKS", 48)
         together = time_plan(made, costs)
-        monkeypatch.setattr(relaxation, "FEW", 1000)
+        monkeypatch.setattr(timing_vectorized, "MIN_RANKS", 1000)
         assert time_plan(made, costs).last_end == together.last_end == full.last_end
         assert (together.first_start, together.busy) == (full.first_start, full.busy)
-    monkeypatch.setattr(relaxation, "FEW", 48)
+    monkeypatch.setattr(timing_vectorized, "MIN_RANKS", 48)
     stuck = made.with_orders([list(order)[::-1] for order in made.orders])
     if name != "forward-only":
         with pytest.raises(UsageError, match=r"cannot finish: 64 ranks wait for ever, rank 0 for"):
@@ -209,7 +210,7 @@ def test_grammar_round_trips():
         (lambda: plan("dualpipe", 4, 6), "even number of at least 8"),
         (lambda: plan("dualpipev", 4, 6), "at least 8"),
         (lambda: plan("pipedream-2bw", 4, 3), "at least 4"),
-        (lambda: plan("1f1b", 4, 4, 2), "has 1 chunk on a rank, not 2"),
+        (lambda: plan("1f1b", 4, 4, 2), "has 1 chunk per rank, not 2"),
         (lambda: plan("gpipe", 4, 4, order="x"), "has no option 'order'"),
         (lambda: plan("gpipe", 4, 4, backward_order="x"), "must be 'reversed' or 'forward'"),
         (lambda: lower(lower(plan("1f1b", 2, 2))), "has sends and receives already"),
@@ -229,20 +230,20 @@ def test_wrong_input_is_one_sentence(call, sentence):
 
 
 BROKEN = {
-    "0F0,0B0,0F0": "0F0 stands there twice",
+    "0F0,0B0,0F0": "0F0 appears twice",
     "0F0,0F1,0B0": "0B1 is missing",
     "0F0,0I0": "0W0 is missing",
-    "0F0,0W0,0I0": "0W0 stands before 0I0",
+    "0F0,0W0,0I0": "0W0 comes before 0I0",
     "0F0,0B0,0I0,0W0": "B is I and W together",
-    "0F0\n0B0,1F0,1B0": "0B0 stands before 0F0",
+    "0F0\n0B0,1F0,1B0": "0B0 comes before 0F0",
     "0F0,0B0\n1F0,1B0\n0F1,1F1,1B1,0B1": None,  # replicated by micro-batch: allowed
     "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0": "deadlock: rank 0 at 0B0 waits for 1B0 on rank 1",
     "0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0": "0RECV_B0 is missing",
-    "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0": "1RECV_F0 stands behind the action that needs it",
-    "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0": "0SEND_F0 stands before the action",
+    "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0": "1RECV_F0 comes after the action that needs it",
+    "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0": "0SEND_F0 comes before the action",
     "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0,1SEND_F0": "1SEND_F0 has no partner",
     "0F0,0B0,0REDUCE_GRAD,0F1,0B1": "after 0REDUCE_GRAD sent it",
-    "0F0,0B0,0RECOMPUTE0": "stands after the backward",
+    "0F0,0B0,0RECOMPUTE0": "comes after the backward",
 }
 
 

@@ -16,7 +16,7 @@ from minidist.comm.sim.clock import LinkModel
 from minidist.optim import DynamicLossScaler
 from minidist.pipeline.post_validation import PostValidatedPipeline
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.timing import uniform
+from minidist.pipeline.times import uniform
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp, mlp_batches, mlp_loss, plan_of
 
 STEPS = 5

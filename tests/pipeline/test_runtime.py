@@ -19,9 +19,10 @@ from minidist.comm.sim.clock import LinkModel
 from minidist.nn import MLP, Linear
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.passes import lower, recompute
-from minidist.pipeline.plan import Plan, from_csv, load_plan, unpack
+from minidist.pipeline.plan import Plan, actions_of, from_csv, load_plan
 from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
-from minidist.pipeline.timing import time_plan, uniform
+from minidist.pipeline.times import uniform
+from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError
 from tests.pipeline.cases import (
     assert_equal,
@@ -319,9 +320,7 @@ def test_the_measured_bubble_is_the_timing_tools(name, cost):
         expected = time_plan(plan, times, spans=True)
         measured = SimWorld(p, links=LinkModel(0.0, 0.0)).run(timed, plan, times)
         for rank, spans in enumerate(measured):
-            order = [
-                str(unpack(a)) for item in plan.orders[rank] for a in (item if isinstance(item, tuple) else (item,))
-            ]
+            order = [str(action) for action in plan.actions(rank)]
             assert [span[0] for span in spans] == order
             assert spans[0][1] == pytest.approx(expected.first_start[rank])
             assert spans[-1][2] == pytest.approx(expected.last_end[rank])
@@ -337,7 +336,7 @@ def test_under_mpi_every_rank_acts_in_the_order_of_the_timing_tool(comm):
         timed(comm, plan, uniform(plan.stages))
         acted = [span.name for span in comm.trace.spans[before:] if span.name[:1].isdigit()]
         items = [item for item, _, _ in time_plan(plan, spans=True).spans[comm.rank]]
-        assert acted == [str(unpack(a)) for item in items for a in (item if isinstance(item, tuple) else (item,))]
+        assert acted == [str(action) for item in items for action in actions_of(item)]
 
 
 def test_a_meter_advances_the_clock_by_what_was_computed():
@@ -396,7 +395,7 @@ def attempt(comm, **changes):
 @pytest.mark.parametrize(
     ("changes", "error", "sentence"),
     [
-        ({"plan": from_csv("0B0,0F0\n1F0,1B0")}, PlanError, "0B0 stands before 0F0"),
+        ({"plan": from_csv("0B0,0F0\n1F0,1B0")}, PlanError, "0B0 comes before 0F0"),
         ({"plan": from_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")}, PlanError, "deadlock"),
         ({"plan": plan_of("1f1b", 3, 3)}, UsageError, "is for 3 ranks and there are 2"),
         ({"plan": plan_of("pipedream", 2, 3)}, UsageError, "updates its weights on the way"),

@@ -10,7 +10,6 @@ from minidist.commands.runner import number_of_ranks, summarize
 from minidist.config.pipeline_plan import make_plan
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
-from minidist.pipeline.plan import parts, unpack
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.train.trainer import train
 from tests.train.test_equality import verdict
@@ -46,7 +45,7 @@ def test_with_replicas_clipping_and_recomputation(ranks, values):
 
 def test_recomputation_is_in_the_plan():
     plan = make_plan(TrainConfig.make(pp=2, layers=2, recompute="full"), 3)
-    kinds = [unpack(part).kind for order in plan.orders for item in order for part in parts(item)]
+    kinds = [action.kind for rank in range(plan.ranks) for action in plan.actions(rank)]
     assert kinds.count("RECOMPUTE") == kinds.count("F") == 2 * 3
 
 

@@ -1,7 +1,7 @@
-"""Pipeline schedules as data: actions, plans, and one file for each schedule."""
+"""Pipeline schedules as data: actions, plans, and one file per schedule."""
 
 from minidist.base.registry import import_modules
-from minidist.pipeline.plan.action import KINDS, Action, B, F, I, Item, W, pack, parts, read, show, unpack
+from minidist.pipeline.plan.action import KINDS, Action, B, F, I, Item, W, actions_of, read, show
 from minidist.pipeline.plan.load import load_plan
 from minidist.pipeline.plan.plan import Plan, from_cells, from_csv, from_text, read_csv
 from minidist.pipeline.plan.registry import Schedule, get_schedule, schedule, schedules
@@ -18,17 +18,15 @@ __all__ = [
     "Plan",
     "Schedule",
     "W",
+    "actions_of",
     "from_cells",
     "from_csv",
     "from_text",
     "get_schedule",
     "load_plan",
-    "pack",
-    "parts",
     "read",
     "read_csv",
     "schedule",
     "schedules",
     "show",
-    "unpack",
 ]

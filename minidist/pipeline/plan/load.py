@@ -13,7 +13,7 @@ from minidist.pipeline.plan.action import Item, show
 from minidist.pipeline.plan.plan import UPDATES, Plan, from_cells, read_csv
 from minidist.pipeline.plan.registry import get_schedule
 
-LARGEST = 10_000_000  # actions and ranks that a user's function may return
+MAX_CELLS = 10_000_000  # actions and ranks that a user's function may return
 
 
 def load_plan(
@@ -104,14 +104,14 @@ def _rows(result: Any, source: str) -> Iterator[list[Any]]:
     wanted = "it must return, for each rank, a list of actions"
     if isinstance(result, str | dict) or not isinstance(result, Iterable):
         raise UsageError(f"{source} returned {type(result).__name__}; {wanted}")
-    left = LARGEST
+    left = MAX_CELLS
     for rank, row in enumerate(result):
         if isinstance(row, str | dict) or not isinstance(row, Iterable):
             raise UsageError(f"{source} returned {row!r} for rank {rank}; {wanted}")
         items = list(islice(row, left + 1))
         left -= len(items) + 1
         if left < 0:
-            raise UsageError(f"{source} returned more than {LARGEST:,} actions and ranks; {wanted} that ends")
+            raise UsageError(f"{source} returned more than {MAX_CELLS:,} actions and ranks; {wanted} that ends")
         yield items
 
 

@@ -19,7 +19,7 @@ Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019
 from typing import Any
 
 from minidist.base.errors import UsageError
-from minidist.pipeline.plan.action import STEP, microbatch_of
+from minidist.pipeline.plan.action import STEP, Action
 from minidist.pipeline.plan.one_f_one_b import stage_order
 from minidist.pipeline.plan.registry import Orders, schedule
 
@@ -36,9 +36,8 @@ def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Or
         for r in range(k):
             mine = len(range(r, m, k))
             order = stage_order(s, mine, min(mine, (sum(counts[s:]) - 1) // k))
-            orders.append(
-                [action + (microbatch_of(action) * (k - 1) + r) * STEP for action in order]
-            )  # its i-th is number i k + r
+            # Its i-th mini-batch is number i k + r of the stream.
+            orders.append([action + (Action(action).microbatch * (k - 1) + r) * STEP for action in order])
     return orders
 
 

@@ -3,8 +3,10 @@
 @schedule("my-schedule")
 def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
 
-`p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks a rank. Further keyword arguments are
+`p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks per rank. Further keyword arguments are
 options.
+
+Proved by: tests/pipeline/test_plans.py
 """
 
 import inspect
@@ -14,19 +16,20 @@ from typing import Any
 
 from minidist.base.errors import UsageError, nearest
 from minidist.base.registry import Registry
-from minidist.pipeline.plan.action import Item, parts, stage_of
+from minidist.pipeline.plan.action import Item, actions_of
 from minidist.pipeline.plan.plan import Plan
 
 Orders = Sequence[Sequence[Item]]
-LARGEST = 50_000_000  # forwards of a plan
+MAX_FORWARDS = 50_000_000  # of a plan
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule by name. chunks: stages on a rank: how many it always has, or None when the caller chooses (default
-    2).
+    """A schedule by name.
 
-    takes: (p, m, v) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
+    chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v) ->
+    None, or the end of a sentence that says which m it can take. updates: see Plan. copies: of every stage, on
+    different ranks.
     """
 
     name: str
@@ -35,28 +38,34 @@ class Schedule:
     chunks: int | None = 1
     takes: Callable[[int, int, int], str | None] | None = None
     updates: str = "flush"
-    copies: int = 1  # of every stage, on different ranks
+    copies: int = 1
 
     def about(self) -> str:
-        """What its file says first."""
+        """Return the first line of its file."""
         return (inspect.getdoc(inspect.getmodule(self.function)) or "").partition("\n")[0]
 
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
-        """The plan for `stages` pipeline ranks with `chunks` stages each. UsageError when the schedule cannot be made."""
+        """Return the plan for `stages` pipeline ranks with `chunks` stages each.
+
+        Raises UsageError when the schedule cannot be made.
+        """
+        # Sizes.
         for name, value in (("--stages", stages), ("--microbatches", microbatches), ("--chunks", chunks)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1")
         if self.chunks is not None and chunks not in (None, self.chunks):
             raise UsageError(
-                f"schedule {self.name!r} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} on a rank, not"
+                f"schedule {self.name!r} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} per rank, not"
                 f" {chunks}; leave --chunks out, or take interleaved or looped-bfs"
             )
         v = self.chunks or chunks or 2
-        if stages * v * microbatches > LARGEST:
+        if stages * v * microbatches > MAX_FORWARDS:
             raise UsageError(
                 f"{stages:,} ranks x {v} chunks x {microbatches:,} micro-batches do not fit in memory; a plan has at"
-                f" most {LARGEST:,} forwards"
+                f" most {MAX_FORWARDS:,} forwards"
             )
+
+        # Options: the function's further arguments, of the types of their defaults.
         known = inspect.signature(self.function).parameters
         for option, value in options.items():
             if option in ("p", "m", "v") or option not in known:
@@ -71,6 +80,8 @@ class Schedule:
                     f"{option}={value!r} of schedule {self.name!r}; it must be"
                     f" {'true or false' if kind is bool else 'a whole number'}"
                 )
+
+        # The orders.
         problem = self.takes(stages, microbatches, v) if self.takes else None
         if problem:
             raise UsageError(
@@ -78,10 +89,12 @@ class Schedule:
             )
         arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
         orders = self.function(**arguments, **options)
+
+        # What a plan is besides its orders.
         batches = options.get("batches", 1)
         updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
         if options.get("replicas") is not None:  # then there are fewer stages than ranks
-            stages = 1 + stage_of(parts(orders[-1][0])[0])
+            stages = 1 + actions_of(orders[-1][0])[0].stage
         return Plan(
             self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1
         )

@@ -9,15 +9,15 @@ Own-window idle is 0 from m = 2p-1 on when F, I and W take the same time. Source
 Controllable Memory, NeurIPS 2024.
 """
 
-from minidist.pipeline.plan.action import F, I, W, kind_of, microbatch_of, pack
+from minidist.pipeline.plan.action import STEP, Action, F, I, W
 from minidist.pipeline.plan.registry import Orders, schedule
 
 
 @schedule("zb-v", aliases=("zbv", "ScheduleZBVZeroBubble"), chunks=2)
 def zb_v(p: int, m: int) -> Orders:
-    """Planned for at least 2p-1 micro-batches; what is too much is dropped, so any m will do."""
+    """Any m: planned for at least 2p-1 micro-batches, and those beyond m are dropped."""
     orders = [_rank_order(r, p, max(2 * p - 1, m)) for r in range(p)]
-    return [[action for action in order if microbatch_of(action) < m] for order in orders]
+    return [[action for action in order if Action(action).microbatch < m] for order in orders]
 
 
 def _rank_order(r: int, p: int, n: int) -> list[int]:
@@ -30,25 +30,24 @@ def _rank_order(r: int, p: int, n: int) -> list[int]:
 
     def add(*actions: int) -> None:
         for first in actions:
-            order.append(pack(kind_of(first), down if first in below else up, done[first]))
+            order.append(first + done[first] * STEP)
             done[first] += 1
 
     f0, i0, w0, f1, i1, w1 = done
-    below = {f0, i0, w0}
-    add(*[f0] * (2 * (p - r) - 1))  # (a) fill
-    for _ in range(r):  # (b) two streams of forwards
+    add(*[f0] * (2 * (p - r) - 1))  # (a) Warm-up: fill the first chunks down to the last rank and back
+    for _ in range(r):  # (b) Warm-up: forwards of both chunks
         add(f1, f0)
-    for _ in range(p - r):  # (c) the first backwards
+    for _ in range(p - r):  # (c) Warm-up: the first backwards, of the second chunk
         add(f1, i1, w1)
-    while left(f0) or left(f1):  # (d) steady state
+    while left(f0) or left(f1):  # (d) Steady state: one of everything
         if left(f0):
             add(f0)
         add(i0, w0, f1, i1, w1)
-    for _ in range(r):  # (e) hurry with the input gradients
+    for _ in range(r):  # (e) Cool-down: the input gradients first, which other ranks wait for
         add(i0, i1)
-    for _ in range(p - r):  # (f)
+    for _ in range(p - r):  # (f) Cool-down: the first chunk's
         add(i0, w0)
-    while left(w1):  # (g) what waits for nobody
+    while left(w1):  # (g) Cool-down: the weight gradients, which no rank waits for
         add(w1)
     while left(w0):
         add(w0)

@@ -67,7 +67,7 @@ class Messages:
 
     def post(self, action: Action) -> None:
         """RECV: post the receives of a border, and of the skips that end at the same stage."""
-        kind, stage, i = action
+        kind, stage, i = action.kind, action.stage, action.microbatch
         if kind == "RECV_F":
             for source in self.borders.into[stage, i]:
                 self._post("F", source, stage, i)
@@ -126,7 +126,7 @@ class Messages:
 
     def send(self, action: Action) -> None:
         """SEND: what lies in the tray."""
-        kind, stage, i = action
+        kind, stage, i = action.kind, action.stage, action.microbatch
         self._send((kind[-1], stage, stage + (1 if kind == "SEND_F" else -1), i))
 
     def _send(self, bound: Bound) -> None:
@@ -187,7 +187,9 @@ class Messages:
                 if rank not in told:
                     places[rank] = _positions(self.orders[rank])
                     told[rank] = self._told_by(rank, mine)
-                used = next((places[rank][a] for kind in "BI" if (a := Action(kind, source, i)) in places[rank]), None)
+                used = next(
+                    (places[rank][a] for kind in "BI" if (a := Action.of(kind, source, i)) in places[rank]), None
+                )
                 item = None if used is None else told[rank][used + 1]
                 if item is not None and item < len(self.orders[me]):
                     result.setdefault(item, []).append(("B", stage, source, i))
@@ -198,12 +200,13 @@ class Messages:
         earliest = [never] * (len(order) + 1)
         for at in range(len(order) - 1, -1, -1):
             earliest[at] = earliest[at + 1]
-            for kind, stage, i in order[at]:
+            for action in order[at]:
+                kind, stage, i = action.kind, action.stage, action.microbatch
                 if kind in ("SEND_F", "SEND_B"):
                     target = stage + (1 if kind == "SEND_F" else -1)
                     if self.home[target, i] == self.comm.rank:
-                        waits = "F" if kind == "SEND_F" else "B" if Action("B", target, i) in mine else "I"
-                        earliest[at] = min(earliest[at], mine[Action(waits, target, i)])
+                        waits = "F" if kind == "SEND_F" else "B" if Action.of("B", target, i) in mine else "I"
+                        earliest[at] = min(earliest[at], mine[Action.of(waits, target, i)])
         return earliest
 
     def _number_messages(self) -> dict[tuple[str, int, int], int]:

@@ -28,14 +28,14 @@ from minidist.comm import Comm
 from minidist.parallel import GradientReducer
 from minidist.parallel.clock import advance_clock
 from minidist.pipeline.passes import forwards, lower
-from minidist.pipeline.plan import Action, Plan, parts, show, unpack
+from minidist.pipeline.plan import Action, Plan, actions_of, show
 from minidist.pipeline.runtime.messages import Messages
 from minidist.pipeline.runtime.norm import clip_grad_norm
 from minidist.pipeline.runtime.shapes import Key, exchange_shapes, has_gradient, signature
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.pipeline.runtime.stages import PipelineStage
 from minidist.pipeline.runtime.walk import backward_from, by_target, gradient_of, leaf
-from minidist.pipeline.timing import Times
+from minidist.pipeline.times import Times
 from minidist.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
@@ -114,12 +114,10 @@ class Pipeline:
 
     def _follow(self, plan: Plan) -> None:
         self.plan = plan if plan.is_lowered else lower(plan, self.prefetch)
-        orders = [[[unpack(part) for part in parts(item)] for item in order] for order in self.plan.orders]
-        home: dict[Key, int] = {}
-        for rank, order in enumerate(orders):
-            home.update({action[1:]: rank for item in order for action in item if action.kind == "F"})
+        orders = [[actions_of(item) for item in order] for order in self.plan.orders]
+        home = self.plan.rank_of_stage()
         self.order, self.names = orders[self.comm.rank], [show(item) for item in self.plan.orders[self.comm.rank]]
-        self.recomputed = {action[1:] for item in self.order for action in item if action.kind == "RECOMPUTE"}
+        self.recomputed = {(a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE"}
         self.messages = Messages(self.comm, self.plan, orders, home)
 
     def forwards(self, loss: Loss) -> "Pipeline":
@@ -201,7 +199,7 @@ class Pipeline:
     # --- one action ---
 
     def _do(self, action: Action, name: str) -> None:
-        kind, stage, i = action
+        kind, stage, i = action.kind, action.stage, action.microbatch
         match kind:
             case "RECV_F" | "RECV_B":
                 self.messages.post(action)
@@ -295,7 +293,7 @@ class Pipeline:
 
     def _advance(self, action: Action, name: str) -> None:
         if self.times is not None:
-            kind, stage, _ = action
+            kind, stage = action.kind, action.stage
             f, x, w = self.times.F[stage], self.times.I[stage], self.times.W[stage]
             seconds = {"F": f, "RECOMPUTE": f, "I": x, "W": w, "B": x + w}[kind]
             self.comm.compute(seconds=seconds, name=str(action))

@@ -1,0 +1,132 @@
+"""How long each stage's actions take and how many bytes they hold: the measured or assumed input of the timing.
+
+    --times F=1,I=1,W=1,comm=0        every stage alike
+    --profile FILE.json               one entry per stage, one latency per edge between two stages
+
+Proved by: tests/pipeline/test_plans.py
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import UsageError, nearest
+
+FIELDS = ("F", "I", "W", "FB", "bytes_until_b", "bytes_until_w", "input_bytes", "parameters")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of each stage (lists of one number per stage), in any unit, and the bytes that one micro-batch holds.
+
+    FB: time of an overlapped pair (default F + I + W). comm[s]: latency between stage s and s+1 on different ranks.
+    until_b, until_w: bytes freed by I and by W (both by B); inputs: bytes kept instead when the stage recomputes.
+    """
+
+    F: list[float]
+    I: list[float]
+    W: list[float]
+    comm: list[float]
+    FB: list[float] | None = None
+    until_b: list[float] = field(default_factory=list)
+    until_w: list[float] = field(default_factory=list)
+    inputs: list[float] = field(default_factory=list)
+    parameters: list[float] = field(default_factory=list)
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the bytes that a micro-batch holds are known."""
+        return bool(self.until_b or self.until_w)
+
+
+def uniform(
+    stages: int, F: float = 1.0, I: float = 1.0, W: float = 1.0, comm: float = 0.0, FB: float | None = None
+) -> Times:
+    """Return equal times for every stage."""
+    return Times([F] * stages, [I] * stages, [W] * stages, [comm] * (stages - 1), None if FB is None else [FB] * stages)
+
+
+def parse_times(text: str, stages: int) -> Times:
+    """Return the times that `F=1,I=1,W=1,comm=0` writes; any may be left out, FB is that of an overlapped pair."""
+    values: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition("=")
+        name = name.strip()
+        if name in values:
+            raise UsageError(f"--times gives {name} twice; leave one of them out")
+        if name not in ("F", "I", "W", "comm", "FB"):
+            raise UsageError(
+                f"--times has no {name!r}{nearest(name, ('F', 'I', 'W', 'comm', 'FB'))}; write F=1,I=1,W=1,comm=0"
+            )
+        values[name] = _number(number, f"--times {part}")
+    return uniform(stages, **values)
+
+
+def read_profile(path: str | Path, stages: int) -> Times:
+    """Return the times of a JSON file of `stages` stages.
+
+    {"stages": [{"F": 1, "I": 1, "W": 1, "bytes_until_b": 0, "bytes_until_w": 0, "parameters": 0}, ...], "edges": [0]}
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the profile {str(path)!r} ({error}); give a JSON file with stages and edges"
+        ) from None
+    rows = data.get("stages") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or len(rows) != stages:
+        count = len(rows) if isinstance(rows, list) else "no list of"
+        raise UsageError(
+            f"profile {str(path)!r} has {count} stages and the plan has {stages}; give one entry per stage"
+        )
+
+    # One column per field: a field that a stage leaves out is 0, except FB, which all stages give or none.
+    columns: dict[str, list[float]] = {name: [] for name in FIELDS}
+    for number, row in enumerate(rows):
+        where = f"profile {str(path)!r}, stage {number}"
+        if not isinstance(row, dict):
+            raise UsageError(f"{where} is {row!r}; it must be an object with F, I and W")
+        for name in row:
+            if name not in FIELDS:
+                raise UsageError(
+                    f"{where} has an unknown {name!r}{nearest(name, FIELDS)}; it may have {', '.join(FIELDS)}"
+                )
+        for name in FIELDS:
+            if name in row or name in ("F", "I", "W"):
+                columns[name].append(_number(row.get(name), f"{where}, {name}"))
+            elif name != "FB":
+                columns[name].append(0.0)
+
+    # Latencies lie between stages, so there is one less.
+    edges = data.get("edges", [0.0] * (stages - 1))
+    if not isinstance(edges, list) or len(edges) != stages - 1:
+        raise UsageError(f"profile {str(path)!r} needs {stages - 1} edges, one between each two stages")
+    comm = [_number(value, f"profile {str(path)!r}, edge {i}") for i, value in enumerate(edges)]
+    if columns["FB"] and len(columns["FB"]) != stages:
+        raise UsageError(
+            f"profile {str(path)!r} gives FB for {len(columns['FB'])} of {stages} stages; give it for all or none"
+        )
+    return Times(
+        columns["F"],
+        columns["I"],
+        columns["W"],
+        comm,
+        columns["FB"] or None,
+        columns["bytes_until_b"],
+        columns["bytes_until_w"],
+        columns["input_bytes"],
+        columns["parameters"],
+    )
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{where}: {value!r} is not a number; give a time or a size of at least 0") from None
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{where}: {value!r} must be a finite number of at least 0")
+    return number
