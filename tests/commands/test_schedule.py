@@ -259,7 +259,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
     ],
 )
 def test_wrong_input_is_one_sentence(call, tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.setattr("minidist.pipeline.plan.load.LARGEST", 1000)
+    monkeypatch.setattr("minidist.pipeline.plan.load.MAX_CELLS", 1000)
     (tmp_path / "fine.csv").write_text("0F0,0B0\n")
     (tmp_path / "bad.csv").write_text("0F0,0B0\n1F0,1Q0\n")
     (tmp_path / "wrong.csv").write_text("0B0,0F0\n")
