@@ -59,8 +59,8 @@ class TimedWorld(MPIWorld):
     def wait(self, *arguments: Any, **keywords: Any) -> Any:
         return self._timed(super().wait, *arguments, **keywords)
 
-    def post_work(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed(super().post_work, *arguments, **keywords)
+    def run_async(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._timed(super().run_async, *arguments, **keywords)
 
     def wait_work(self, *arguments: Any, **keywords: Any) -> Any:
         return self._timed(super().wait_work, *arguments, **keywords)

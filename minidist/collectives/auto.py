@@ -26,14 +26,14 @@ import numpy as np
 from minidist.base.layout import chunk_sizes
 from minidist.base.phantom import Phantom
 from minidist.collectives.registry import ALGORITHMS
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.world import SimWorld
 
 MAX_TRIED_RANKS = 64  # on links that differ; every algorithm is run once for so many ranks
 
 
-def choose(comm: Comm, operation: str, nbytes: int) -> str:
+def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
     alike, alpha, beta = _slowest(links, members)
@@ -88,7 +88,7 @@ def virtual_seconds(
 
 
 def _run_on_phantoms(
-    comm: Comm, operation: str, algorithm: str, nbytes: int, nodes: tuple[tuple[int, ...], ...] | None
+    comm: PointToPoint, operation: str, algorithm: str, nbytes: int, nodes: tuple[tuple[int, ...], ...] | None
 ) -> None:
     """One rank's call, with the arguments that the functions of calls.py make of the user's."""
     if nodes:

@@ -22,7 +22,7 @@ import numpy as np
 from minidist.base.layout import offsets
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def lowest_bit(number: int, ranks: int) -> int:
@@ -99,7 +99,7 @@ def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool =
 
 
 @algorithm("broadcast", "binomial", sends=broadcast_sends, seconds=down_seconds)
-def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """Receive from the parent, send to the children, farthest first: the root sends ceil(log2 n) times the array."""
     n = comm.size
     me = (comm.rank - root) % n
@@ -111,7 +111,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
 
 
 @algorithm("reduce", "binomial", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=up_seconds)
-def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Add what the children send, nearest first, and send the sum to the parent: one message from each but the root."""
     n = comm.size
     me, total = (comm.rank - root) % n, array
@@ -142,7 +142,7 @@ def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     sends=all_reduce_sends,
     seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta) + down_seconds(nbytes, n, alpha, beta),
 )
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then broadcast."""
     total = reduce(comm, array, 0, op)
     if total is not None:
@@ -156,7 +156,7 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     sends=lambda sizes, rank: (1, sum(sizes[v] for v in subtree(rank, len(sizes)))) if rank else (0, 0),
     seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta, cut=True),
 )
-def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
+def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Each rank sends its whole subtree's shards to its parent in one message."""
     n = comm.size
     me = (comm.rank - root) % n
@@ -179,7 +179,7 @@ def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.nda
     sends=scatter_sends,
     seconds=lambda nbytes, n, alpha, beta: down_seconds(nbytes, n, alpha, beta, cut=True),
 )
-def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
+def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
     """Each rank receives its subtree's chunks in one message and passes on its children's.
 
     Only the root knows the sizes: a rank with children gets, before the chunks, their sizes (8 B each).

@@ -23,7 +23,7 @@ import numpy as np
 
 from minidist.base.layout import offsets
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def sends(sizes: Sequence[int], rank: int, rows: Sequence[Sequence[int]] | None = None) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
 
 
 @algorithm("all_to_all", "bruck", sends=sends, seconds=seconds)
-def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
+def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """ceil(log2 n) messages a rank. `receive_sizes` being the very list `send_sizes` says: all chunks everywhere are
     equal.
     """

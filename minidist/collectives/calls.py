@@ -22,11 +22,11 @@ from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op
 from minidist.collectives.registry import ALGORITHMS
 from minidist.comm.buffers import may_overlap
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def all_reduce(
-    comm: Comm, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
+    comm: PointToPoint, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
 ) -> Any:
     """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it."""
     _check(comm, "all_reduce", array, op)
@@ -38,7 +38,7 @@ def all_reduce(
 
 
 def reduce_scatter(
-    comm: Comm,
+    comm: PointToPoint,
     array: np.ndarray,
     op: str = "sum",
     *,
@@ -63,7 +63,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    comm: Comm,
+    comm: PointToPoint,
     shard: np.ndarray,
     *,
     counts: Sequence[int] | None = None,
@@ -82,14 +82,22 @@ def all_gather(
     return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes))
 
 
-def broadcast(comm: Comm, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False) -> Any:
+def broadcast(
+    comm: PointToPoint, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False
+) -> Any:
     """Replace every rank's `array` by the root's, in place; returns it."""
     _check(comm, "broadcast", array)
     return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, "broadcast", root))
 
 
 def reduce(
-    comm: Comm, array: np.ndarray, root: int = 0, op: str = "sum", *, algorithm: str = "naive", async_op: bool = False
+    comm: PointToPoint,
+    array: np.ndarray,
+    root: int = 0,
+    op: str = "sum",
+    *,
+    algorithm: str = "naive",
+    async_op: bool = False,
 ) -> Any:
     """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
     _check(comm, "reduce", array, op)
@@ -97,7 +105,7 @@ def reduce(
 
 
 def gather(
-    comm: Comm,
+    comm: PointToPoint,
     shard: np.ndarray,
     root: int = 0,
     *,
@@ -112,7 +120,7 @@ def gather(
 
 
 def scatter(
-    comm: Comm,
+    comm: PointToPoint,
     array: np.ndarray | None,
     out: np.ndarray,
     root: int = 0,
@@ -147,7 +155,7 @@ def scatter(
 
 
 def all_to_all(
-    comm: Comm,
+    comm: PointToPoint,
     array: np.ndarray,
     *,
     send_counts: Sequence[int] | None = None,
@@ -181,13 +189,13 @@ def all_to_all(
     return _call(comm, "all_to_all", chosen, async_op, array, sends, receives)
 
 
-def barrier(comm: Comm) -> None:
+def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
     comm.barrier()
 
 
 def _call(
-    comm: Comm,
+    comm: PointToPoint,
     operation: str,
     algorithm: str,
     async_op: bool,
@@ -196,7 +204,7 @@ def _call(
     reduction: str = "sum",
     total: int | None = None,
 ) -> Any:
-    """Open a channel for the call and run the algorithm on it, now or on the communicator's stream.
+    """Open a collective call and run the algorithm on it, now or on the communicator's stream.
 
     total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
     """
@@ -211,15 +219,15 @@ def _call(
     shape = ""
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
         shape = str(list(array.shape))
-    channel = comm.collective(name, shape)
+    call = comm.collective(name, shape)
 
     if not async_op:
-        return function(channel, array, *arguments)
+        return function(call, array, *arguments)
     used = [a for a in (array, *arguments) if isinstance(a, np.ndarray)]  # the caller leaves them alone until the wait
-    return channel.post(partial(function, channel, array, *arguments), used)
+    return call.run_async(partial(function, call, array, *arguments), used)
 
 
-def _check(comm: Comm, operation: str, array: Any, op: str | None = None) -> None:
+def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None) -> None:
     """Refuse what is no contiguous array, and what `op` cannot reduce."""
     if not hasattr(array, "flags") or isinstance(array, np.generic):
         raise UsageError(
@@ -234,7 +242,7 @@ def _check(comm: Comm, operation: str, array: Any, op: str | None = None) -> Non
         check_op(op, array.dtype)
 
 
-def _integers(comm: Comm, operation: str, counts: Sequence[int]) -> list[int]:
+def _integers(comm: PointToPoint, operation: str, counts: Sequence[int]) -> list[int]:
     """The counts as Python's integers, which 2.5 is not."""
     try:
         return [index(count) for count in counts]
@@ -244,7 +252,7 @@ def _integers(comm: Comm, operation: str, counts: Sequence[int]) -> list[int]:
         ) from None
 
 
-def _chunks_of(comm: Comm, operation: str, total: int, counts: Sequence[int] | None) -> list[int]:
+def _chunks_of(comm: PointToPoint, operation: str, total: int, counts: Sequence[int] | None) -> list[int]:
     """Elements of each rank's chunk of `total` elements."""
     if counts is None:
         return chunk_sizes(total, comm.size)
@@ -257,7 +265,7 @@ def _chunks_of(comm: Comm, operation: str, total: int, counts: Sequence[int] | N
     return sizes
 
 
-def _shards_like(comm: Comm, operation: str, size: int, counts: Sequence[int] | None) -> list[int]:
+def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence[int] | None) -> list[int]:
     """Elements of each rank's shard, of which this rank's has `size`."""
     if counts is None:
         return [size] * comm.size
@@ -270,7 +278,7 @@ def _shards_like(comm: Comm, operation: str, size: int, counts: Sequence[int] | 
     return sizes
 
 
-def _output(comm: Comm, operation: str, out: np.ndarray | None, size: int, like: np.ndarray) -> np.ndarray:
+def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: int, like: np.ndarray) -> np.ndarray:
     """The flat array that the result goes to: a new one, or the caller's when it has the right size and dtype."""
     if out is None:
         return np.empty_like(like, shape=(size,))
@@ -284,7 +292,7 @@ def _output(comm: Comm, operation: str, out: np.ndarray | None, size: int, like:
     return out.reshape(-1)
 
 
-def _root(comm: Comm, operation: str, root: int) -> int:
+def _root(comm: PointToPoint, operation: str, root: int) -> int:
     """The root as a Python integer, in 0..size-1."""
     if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
         raise UsageError(f"rank {comm.rank}: {operation} with root {root!r}; ranks are 0..{comm.size - 1}")

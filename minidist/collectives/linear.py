@@ -13,7 +13,7 @@ import numpy as np
 
 from minidist.base.layout import offsets
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 @algorithm(
@@ -22,7 +22,7 @@ from minidist.comm.communicator import Comm
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
     seconds=lambda nbytes, n, alpha, beta: alpha + (n - 1) * beta * nbytes / n if n > 1 else 0.0,
 )
-def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
+def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """Rank r sends its piece j straight to rank j: all of `array` but its own piece, in n-1 messages."""
     n, rank = comm.size, comm.rank
     flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)

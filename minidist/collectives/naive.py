@@ -10,7 +10,7 @@ import numpy as np
 from minidist.base.layout import offsets
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def fan(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
@@ -24,7 +24,7 @@ def fan(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     sends=lambda sizes, rank: (0, 0) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
     seconds=fan,
 )
-def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """The root sends the array to each of the others: (n-1) nbytes leave the root."""
     if comm.rank == root:
         comm.waitall([comm.isend(array, other) for other in range(comm.size) if other != root])
@@ -34,7 +34,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
 
 
 @algorithm("reduce", "naive", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=fan)
-def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Everybody sends its array to the root, which adds them in rank order."""
     if comm.rank != root:
         comm.send(array, root)
@@ -55,7 +55,7 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
     sends=lambda sizes, rank: (1, sizes[rank]) if rank else (0, 0),
     seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta),
 )
-def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
+def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Everybody sends its shard to the root."""
     if comm.rank != root:
         comm.send(shard.reshape(-1), root)
@@ -73,7 +73,7 @@ def gather(comm: Comm, shard: np.ndarray, sizes: list[int], root: int) -> np.nda
     sends=lambda sizes, rank: (0, 0) if rank else (len(sizes) - 1, sum(sizes) - sizes[0]),
     seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta),
 )
-def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
+def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
     """The root sends each rank its chunk."""
     if comm.rank != root:
         comm.recv(out.reshape(-1), root)
@@ -92,7 +92,7 @@ def scatter(comm: Comm, array: np.ndarray | None, sizes: list[int], out: np.ndar
     sends=lambda sizes, rank: (1, sizes[rank]) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
     seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta) + fan(nbytes, n, alpha, beta),
 )
-def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Gather to rank 0, then broadcast the whole."""
     whole = gather(comm, shard, sizes, 0)
     if whole is not None:
@@ -106,7 +106,7 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     sends=lambda sizes, rank: (1, sum(sizes)) if rank else (len(sizes) - 1, sum(sizes) - sizes[0]),
     seconds=lambda nbytes, n, alpha, beta: fan(nbytes, n, alpha, beta) + fan(nbytes / n, n, alpha, beta),
 )
-def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then scatter the chunks."""
     return scatter(comm, reduce(comm, array, 0, op), sizes, out, 0)
 
@@ -117,7 +117,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     sends=lambda sizes, rank: (1, sum(sizes)) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
     seconds=lambda nbytes, n, alpha, beta: 2 * fan(nbytes, n, alpha, beta),
 )
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then broadcast."""
     total = reduce(comm, array, 0, op)
     if total is not None:
@@ -131,7 +131,7 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
-def all_to_all(comm: Comm, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
+def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """n-1 exchanges; a rank sends everything but the chunk that it keeps."""
     n, rank = comm.size, comm.rank
     flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)

@@ -26,8 +26,8 @@ class TwoLevel:
         self.comm, self.color = comm.dup(), int(color)
         colors = np.empty(comm.size, dtype=np.int64)
         with purpose("startup"):
-            channel = self.comm.collective("two_level")
-            ring.all_gather(channel, np.array([color], dtype=np.int64), [1] * comm.size, colors)
+            call = self.comm.collective("two_level")
+            ring.all_gather(call, np.array([color], dtype=np.int64), [1] * comm.size, colors)
         self.nodes = [
             np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())
         ]  # by their first ranks
@@ -71,7 +71,7 @@ class TwoLevel:
         return calls.reduce(self.comm, array, root, op, algorithm="two_level", async_op=async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
-        """Nobody leaves before everybody has entered."""
-        channel = self.comm.collective("barrier/two_level")
-        run = partial(two_level.barrier, channel)
-        return channel.post(run) if async_op else run()
+        """Return when every rank has entered."""
+        call = self.comm.collective("barrier/two_level")
+        run = partial(two_level.barrier, call)
+        return call.run_async(run) if async_op else run()

@@ -16,7 +16,7 @@ from minidist.base.memory import track
 from minidist.collectives import ring
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm, formulas
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
@@ -30,7 +30,7 @@ def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float)
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
     seconds=reduce_scatter_seconds,
 )
-def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Rank r sends chunk j to rank j (`array.nbytes - chunk r` in all) and adds what it gets in rank order.
 
     Rank r sends to r+1, r+2, ... and waits for r-1, r-2, ...: so messages leave and arrive one after the other, and the
@@ -64,7 +64,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
         reduce_scatter_seconds(nbytes, n, alpha, beta) + (n - 1) * (alpha + beta * nbytes / n)
     ),
 )
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Ordered reduce-scatter, then the ring's all-gather, which only copies: the ring's volume and messages."""
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
     start = offsets(sizes)

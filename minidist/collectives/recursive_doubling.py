@@ -20,7 +20,7 @@ from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
 from minidist.collectives.operations import combine, divide
 from minidist.collectives.registry import algorithm
 from minidist.collectives.ring import same_memory
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> 
 
 
 @algorithm("all_reduce", "recursive_doubling", sends=all_reduce_sends, seconds=all_reduce_seconds)
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """log2 n messages a rank, each the whole array. Lower ranks' values come first, so all ranks have the same bits."""
     fold, rank = Fold(comm.size), comm.rank
     if fold.gives(rank):
@@ -85,7 +85,7 @@ def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float) -> flo
     sends=all_gather_sends,
     seconds=lambda nbytes, n, alpha, beta: all_gather_seconds([nbytes / n] * n, alpha, beta),
 )
-def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """log2 n messages a rank, each twice as long as the one before: everything but the rank's own shard in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
     mine = out[start[rank] : start[rank + 1]]
@@ -103,7 +103,7 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     return out
 
 
-def gather_doubling(comm: Comm, fold: Fold, out: np.ndarray, start: list[int]) -> None:
+def gather_doubling(comm: PointToPoint, fold: Fold, out: np.ndarray, start: list[int]) -> None:
     """Folded number v holds elements [start[v], start[v+1]) of `out`; afterwards each holds them all."""
     me, distance = fold.number(comm.rank), 1
     while distance < fold.power:

@@ -21,7 +21,7 @@ from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, 
 from minidist.collectives.operations import accumulate, combine, divide
 from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -46,7 +46,7 @@ def reduce_scatter_seconds(sizes: Sequence[float], alpha: float, beta: float) ->
     sends=reduce_scatter_sends,
     seconds=lambda nbytes, n, alpha, beta: reduce_scatter_seconds([nbytes / n] * n, alpha, beta),
 )
-def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """log2 n messages a rank, each half as long as the one before: everything but the rank's own chunk in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
     flat = array.reshape(-1)
@@ -102,7 +102,7 @@ def equal_shares(nbytes: float, ranks: int) -> list[float]:
     sends=all_reduce_sends,
     seconds=lambda nbytes, n, alpha, beta: all_reduce_seconds(equal_shares(nbytes, n), n, alpha, beta),
 )
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Recursive halving, then doubling, in place: 2 log2 n messages a rank."""
     fold, rank = Fold(comm.size), comm.rank
     flat = array.reshape(-1)
@@ -124,7 +124,7 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     return array
 
 
-def scatter_halving(comm: Comm, fold: Fold, total: np.ndarray, start: list[int], op: str) -> None:
+def scatter_halving(comm: PointToPoint, fold: Fold, total: np.ndarray, start: list[int], op: str) -> None:
     """Folded number v ends with the sum over all in elements [start[v], start[v+1]) of `total`; the rest is overwritten
     with partial sums."""
     me, distance = fold.number(comm.rank), fold.power // 2

@@ -19,7 +19,7 @@ from minidist.base.layout import chunk_sizes, cut
 from minidist.base.memory import track
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 @algorithm(
@@ -28,7 +28,7 @@ from minidist.comm.communicator import Comm
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),  # every chunk but its own
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
-def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Rank r sends every chunk but its own to rank r+1: `array.nbytes - chunk r`, in n-1 messages."""
     n, rank = comm.size, comm.rank
     chunks = cut(array.reshape(-1), sizes)
@@ -52,7 +52,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[(rank + 1) % len(sizes)]),
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
-def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Rank r sends every chunk but that of rank r+1 to rank r+1, in n-1 messages."""
     n, rank, chunks = comm.size, comm.rank, cut(out, sizes)
     if not same_memory(chunks[rank], shard):
@@ -71,7 +71,7 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
     ),
     seconds=lambda nbytes, n, alpha, beta: 2 * ((n - 1) * (alpha + beta * nbytes / n)),
 )
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce-scatter, then all-gather: 2 (n-1) messages a rank.
 
     The sums grow inside `array`, which is to be overwritten anyway, so one chunk of memory is all that is needed beside
@@ -98,7 +98,7 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
     sends=lambda sizes, rank: (1, sum(sizes)) if rank < len(sizes) - 1 else (0, 0),
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes),
 )
-def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """A chain of n-1 messages from the root around the ring, each the whole array."""
     distance = (comm.rank - root) % comm.size
     if distance > 0:
@@ -114,7 +114,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0),
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes),
 )
-def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """A chain that ends at the root: each rank adds its part to what arrives and passes it on; n-1 messages in all."""
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root

@@ -20,7 +20,7 @@ import numpy as np
 from minidist.base.layout import chunk_sizes, cut
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
-from minidist.comm.communicator import Comm, Request
+from minidist.comm.point_to_point import PointToPoint, Request
 
 SEGMENT_BYTES = 64 * 1024
 
@@ -51,7 +51,7 @@ def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float
     ),
     seconds=chain_seconds,
 )
-def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """A pipeline from the root around the ring: each rank but the last sends the array once, in segments."""
     n, distance = comm.size, (comm.rank - root) % comm.size
     pieces = in_segments(array.reshape(-1), segments(array.nbytes))
@@ -72,7 +72,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
     sends=lambda sizes, rank, itemsize=8: (segments(sum(sizes) * itemsize), sum(sizes)) if rank else (0, 0),
     seconds=chain_seconds,
 )
-def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """The pipeline that ends at the root: each rank adds its part to every segment and passes it on."""
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
@@ -112,7 +112,7 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> 
 
 
 @algorithm("all_reduce", "segmented_ring", sends=all_reduce_sends, seconds=all_reduce_seconds)
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """The ring's steps, chunks and sums (the same bits), each chunk in k segments: 2 (n-1) k messages a rank.
 
     What arrives in one step is what leaves in the next, segment by segment: steps 1 to n-1 add, the others copy.

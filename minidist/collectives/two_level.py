@@ -26,27 +26,26 @@ import numpy as np
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import binomial_tree, ring
 from minidist.collectives.operations import divide
-from minidist.collectives.part import Part
 from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, formulas, volume
-from minidist.comm.communicator import Comm
+from minidist.comm.communicator import CollectiveCall
 
 
 class Levels:
-    """A channel's ranks in nodes, seen from one of them: `inside` its node, and `across`, those of its place in each
+    """A call's ranks in nodes, seen from one of them: `inside` its node, and `across`, those of its place in each
     node.
 
     With nodes of unequal size there is an `across` for the leaders only; for the others it is themselves alone.
     """
 
-    def __init__(self, comm: Comm) -> None:
+    def __init__(self, comm: CollectiveCall) -> None:
         self.comm = comm
         self.nodes = nodes = comm.nodes or comm.world.nodes(comm.members)
         self.home = next(i for i, node in enumerate(nodes) if comm.rank in node)
         place = nodes[self.home].index(comm.rank)
         self.equal = len({len(node) for node in nodes}) == 1
-        self.inside = Part(comm, nodes[self.home])
+        self.inside = comm.sub(nodes[self.home])
         together = self.equal or place == 0
-        self.across = Part(comm, [node[place] for node in nodes if len(node) > place] if together else [comm.rank])
+        self.across = comm.sub([node[place] for node in nodes if len(node) > place] if together else [comm.rank])
 
     @property
     def order(self) -> list[int]:
@@ -57,9 +56,9 @@ class Levels:
         """Elements of each place, over all nodes."""
         return [sum(sizes[node[place]] for node in self.nodes) for place in range(self.inside.size)]
 
-    def leaders(self) -> Part:
+    def leaders(self) -> CollectiveCall:
         """Rank 0 of each node, its caller one of them."""
-        return Part(self.comm, [node[0] for node in self.nodes])
+        return self.comm.sub([node[0] for node in self.nodes])
 
     def node_of(self, rank: int) -> int:
         """The number of a rank's node."""
@@ -104,7 +103,7 @@ def two_level_seconds(
 
 # The registered formulas are those of ranks that are all in one node.
 @algorithm("all_reduce", "two_level", **formulas("all_reduce", "ring"))
-def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
+def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
     """Equal nodes: a rank sends 2 (L-1)/L of the array inside and 2 (M-1)/M of its chunk across."""
     levels = Levels(comm)
     inner, inside, across = "sum" if op == "avg" else op, levels.inside, levels.across  # divided once, at the end
@@ -129,7 +128,7 @@ def all_reduce(comm: Comm, array: np.ndarray, op: str) -> np.ndarray:
 
 
 @algorithm("reduce_scatter", "two_level", **formulas("reduce_scatter", "ring"))
-def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
+def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Inside, each place gets the chunks of that place in all nodes; across, each of them its own."""
     levels = Levels(comm)
     inner, inside, across, nodes = "sum" if op == "avg" else op, levels.inside, levels.across, levels.nodes
@@ -155,7 +154,7 @@ def reduce_scatter(comm: Comm, array: np.ndarray, sizes: list[int], out: np.ndar
 
 
 @algorithm("all_gather", "two_level", **formulas("all_gather", "ring"))
-def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
+def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Across, each place collects its shards of all nodes; inside, the places share them."""
     levels = Levels(comm)
     inside, across, nodes = levels.inside, levels.across, levels.nodes
@@ -182,7 +181,7 @@ def all_gather(comm: Comm, shard: np.ndarray, sizes: list[int], out: np.ndarray)
 
 
 @algorithm("broadcast", "two_level", **formulas("broadcast", "binomial"))
-def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
+def broadcast(comm: CollectiveCall, array: np.ndarray, root: int) -> np.ndarray:
     """Inside the root's node, among the leaders, inside the other nodes: M-1 slow messages in all."""
     levels = Levels(comm)
     home = levels.node_of(root)
@@ -194,7 +193,7 @@ def broadcast(comm: Comm, array: np.ndarray, root: int) -> np.ndarray:
 
 
 @algorithm("reduce", "two_level", **formulas("reduce", "binomial"))
-def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
+def reduce(comm: CollectiveCall, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Inside the other nodes, among the leaders, inside the root's node: M-1 slow messages in all."""
     levels = Levels(comm)
     inner, home = "sum" if op == "avg" else op, levels.node_of(root)
@@ -213,8 +212,8 @@ def reduce(comm: Comm, array: np.ndarray, root: int, op: str) -> np.ndarray | No
     return total
 
 
-def barrier(comm: Comm) -> None:
-    """On a channel: dissemination inside, among the leaders, and inside again."""
+def barrier(comm: CollectiveCall) -> None:
+    """Dissemination inside, among the leaders, and inside again."""
     levels = Levels(comm)
     levels.inside.barrier()
     if levels.inside.rank == 0:

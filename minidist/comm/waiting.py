@@ -1,13 +1,16 @@
-"""Who waits for whom, in either world: one blocked execution context, and the circle that several of them form."""
+"""Which rank waits for which: the facts of a deadlock report, in either world.
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
+"""
 
 from dataclasses import dataclass
 
-from minidist.comm.call_site import Site
+from minidist.comm.call_site import CallSite
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """One blocked lane: `peers` are the world ranks that could end its wait."""
+    """A blocked stream of a rank: `peers` are the world ranks that could end its wait."""
 
     rank: int
     lane: str
@@ -20,27 +23,29 @@ class Waiting:
 
 
 def error_line(error: BaseException | None) -> str:
-    """An exception, its text and the line that raised it."""
+    """Return an exception, its text and the line that raised it, as one line."""
     assert error is not None
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    where = f", raised at {Site(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
+    where = f", raised at {CallSite(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:
-    """A circle of ranks of which each waits only for the next, or []. Starts at its smallest rank.
+    """Return a circle of ranks of which each waits for the next, or []. Starts at its smallest rank.
 
-    A rank with lanes may wait for several ranks at once, and each of them may be the one in the circle.
+    A rank with several streams may wait for several ranks at once, and each of them may be the one in the circle.
     """
     nexts: dict[int, list[int]] = {}
     for w in waiting:
         if len(w.peers) == 1:
             nexts.setdefault(w.rank, []).append(w.peers[0])
-    done: set[int] = set()  # from here no circle is reached
+
+    # Depth first, every edge once. path: the ranks from `start` to here; todo: their edges that are left.
+    done: set[int] = set()  # no circle is reached from these
     for start in sorted(nexts):
-        path, place, todo = [start], {start: 0}, [iter(nexts[start])]  # depth first, every edge once
+        path, place, todo = [start], {start: 0}, [iter(nexts[start])]
         while path:
             rank = next(todo[-1], None)
             if rank is None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import DeadlockError, RankTimeoutError
 from minidist.base.trace import Trace
 from minidist.comm import Comm, SimWorld
-from minidist.comm.sim.request import SimRequest
+from minidist.comm.sim.matching import Matching
+from minidist.comm.sim.state import SimRequest
 from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, Hint, find
 from minidist.lesson.mpi_leg import run_under_mpi
 from minidist.lesson.one_rank import one_rank
@@ -210,6 +211,17 @@ class Limited(SimWorld):
 
     def __init__(self, ranks: int, limit: int, **options: Any) -> None:
         super().__init__(ranks, **options)
+        self.limit = limit
+
+    def _new_matching(self) -> Matching:
+        return LimitedMatching(self.limit, self.state, self.failures, self._block)
+
+
+class LimitedMatching(Matching):
+    """The messages of a run: at most `limit`."""
+
+    def __init__(self, limit: int, *parts: Any) -> None:
+        super().__init__(*parts)
         self.limit = limit
 
     def post(self, *arguments: Any, **keywords: Any) -> SimRequest:

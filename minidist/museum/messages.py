@@ -96,9 +96,9 @@ EXHIBITS = [
         nothing_is_looked_for,
         jobs.exchange,
         (
-            Catch(SIMULATED, "test_a_send_that_nobody_received", error="Failed"),
-            Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("send", 8), error="Failed"),
-            Catch(SIMULATED, "test_a_request_that_nobody_waited_for", ("work", 0), error="Failed"),
+            Catch(SIMULATED, "test_a_send_that_is_never_received", error="Failed"),
+            Catch(SIMULATED, "test_a_request_that_is_never_waited_for", ("send", 8), error="Failed"),
+            Catch(SIMULATED, "test_a_request_that_is_never_waited_for", ("work", 0), error="Failed"),
         ),
     ),
     Exhibit(

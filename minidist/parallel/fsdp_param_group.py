@@ -134,7 +134,7 @@ class FSDPParamGroup:
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
         """A gather that begins in its stream when the shard has arrived from the host; it frees the copy that came."""
         call, out = context.gathers.collective("all_gather"), self.arriving
-        return call.post(lambda: all_gather(call, fetch.take(), out=out))
+        return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
         """Wait for the gather in flight and make the parameters views of what came."""

@@ -136,7 +136,7 @@ class HostPool:
     def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
         self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
-        work = stream.collective(name).post(lambda: self._take_time(source.nbytes / self.bandwidth, name))
+        work = stream.collective(name).run_async(lambda: self._take_time(source.nbytes / self.bandwidth, name))
         return Transfer(source, target, work, event)
 
     def _take_time(self, seconds: float, name: str) -> None:

@@ -16,7 +16,7 @@ from minidist.base import arrays as xp
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm import Comm
-from minidist.comm.communicator import Request
+from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
 
 Law = Callable[[int], int]  # micro-batch -> the version of its forward

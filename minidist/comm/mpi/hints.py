@@ -1,7 +1,9 @@
-"""What a hang under MPI was probably meant to be: read from what each rank waits in and from what each has sent so far.
+"""The probable cause of a hang under MPI, from what each rank waits in and what each has sent so far.
 
-The simulated world knows its queues (`reports`); here they are worked out from the ranks' traces: what a rank has sent
-to another, less what that one has asked for, is on its way or in MPI's buffers.
+The simulated world knows its queues (`sim.deadlock_report`); here they are worked out from the ranks' traces: what a
+rank has sent to another, less what that one has posted receives for, is on its way or in MPI's buffers.
+
+Proved by: tests/comm/mpi/test_failures.py
 """
 
 from collections import Counter
@@ -13,23 +15,26 @@ Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
 
 
 def queue_of(message: Message) -> Queue:
-    """What decides whether two sides meet, beside the two ranks."""
+    """Return what decides whether two sides of a message meet, beside the two ranks."""
     return message["communicator"], message["operation"] != "message", message["tag"]
 
 
-def name(queue: Queue, operation: str) -> str:
+def name_of(queue: Queue, operation: str) -> str:
+    """Return a queue in words."""
     communicator, collective, tag = queue
     where = "" if communicator == "world" else f" on {communicator}"
     return f"call {tag}{where}, {operation}" if collective else f"tag {tag}{where}"
 
 
 def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]) -> list[str]:
-    """At most six sentences. states: what the watchdogs wrote, by rank; traces: each rank's messages so far."""
+    """Return at most six sentences. states: what the watchdogs wrote, by rank; traces: each rank's messages so far."""
     found = []
     waiting = {rank: state for rank, state in states.items() if state["state"] == "waiting"}
     for rank, state in waiting.items():
         if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
-            found.append(f"rank {state['peers'][0]} has returned: it will never answer rank {rank}")
+            found.append(f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for")
+
+    # A receive that waits while a message of another tag or communicator is there.
     for rank, state in waiting.items():
         wanted = state.get("message")
         if wanted and wanted["kind"] == "receive":
@@ -38,20 +43,21 @@ def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence
                 queued.pop(queue_of(wanted), None)
                 for queue, message in list(queued.items())[:2]:
                     found.append(
-                        f"rank {rank} waits for {name(queue_of(wanted), wanted['operation'])}, but queued from rank"
-                        f" {source} is {name(queue, message['operation'])} ({message['nbytes']} B)"
+                        f"rank {rank} waits for {name_of(queue_of(wanted), wanted['operation'])}, but queued from rank"
+                        f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
                     )
+
     if (
         waiting
         and len(waiting) == len(states)
         and all(s.get("message", {}).get("kind") == "send" for s in waiting.values())
     ):
-        found.append("everybody sends and nobody receives: let some ranks receive first, or use sendrecv or isend")
+        found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return found[:6]
 
 
 def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> dict[Queue, Message]:
-    """By queue, the first message that `theirs` holds for `rank` and for which `ours` has no receive."""
+    """Return, by queue, the first message that `theirs` holds for `rank` and for which `ours` has no receive."""
     source = theirs[0]["rank"] if theirs else -1
     asked = Counter(queue_of(m) for m in ours if m["kind"] == "receive" and m["peer"] == source)
     result: dict[Queue, Message] = {}

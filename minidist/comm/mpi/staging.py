@@ -1,7 +1,9 @@
-"""Arrays on a GPU on their way through an MPI that only knows host memory.
+"""Copies arrays on a GPU to host memory and back, for an MPI that only knows host memory.
 
 The stream is synchronised before each message (MPI knows nothing of streams), and the bytes go through pinned host
 memory. The trace marks such messages `staged`. With NumPy arrays none of this runs.
+
+Proved by: tests/comm/test_conformance.py
 """
 
 from typing import Any
@@ -10,18 +12,19 @@ import numpy as np
 
 
 def is_device_array(array: Any) -> bool:
+    """Return whether the array is on a GPU."""
     return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
 
 
 def pinned_like(array: Any) -> np.ndarray:
-    """An uninitialised host array of the same shape and dtype, in pinned memory."""
+    """Return an uninitialised host array of the same shape and dtype, in pinned memory."""
     import cupyx
 
     return cupyx.empty_pinned(array.shape, array.dtype)  # type: ignore[no-any-return]
 
 
 def fetch(array: Any) -> np.ndarray:
-    """Device to pinned host memory; returns when the bytes are there."""
+    """Copy to pinned host memory; return when the bytes are there."""
     import cupy
 
     host = pinned_like(array)
@@ -31,7 +34,7 @@ def fetch(array: Any) -> np.ndarray:
 
 
 def put(host: np.ndarray, array: Any) -> None:
-    """Host to device; returns when the bytes are there."""
+    """Copy to the device; return when the bytes are there."""
     import cupy
 
     array.set(host)

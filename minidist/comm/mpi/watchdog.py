@@ -1,8 +1,13 @@
-"""Nothing hangs: when an MPI operation is pending for too long, say who waits for what on every rank, and end the job.
+"""Nothing hangs: when an MPI operation is pending for too long, the pending operations of all ranks are reported.
 
 A thread beside each rank looks once a second at what the main program waits in (reading one attribute: the rank pays
 nothing) and writes it, with the trace so far, into a file of its own. The files survive a killed process. The first
-rank that has waited longer than the timeout reads all of them and prints one report.
+rank that has waited longer than the timeout reads all of them, prints one report and ends the job.
+
+    rank 0   waits ... timeout ──▶ read rank*.json, rank*.trace.jsonl ──▶ report ──▶ Abort
+    rank 1   waits ... writes what it waits in ──▶ rank1.json, rank1.trace.jsonl
+
+Proved by: tests/comm/mpi/test_failures.py
 """
 
 import json
@@ -15,55 +20,24 @@ from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.base.trace import MessageEvent
-from minidist.comm.call_site import Site, site_of, user_site
-from minidist.comm.communicator import ANY, Comm, Request, Work
+from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.mpi.hints import hints
+from minidist.comm.mpi.waits import Entering, Exchanging, Watched
+from minidist.comm.point_to_point import ANY, Request, Work
 from minidist.comm.waiting import Waiting, error_line, find_cycle
 
-if TYPE_CHECKING:
-    from minidist.comm.mpi.world import MPIWorld
-
-RETURNED = "has returned, and waits for the others to finish"
 INTERVAL = 1.0  # seconds between two looks
 _FIELDS = tuple(field.name for field in fields(MessageEvent))
-_values = attrgetter(*_FIELDS)  # a tenth of the time of dataclasses.asdict
-
-
-class Entering:
-    """What a rank waits in while it makes a communicator: for the watchdog's report."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
-        self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {user_site(2)}"
-
-    def describe(self) -> str:
-        return self.text
-
-
-class Exchanging:
-    """What a rank waits in during a sendrecv of which no requests are kept."""
-
-    __slots__ = ("comm", "dest", "nbytes", "source", "tag")
-
-    def __init__(self, comm: Comm, dest: int, source: int, tag: int, nbytes: int) -> None:
-        self.comm, self.dest, self.source, self.tag, self.nbytes = comm, dest, source, tag, nbytes
-
-    def describe(self) -> str:
-        dest, source = self.comm.members[self.dest], self.comm.members[self.source]
-        return f"{self.comm.operation}: sendrecv to rank {dest} and from rank {source}, tag {self.tag}, {self.nbytes} B"
-
-
-class Returned:
-    """What a rank waits in when its program is over: for the others to finish, whom it may have to report."""
+_values = attrgetter(*_FIELDS)
 
 
 class Watchdog:
-    """Watches one rank of an MPIWorld until `stop()`."""
+    """Watches one rank of an MPIWorld until `stop()`. Making one is a call of all ranks."""
 
-    def __init__(self, world: "MPIWorld", timeout: float) -> None:
+    def __init__(self, world: Watched, timeout: float) -> None:
         self.world, self.timeout = world, timeout
         self.interval = min(INTERVAL, timeout / 4)
         folder = world.base.bcast(tempfile.mkdtemp(prefix="minidist-") if world.rank == 0 else None)
@@ -76,10 +50,10 @@ class Watchdog:
         self.thread.start()
 
     def stop(self) -> None:
-        """The rank is done: forget everything."""
+        """End the watch and remove the files: the rank is done."""
         self.stopping.set()
         self.thread.join()
-        for path in (self._state_file(self.world.rank), self._trace_file()):
+        for path in (self._state_file(self.world.rank), self._trace_file(self.world.rank)):
             path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()  # the last rank of a host succeeds
@@ -87,8 +61,8 @@ class Watchdog:
     def _state_file(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.json"
 
-    def _trace_file(self, rank: int | None = None) -> Path:
-        return self.folder / f"rank{self.world.rank if rank is None else rank}.trace.jsonl"
+    def _trace_file(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.trace.jsonl"
 
     def _watch(self) -> None:
         self.write()
@@ -96,7 +70,7 @@ class Watchdog:
         completed, since = -1, time.monotonic()
         while not self.stopping.wait(self.interval):
             now = self.world.waiting
-            if now is not seen or now is None or self.world.completed != completed:  # lanes may be busy meanwhile
+            if now is not seen or now is None or self.world.completed != completed:  # streams may be busy meanwhile
                 seen, completed, since = now, self.world.completed, time.monotonic()
             self.write()
             if now is not None and time.monotonic() - since > self.timeout:
@@ -104,49 +78,56 @@ class Watchdog:
                 return
 
     def write(self) -> None:
-        """This rank's state and its trace so far, into its files."""
+        """Write this rank's state, and what is new in its trace, into its files."""
+        # The state goes through a file of another name, so that no reader sees half of it.
+        path = self._state_file(self.world.rank)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self._state()))
+        temporary.rename(path)
+
+        messages = self.world.trace.messages
+        if len(messages) > self.written:
+            new = messages[self.written :]
+            with self._trace_file(self.world.rank).open("a") as file:
+                for message in new:
+                    file.write(json.dumps({"event": "message", **_as_dict(message)}) + "\n")
+            self.written += len(new)
+
+    def _state(self) -> dict[str, object]:
+        """Return what this rank does now: rank, state, peers, and what it waits in, with the line."""
         world, now = self.world, self.world.waiting
         waiting = Exchanging(*now) if isinstance(now, tuple) else now
         state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
-        if waiting is not None and world.state != "returned":
-            assert isinstance(waiting, Request | Work | Entering | Exchanging)
-            state |= {"state": "waiting", "what": waiting.describe()}
-            if isinstance(waiting, Request):
-                members = waiting.comm.members
-                state["peers"] = (
-                    [m for m in members if m != world.rank] if waiting.peer == ANY else [members[waiting.peer]]
-                )
-                state["message"] = dict(zip(_FIELDS, _values(waiting.event), strict=True))
-            elif isinstance(waiting, Exchanging):
-                state["peers"] = [waiting.comm.members[waiting.source]]
-            elif isinstance(waiting, Entering):
-                state["peers"] = waiting.peers
-            site = self._site()
-            if str(site) not in str(state["what"]):
-                state["what"] = f"{state['what']}, waited for at {site}"
-            if (error := world.handling) is not None:
-                state["what"] = f"{state['what']}, while it handles {error_line(error)}"
-            lanes = [waited.describe() for lane in tuple(world.active) if (waited := lane.waiting) is not None]
-            if lanes:
-                state["what"] = f"{state['what']}; its lane waits in {'; '.join(lanes)}"
-        elif world.state == "computing":
-            state["what"] = f"computing at {self._site()}"
-        temporary = self._state_file(world.rank).with_suffix(".tmp")
-        temporary.write_text(json.dumps(state))
-        temporary.rename(self._state_file(world.rank))
-        messages = world.trace.messages
-        if len(messages) > self.written:
-            new = messages[self.written :]
-            with self._trace_file().open("a") as file:
-                for message in new:
-                    file.write(
-                        json.dumps({"event": "message", **dict(zip(_FIELDS, _values(message), strict=True))}) + "\n"
-                    )
-            self.written += len(new)
+        if world.state == "returned":
+            return state
+        if waiting is None:
+            return state | {"what": f"computing at {self._site()}"}
 
-    def _site(self) -> Site:
-        """Where the main program is. While a lane has the processor, the main program's stack is its greenlet's."""
-        return site_of(self.world.main.gr_frame or sys._current_frames().get(self.main_thread))
+        assert isinstance(waiting, Request | Work | Entering | Exchanging)
+        what = waiting.describe()
+        if isinstance(waiting, Request):
+            members = waiting.comm.members
+            others = [member for member in members if member != world.rank]
+            state["peers"] = others if waiting.peer == ANY else [members[waiting.peer]]
+            state["message"] = _as_dict(waiting.event)
+        elif isinstance(waiting, Exchanging):
+            state["peers"] = [waiting.comm.members[waiting.source]]
+        elif isinstance(waiting, Entering):
+            state["peers"] = waiting.peers
+
+        site = self._site()
+        if str(site) not in what:
+            what += f", waited for at {site}"
+        if world.handling is not None:
+            what += f", while it handles {error_line(world.handling)}"
+        pending = [item.describe() for stream in tuple(world.active) if (item := stream.waiting) is not None]
+        if pending:
+            what += f"; its stream waits in {'; '.join(pending)}"
+        return state | {"state": "waiting", "what": what}
+
+    def _site(self) -> CallSite:
+        """Where the main program is. While a stream has the processor, the main program's stack is its greenlet's."""
+        return call_site(self.world.main.gr_frame or sys._current_frames().get(self.main_thread))
 
     def report(self) -> None:
         """Print every rank's pending operation (once for the job) and end the job."""
@@ -156,13 +137,13 @@ class Watchdog:
             print(self.text(), file=sys.stderr, flush=True)
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
         except FileExistsError:
-            for _ in range(40):  # somebody else reports and ends the job; go on only if it could not
+            for _ in range(40):  # another rank reports and ends the job; go on only if it could not
                 self.write()
                 time.sleep(self.interval)
         self.world.MPI.COMM_WORLD.Abort(1)
 
     def _await_the_others(self) -> None:
-        """Until each has written what it does now: two looks, or more on a machine that is busy, at most 5 s."""
+        """Wait until each has written what it does now: two looks, or more on a busy machine, at most 5 s."""
         began = time.time()
         time.sleep(1.5 * self.interval)
         self.write()
@@ -171,12 +152,12 @@ class Watchdog:
             time.sleep(self.interval / 4)
 
     def _messages(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank has posted so far."""
+        """Return what a rank has posted so far."""
         path = self._trace_file(rank)
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def text(self) -> str:
-        """The report."""
+        """Return the report."""
         lines = [
             f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); "
             "every rank's pending operation:"
@@ -185,17 +166,25 @@ class Watchdog:
         for rank in range(self.world.size):
             path = self._state_file(rank)
             if not path.exists():
-                lines.append(f"  rank {rank}: unknown (it runs on another host, or died before it could say)")
+                lines.append(f"  rank {rank}: unknown (it runs on another host, or died before it could write)")
                 continue
             state = states[rank] = json.loads(path.read_text())
             if state["state"] == "waiting":
                 lines.append(f"  rank {rank}: waits in {state['what']}")
                 waiting.append(Waiting(rank, "main", tuple(state["peers"]), state["what"]))
+            elif state["state"] == "returned":
+                lines.append(f"  rank {rank}: has returned, and waits for the others to finish")
             else:
-                lines.append(f"  rank {rank}: {RETURNED if state['state'] == 'returned' else state['what']}")
+                lines.append(f"  rank {rank}: {state['what']}")
+
         cycle = find_cycle(waiting)
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
         lines += [f"  hint: {hint}" for hint in hints(states, {rank: self._messages(rank) for rank in states})]
         lines.append(f"  traces so far: {self.folder}/rank*.trace.jsonl; minidist report {self.folder} draws them")
         return "\n".join(lines)
+
+
+def _as_dict(event: MessageEvent) -> dict[str, Any]:
+    """Return the event's fields, in a tenth of the time of `dataclasses.asdict`."""
+    return dict(zip(_FIELDS, _values(event), strict=True))

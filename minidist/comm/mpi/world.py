@@ -8,8 +8,11 @@ the upper half of the tags, and is compared before the payload is received:
     receiver   Irecv header, at once ── ... it comes: compare ── Irecv payload ── wait
 
 Header receives are posted when the user posts, so MPI itself decides which message each gets, wildcards too. A payload
-that nobody has asked for can block its sender, so whoever waits, for anything, also takes the headers that have come. A
-lane is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume all lanes.
+that has not been asked for can block its sender, so a rank that waits, for anything, also takes the headers that have
+come. A stream is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume
+all streams.
+
+Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 """
 
 import contextvars
@@ -25,15 +28,17 @@ from greenlet import getcurrent, greenlet
 from minidist.base.errors import RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.buffers import OpenReceives, changed, checksum
-from minidist.comm.call_site import Site
-from minidist.comm.communicator import ANY, CALLS, Comm, Request, Work
+from minidist.comm.call_site import CallSite
+from minidist.comm.communicator import Comm
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
 from minidist.comm.launched import check_launcher, import_mpi
-from minidist.comm.mpi.request import Lane, MPIRequest
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
-from minidist.comm.mpi.watchdog import Entering, Returned, Watchdog
+from minidist.comm.mpi.stream import MPIRequest, Stream
+from minidist.comm.mpi.waits import Entering, Returned, Wait
+from minidist.comm.mpi.watchdog import Watchdog
+from minidist.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
 
-HEADER_TAG = CALLS  # added to a message's tag, which is below it
+HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 
 
 class MPIWorld:
@@ -42,7 +47,7 @@ class MPIWorld:
     checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
     every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
     (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace. on_failure: for
-    programs that run in both worlds; whatever it says, a rank that dies ends the job, which is MPI's rule.
+    programs that run in both worlds; here a rank that dies always ends the job, which is MPI's rule.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -59,7 +64,7 @@ class MPIWorld:
         on_failure: str = "end",
     ) -> None:
         MPI = import_mpi()
-        self.lean = not (checks or record or synchronous)
+        self.unchecked = not (checks or record or synchronous)
         self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
         self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
@@ -68,28 +73,27 @@ class MPIWorld:
         self.handles: dict[str, Any] = {}
         self.trace = Trace(self.rank, self.size)
         self.dead: dict[int, float] = {}  # always empty: a death ends the job
-        self.lanes: dict[str, Lane] = {}
-        self.active: list[Lane] = []
-        self.running: Lane | None = None  # None: the main program
+        self.streams: dict[str, Stream] = {}
+        self.active: list[Stream] = []  # those with work to do
+        self.running: Stream | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: MPIRequest | Work | Entering | tuple[Any, ...] | Returned | None = (
-            None  # of the main program; the watchdog looks at it
-        )
-        self.handling: BaseException | None = None  # it waits inside an `except` or `finally`: what brought it there
+        self.waiting: Wait = None  # of the main program; the watchdog reads it
+        self.handling: BaseException | None = None  # it waits inside `except` or `finally`: what led there
         self.state = "computing"
         self.open = OpenReceives()
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
-        self.completed = 0  # messages; the watchdog looks at it
-        self.crowded = self.size > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
+        self.completed = 0  # messages; the watchdog reads it
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else self.size
+        self.oversubscribed = self.size > cores
         self.mark = 0.0  # since when the main program has been computing
         self.started = time.perf_counter()
         self.comm = Comm(self, "world", range(self.size), self.rank)
         self.watchdog = Watchdog(self, timeout) if timeout else None
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
-        """`[main(comm, ...)]`: this rank's result. Then checks that no message was left over."""
+        """Return `[main(comm, ...)]`, this rank's result, after a check that no message was left over."""
         result = main(self.comm, *arguments, **keywords)
         self.finish()
         return [result]
@@ -99,7 +103,7 @@ class MPIWorld:
         self.state = "returned"
         for item in self.unwaited.values():
             raise UnwaitedRequestError(
-                f"rank {self.rank}: nobody waited for its {item.describe()}; call wait() on every request"
+                f"rank {self.rank}: its {item.describe()} was never waited for; call wait() on every request"
             )
         self.waiting = Returned()
         to_me = np.empty(self.size, np.int64)
@@ -110,30 +114,30 @@ class MPIWorld:
                     f"rank {self.rank}: received {received} of the {sent} messages that rank {source} sent to it; "
                     "every send needs a receive"
                 )
-        self.base.Barrier()  # nobody leaves while another still has something to report
+        self.base.Barrier()  # no rank leaves while another still has something to report
         self.waiting = None
         while self.handles:  # newest first
             self.handles.popitem()[1].Free()
 
     def kill(self, rank: int) -> NoReturn:
-        """The caller's own rank dies, and the job with it: MPI's rule. (`SimWorld(on_failure="isolate")` has another.)"""
+        """Let the caller's own rank die, and the job with it, which is MPI's rule."""
         if rank != self.rank:
             raise UsageError(f"rank {self.rank}: kill of rank {rank}; under MPI a rank can kill only itself")
         raise RankDeadError(f"rank {rank}: killed, and under MPI the job ends with it", rank)
 
     def close(self) -> None:
-        """Stop the watchdog and give back the last of MPI's resources. Collective; nothing works afterwards."""
+        """Stop the watchdog and free the last of MPI's resources. Collective; nothing works afterwards."""
         if self.watchdog:
             self.watchdog.stop()
         self.base.Free()
 
-    # posting ----------------------------------------------------------------------------------------------------------
+    # messages ----------------------------------------------------------------------------------------------------------
 
-    def register(self, comm: Comm) -> None:
-        """One MPI communicator for messages and one for collectives. Blocks until all members are here."""
+    def register(self, comm: PointToPoint) -> None:
+        """Make one MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
-        while self.active and self.running is None:  # another member may want its lanes done before it comes here
+        while self.active and self.running is None:  # another member may need our streams before it comes here
             self.progress()
         before, self.waiting = self.waiting, Entering(comm)
         if comm.size == self.size and list(comm.members) == list(range(self.size)):
@@ -147,8 +151,9 @@ class MPIWorld:
         self.waiting = before
 
     def post(
-        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool
+        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> MPIRequest:
+        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
             self.rank,
@@ -169,43 +174,46 @@ class MPIWorld:
         )
         if self.record:
             self.trace.messages.append(event)
-        request = MPIRequest(comm, kind, array, peer, tag, site, event)
+        request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
         if is_device_array(array):
             event.staged = True
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if guarded:
             self.unwaited[id(request)] = request
-        handle = self.handles[comm.context]
+
+        handle, place = self.handles[comm.context], comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
         if kind == "send":
-            # Does the user's program run between here and the wait? Beside a lane always.
+            # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
             if self.checks and (guarded or self.running is not None) and request.buffer is array:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
-                request.header = pack(header_of(comm.signature, array))
-                request.header_request = handle.Isend([request.header, self.MPI.BYTE], peer, tag + HEADER_TAG)
+                request.header = pack(header_of(comm.match_key, array))
+                request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
             start = handle.Issend if self.synchronous else handle.Isend
-            request.payload = start([request.buffer, self.MPI.BYTE], peer, tag)
+            request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
             if self.checks and (guarded or self.open.starts):
-                self.open.check(self.rank, request, guarded)
-            source = self.MPI.ANY_SOURCE if peer == ANY else peer
+                self.open.add(self.rank, request, guarded)
             if self.checks:
                 request.header = bytearray(HEADER_BYTES)
-                request.header_request = handle.Irecv([request.header, self.MPI.BYTE], source, tag + HEADER_TAG)
+                request.header_request = handle.Irecv([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
                 self.expected.append(request)
             else:
-                request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, tag)
+                request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], place, tag)
         return request
 
     def _header_came(self, request: MPIRequest, source: int) -> None:
-        """The sender has said what it sends: compare, then ask for it.
+        """Compare what the sender is going to send, then ask for it. source: a rank of the communicator.
 
         Payloads must be asked for in the order of their headers. A receive that was posted earlier and could have had
-        this header has had an earlier one, even if MPI has not told us yet; it goes first.
+        this header has had an earlier one, even if MPI has not reported it yet; it goes first.
         """
+        context = request.comm.context
         for other in self.expected[: self.expected.index(request)]:
-            if other.peer in (source, ANY) and other.tag == request.tag and other.comm.context == request.comm.context:
+            if other.tag == request.tag and other.comm.context == context:
+                if other.peer != ANY and other.comm.ranks[other.peer] != source:
+                    continue
                 status = self.MPI.Status()
                 other.header_request.Wait(status)
                 self._ask_for_payload(other, status.Get_source())
@@ -215,49 +223,40 @@ class MPIWorld:
         self.expected.remove(request)
         self._came_from(request, source)
         assert request.header is not None
-        expected = pack(header_of(request.operation, request.array))
-        if request.header != expected:  # unpack both: a long name is cut alike
-            compare(
-                unpack(bytes(request.header)),
-                unpack(expected),
-                request.event.peer,
-                self.rank,
-                f"{request.site} (receiver)",
-                request.operation,
-            )
+        key = request.comm.match_key
+        expected = pack(header_of(key, request.array))
+        if request.header != expected:  # unpack both: a long name is shortened in both
+            sent = unpack(bytes(request.header))
+            compare(sent, unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)", key)
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
 
     def _came_from(self, request: MPIRequest, source: int) -> None:
-        """A wildcard receive has got its message."""
+        """Note which rank of the communicator a wildcard receive has got its message from."""
         if request.peer == ANY:
-            request.peer = source
-            request.event.peer = request.comm.members[source]
+            request.peer = request.comm.ranks.index(source)
+            request.event.peer = request.comm.members[request.peer]
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        hosts = [self.hosts[member] for member in members]
-        return [[i for i, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]
-
     def exchange(
-        self, comm: Comm, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
+        self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
     ) -> bool:
-        """A whole sendrecv straight to MPI, when there is nothing to check, to record or to do beside it; else False.
+        """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do beside it; else return False.
 
-        A message costs a microsecond in MPI and four in what is kept about it: on short ones that is all there is.
+        A message costs a microsecond in MPI and four in what is kept about it, which on short ones is all there is.
         """
         if self.active or self.running is not None or outgoing.__class__ is not np.ndarray:
             return False
-        handle, tag = self.handles[comm.context], tag if comm.call is None else comm.call
-        self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # what Exchanging is made of, when somebody looks
-        BYTE = self.MPI.BYTE
-        if self.crowded:
-            requests = [handle.Irecv([incoming, BYTE], source, tag), handle.Isend([outgoing, BYTE], dest, tag)]
+        handle, BYTE, ranks = self.handles[comm.context], self.MPI.BYTE, comm.ranks
+        to, origin = ranks[dest], ranks[source]
+        self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
+        if self.oversubscribed:
+            requests = [handle.Irecv([incoming, BYTE], origin, tag), handle.Isend([outgoing, BYTE], to, tag)]
             while not self.MPI.Request.Testall(requests):
                 os.sched_yield()
         else:
-            handle.Sendrecv([outgoing, BYTE], dest, tag, [incoming, BYTE], source, tag)
+            handle.Sendrecv([outgoing, BYTE], to, tag, [incoming, BYTE], origin, tag)
         self.waiting = None
         self.sent[comm.members[dest]] += 1
         self.received[comm.members[source]] += 1
@@ -265,11 +264,12 @@ class MPIWorld:
         return True
 
     def wait(self, request: Any) -> None:
+        """Return when the request is complete; streams run meanwhile."""
         event = request.event
         receiving = request.kind == "receive"
         event.start = self.time() if receiving else event.posted
         if self.running is not None:
-            self._wait_in_lane(request, self.running)
+            self._wait_in_stream(request, self.running)
         else:
             self.waiting = request
             self.handling = sys.exc_info()[1]
@@ -278,6 +278,8 @@ class MPIWorld:
             else:
                 self._block(request)
             self.waiting = self.handling = None
+
+        # The message is there: look at the buffer, and keep the books.
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:
@@ -308,29 +310,29 @@ class MPIWorld:
             self._header_came(self.expected[index], status.Get_source())
 
     def _first_of(self, handles: list[Any], status: Any) -> int:
-        """Wait for one of several MPI requests; its index. Inside MPI that is fastest, but there a rank spins."""
-        if not self.crowded:
+        """Wait for one of several MPI requests; return its index. Inside MPI that is fastest, but there a rank spins."""
+        if not self.oversubscribed:
             if len(handles) == 1:
                 handles[0].Wait(status)
                 return 0
             return int(self.MPI.Request.Waitany(handles, status))
-        while True:  # more ranks than cores: who waits must let the others run
+        while True:  # more ranks than cores: a rank that waits must let the others run
             index, done = self.MPI.Request.Testany(handles, status)
             if done:
                 return int(index)
             os.sched_yield()
 
     def _poll(self, request: MPIRequest) -> None:
-        """Wait while lanes are active: they advance in between."""
+        """Wait while streams are active: they advance in between."""
         while not self._test(request):
             self.progress()
             os.sched_yield()
 
-    def _wait_in_lane(self, request: MPIRequest, lane: Lane) -> None:
-        lane.waiting = request
+    def _wait_in_stream(self, request: MPIRequest, stream: Stream) -> None:
+        stream.waiting = request
         while not self._test(request):
             self.main.switch()
-        lane.waiting = None
+        stream.waiting = None
 
     def _test(self, request: MPIRequest) -> bool:
         if self.expected:
@@ -351,50 +353,53 @@ class MPIWorld:
             if request in self.expected and request.header_request.Test(status):  # not taken care of by a later one
                 self._header_came(request, status.Get_source())
 
-    # lanes ------------------------------------------------------------------------------------------------------------
+    # streams ----------------------------------------------------------------------------------------------------------
 
-    def post_work(self, work: Work) -> Work:
-        lane = self.lanes.get(work.comm.name)
-        if lane is None:
-            lane = self.lanes[work.comm.name] = Lane(f"lane:{work.comm.name}")
-        lane.queue.append(work)
+    def run_async(self, work: Work) -> Work:
+        """Queue work in the stream of its communicator."""
+        stream = self.streams.get(work.comm.name)
+        if stream is None:
+            stream = self.streams[work.comm.name] = Stream(f"lane:{work.comm.name}")
+        stream.queue.append(work)
         self.unwaited[id(work)] = work
-        if lane.greenlet is None or lane.greenlet.dead:
-            lane.greenlet = greenlet(self._run_lane, parent=self.main)
-            lane.greenlet.gr_context = contextvars.copy_context()
-            self.active.append(lane)
+        if stream.greenlet is None or stream.greenlet.dead:
+            stream.greenlet = greenlet(self._run_stream, parent=self.main)
+            stream.greenlet.gr_context = contextvars.copy_context()
+            self.active.append(stream)
             if self.running is None:
-                self._resume(lane)  # its first sends leave now
+                self._resume(stream)  # its first sends leave now
         return work
 
-    def _run_lane(self, lane: Lane) -> None:
-        while lane.queue:
-            work = lane.queue.popleft()
+    def _run_stream(self, stream: Stream) -> None:
+        while stream.queue:
+            work = stream.queue.popleft()
             getcurrent().gr_context = work.context
             work.result = work.function()
             work.end, work.finished = self.time(), True
 
-    def _resume(self, lane: Lane) -> None:
-        assert lane.greenlet is not None
-        self.running = lane
+    def _resume(self, stream: Stream) -> None:
+        assert stream.greenlet is not None
+        self.running = stream
         try:
-            lane.greenlet.switch(lane)
+            stream.greenlet.switch(stream)
         except Exception as error:
-            error.add_note(f"raised in {lane.name} of rank {self.rank}")
+            error.add_note(f"raised in {stream.name} of rank {self.rank}")
             raise
         finally:
             self.running = None
-            if lane.greenlet.dead:
-                self.active.remove(lane)
+            if stream.greenlet.dead:
+                self.active.remove(stream)
 
     def progress(self) -> None:
+        """Let each active stream run until it has to wait for a message."""
         if self.running is None:
             if self.expected:
                 self._take_headers()
-            for lane in tuple(self.active):
-                self._resume(lane)
+            for stream in tuple(self.active):
+                self._resume(stream)
 
     def wait_work(self, work: Work) -> Any:
+        """Return the work's result once it is finished."""
         self.unwaited.pop(id(work), None)
         if self.running is None:
             self.waiting = work
@@ -407,21 +412,24 @@ class MPIWorld:
                 self.main.switch()
         return work.result
 
-    # clock ------------------------------------------------------------------------------------------------------------
+    # clock and record -------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
+        """Seconds since this world was made."""
         return time.perf_counter() - self.started
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
-        """Real time passes by itself; what passed since the last wait, or the last call, is recorded."""
+        """Record the real time since the last wait, or the last call; it passes by itself."""
         if self.record and self.running is None:
             now = self.time()
             self.trace.spans.append(SpanEvent(self.rank, "main", name, self.mark, now))
             self.mark = now
 
-    def span(self, name: str, start: float, end: float, category: str = "compute") -> None:
-        lane = self.running.name if self.running else "main"
-        self.trace.spans.append(SpanEvent(self.rank, lane, name, start, end, category))
-
-    def trace_of(self, comm: Comm) -> Trace:
+    def trace_of(self, comm: PointToPoint) -> Trace:
+        """This rank's record."""
         return self.trace
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Places in `members` of the ranks on one host, host by host."""
+        hosts = [self.hosts[member] for member in members]
+        return [[i for i, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]

@@ -1,56 +1,55 @@
-"""A rank of the simulated world that computes without end: nobody else can run meanwhile, so a thread looks on.
+"""A thread that stops a rank of the simulated world which computes without end.
 
-Greenlets switch only where a rank communicates. When nothing has switched for `timeout` seconds, this thread raises an
-exception in the rank, again and again: no `except Exception` of the rank's may take it for its own.
+Greenlets switch only where a rank communicates, so no other rank can run meanwhile. When no stream has switched for
+`timeout` seconds, the thread raises an exception in the rank, again and again.
+
+Proved by: tests/comm/sim/test_world.py
 """
 
 import ctypes
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from minidist.base.errors import RankTimeoutError
-
-if TYPE_CHECKING:
-    from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.state import SimState
 
 
 class Stopped(BaseException):
-    """Raised in a rank that computes without end; no `except Exception` of the rank's may take it for its own."""
+    """Raised in a rank that computes without end. Not an Exception, so that no `except Exception` catches it."""
 
 
-class EndlessWatch:
-    """Stops a rank that computes without end: raises in it after `timeout` s without a switch, again and again.
+class HangWatchdog:
+    """Raises Stopped in a rank after `timeout` seconds without a switch, until the run is over.
 
-    error: what the run must end with once that has happened, whatever the rank made of it.
+    error: what the run must end with once that has happened, whatever the rank did with the exception.
     """
 
-    def __init__(self, world: "SimWorld") -> None:
-        self.world, self.thread_id = world, threading.get_ident()
+    def __init__(self, state: SimState, timeout: float) -> None:
+        self.state, self.timeout, self.thread_id = state, timeout, threading.get_ident()
         self.stopped = threading.Event()
         self.error: RankTimeoutError | None = None
         self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watch")
         self.thread.start()
 
     def _watch(self) -> None:
-        seen, since = -1, 0
-        while not self.stopped.wait(self.world.timeout / 4):
-            since = since + 1 if self.world.switches == seen else 0
-            seen = self.world.switches
-            if since >= 4:
-                since = 0
+        seen, looks = -1, 0  # looks: how many have found the same number of switches
+        while not self.stopped.wait(self.timeout / 4):
+            looks = looks + 1 if self.state.switches == seen else 0
+            seen = self.state.switches
+            if looks >= 4:
+                looks = 0
                 self._raise_in_rank()
 
     def _raise_in_rank(self) -> None:
         if self.error is None:
             self.error = RankTimeoutError(
-                f"rank {self.world.running.rank} computed for more than {self.world.timeout:g} s without communicating;"
+                f"rank {self.state.running.rank} computed for more than {self.timeout:g} s without communicating;"
                 " it may compute without end: look at the last line of the traceback, or raise --timeout"
             )
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Stopped))
 
     def stop(self) -> None:
-        """The run is over; an exception that comes too late for it must not hit what runs next."""
+        """End the watch. An exception that comes too late for this run must not hit what runs next."""
         while not self.stopped.is_set() or self.thread.is_alive():
             with suppress(Stopped):
                 self.stopped.set()

@@ -1,69 +1,50 @@
 """Posting, meeting and waiting in the simulated world: which send meets which receive, what it costs, and who wakes up.
 
 post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
-         when the other side is there already; a receive from any rank waits until nobody can run any more
-deliver  headers are compared, the array is copied once, and whoever was blocked in a wait can run again
-wait     blocks until the two have met, then charges the clock (see `clock`)
+         when the other side is there already; a receive from any rank waits until no stream can run any more
+deliver  headers are compared, the array is copied once, and a stream that was blocked in a wait can run again
+wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """
 
-from collections import deque
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import RankDeadError
-from minidist.base.trace import MessageEvent, Trace, current_purpose
-from minidist.comm.buffers import OpenReceives, changed, checksum
-from minidist.comm.call_site import Site
-from minidist.comm.communicator import ANY, Comm, Request, Work
+from minidist.base.trace import MessageEvent, current_purpose
+from minidist.comm.buffers import changed, checksum
+from minidist.comm.call_site import CallSite
 from minidist.comm.header import compare, dtype_name, header_of
-from minidist.comm.sim import queues
-from minidist.comm.sim.choosers import Chooser
-from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.failures import Deaths
-from minidist.comm.sim.queues import Key, Wild, behind_wildcard
-from minidist.comm.sim.request import Lane, SimRequest
+from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
+from minidist.comm.sim.choosers import Candidate
+from minidist.comm.sim.failures import Failures
+from minidist.comm.sim.state import Key, SimRequest, SimState, take
 
 
 class Matching:
-    """The half of `SimWorld` that knows messages; the other half runs the ranks."""
+    """The messages of a run. block: let other streams run until the request can go on."""
 
-    checks: bool
-    record: bool
-    chooser: Chooser
-    links: LinkModel
-    eager_limit: int
-    mortal: bool
-    deaths: Deaths
-    traces: list[Trace]
-    posts: int
-    running: Lane  # whose turn it is
-    ready: deque[Lane]
-    sends: dict[Key, deque[SimRequest]]
-    receives: dict[Key, deque[SimRequest]]
-    wildcards: dict[Wild, deque[SimRequest]]
-    open: list[OpenReceives]
-    unwaited: list[dict[int, Request | Work]]
-
-    @property
-    def dead(self) -> dict[int, float]:
-        """The ranks that have been killed in this run (the last one), with the virtual time of each death."""
-        return self.deaths.times
-
-    def _block(self, on: Request | Work) -> None:
-        raise NotImplementedError
+    def __init__(self, state: SimState, failures: Failures, block: Callable[[Request | Work], None]) -> None:
+        self.state, self.failures, self.block = state, failures, block
+        self.posts = 0
 
     def post(
-        self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: Site, guarded: bool
+        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> SimRequest:
-        lane = self.running
-        rank, nbytes = lane.rank, array.nbytes
-        if self.mortal:
-            self.deaths.before_post(rank)
+        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
+        state = self.state
+        stream = state.running
+        rank, nbytes, checks = stream.rank, array.nbytes, state.checks
+        if self.failures.active:
+            self.failures.before_post(rank)
+
+        # Record it.
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
             rank,
-            lane.name,
+            stream.name,
             kind,
             world_peer,
             tag,
@@ -71,154 +52,179 @@ class Matching:
             current_purpose(),
             comm.operation,
             comm.name,
-            lane.time,
+            stream.time,
             -1.0,
             -1.0,
             0,
             dtype_name(array.dtype),
             peer == ANY,
         )
-        if self.record:
-            self.traces[rank].messages.append(event)
+        if state.record:
+            state.traces[rank].messages.append(event)
         self.posts += 1
-        request = SimRequest(comm, kind, array, peer, tag, site, event, lane, self.posts)
+        request = SimRequest(comm, kind, array, peer, tag, site, event, stream, self.posts)
+
+        # Watch its buffer, when other code runs before the wait: always beside a stream, the rank's main program.
         if guarded:
-            self.unwaited[rank][id(request)] = request
-        # Does somebody else run between here and the wait? In a lane always: the rank's main program.
-        request.watched = self.checks and (guarded or not lane.is_main)
-        if kind == "receive" and self.checks and (guarded or self.open[rank].starts):
-            self.open[rank].check(rank, request, guarded)
+            state.unwaited[rank][id(request)] = request
+        request.watched = watched = checks and (guarded or not stream.is_main)
+        if kind == "receive" and checks and (guarded or state.open[rank].starts):
+            state.open[rank].add(rank, request, guarded)
+
         if kind == "send":
-            alpha, beta = self.links.cost(rank, world_peer)
-            request.depart = depart = max(lane.time, lane.out_free)
-            request.sent = lane.out_free = sent = depart + beta * nbytes
+            # The out-port sends one message after the other.
+            links = state.links
+            alpha, beta = (links.alpha, links.beta) if links.link is None else links.link(rank, world_peer)
+            request.depart = depart = max(stream.time, stream.out_free)
+            request.sent = stream.out_free = sent = depart + beta * nbytes
             request.arrival = sent + alpha
-            request.eager = nbytes <= self.eager_limit
-            if request.watched:
+            request.eager = nbytes <= state.eager_limit
+            if watched:
                 request.checksum = checksum(array)
+
+            # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
             key = (comm.context, rank, world_peer, tag)
-            receives = self.receives.get(key)
-            if receives and not behind_wildcard(self.wildcards, receives[0], key):
+            receives = state.receives.get(key)
+            if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
                 self._deliver(request, receives.popleft())
                 if not receives:
-                    del self.receives[key]
+                    del state.receives[key]
                 return request
-            if self.mortal and world_peer in self.dead:
+            if self.failures.active and world_peer in state.dead:
                 request.eager = False
-                self.deaths.fail(request, world_peer)
+                self.failures.fail(request, world_peer)
                 return request
             if request.eager:
                 request.array = array.copy()
                 request.checksum = None
-            queues.append(self.sends, key, request)
-        elif peer == ANY:
-            queues.append(self.wildcards, (comm.context, rank, tag), request)
-            if request.watched:
-                request.checksum = checksum(array)
+            state.sends[key].append(request)
+            return request
+
+        if peer == ANY:
+            state.wildcards[comm.context, rank, tag].append(request)
         else:
             key = (comm.context, world_peer, rank, tag)
-            sends = self.sends.get(key)
-            if sends and (comm.context, rank, tag) not in self.wildcards:
+            sends = state.sends.get(key)
+            if sends and (comm.context, rank, tag) not in state.wildcards:
                 self._deliver(sends.popleft(), request)
                 if not sends:
-                    del self.sends[key]
-            elif self.mortal and not sends and world_peer in self.dead:
-                self.deaths.fail(request, world_peer)
-            else:
-                queues.append(self.receives, key, request)
-                if request.watched:
-                    request.checksum = checksum(array)
+                    del state.sends[key]
+                return request
+            if self.failures.active and not sends and world_peer in state.dead:
+                self.failures.fail(request, world_peer)
+                return request
+            state.receives[key].append(request)
+        if watched:
+            request.checksum = checksum(array)
         return request
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
-        """A send and its receive have met: compare, copy once, wake whoever waits."""
-        ours, theirs = send.array, receive.array
-        if self.checks:
-            if send.operation != receive.operation or ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        """Let a send and its receive meet: compare, copy once, wake the streams that wait."""
+        source, target = send.array, receive.array
+        if self.state.checks:
+            if (
+                send.comm.match_key != receive.comm.match_key
+                or source.dtype != target.dtype
+                or source.shape != target.shape
+            ):
                 compare(
-                    header_of(send.operation, ours),
-                    header_of(receive.operation, theirs),
-                    send.lane.rank,
-                    receive.lane.rank,
+                    header_of(send.comm.match_key, source),
+                    header_of(receive.comm.match_key, target),
+                    send.stream.rank,
+                    receive.stream.rank,
                     f"{send.site} (sender) and {receive.site} (receiver)",
                 )
-            if send.checksum is not None:
-                self._check_untouched(send)
-            if receive.checksum is not None:
-                self._check_untouched(receive)
-        theirs[...] = ours
+            for request in (send, receive):
+                if request.checksum is not None and checksum(request.array) != request.checksum:
+                    raise changed(request.stream.rank, request.describe())
+        target[...] = source
         if receive.watched:
-            receive.checksum = checksum(theirs)
+            receive.checksum = checksum(target)
+
+        # The times of the two are those of the picture in `clock`.
         receive.arrival, receive.matched, send.matched = send.arrival, True, True
-        send.arrival = receive.posted  # a synchronous send ends no earlier than its receive is posted
-        if receive.waiter is not None:
-            self.ready.append(receive.waiter)
-            receive.waiter = None
-        if send.waiter is not None:
-            self.ready.append(send.waiter)
-            send.waiter = None
+        send.arrival = receive.event.posted  # a synchronous send ends no earlier than its receive is posted
+        for request in (receive, send):
+            if request.waiter is not None:
+                self.state.ready.append(request.waiter)
+                request.waiter = None
 
-    def _check_untouched(self, request: SimRequest) -> None:
-        if checksum(request.array) != request.checksum:
-            raise changed(request.lane.rank, request.describe())
+    # receives from any rank -------------------------------------------------------------------------------------------
 
-    def _match_one_wildcard(self) -> bool:
-        """Nobody can run: let exactly one wildcard receive have its message, then everybody runs on."""
-        if not self.wildcards:
-            return False
-        found = queues.candidates(self.sends, self.wildcards)
+    def match_one_wildcard(self) -> bool:
+        """No stream can run: give one receive from any rank its message. Returns False when there is none to give."""
+        state = self.state
+        found = self._candidates() if state.wildcards else []
         if not found:
             return False
-        chosen = self.chooser([candidate for candidate, _ in found])
+        chosen = state.chooser([candidate for candidate, _ in found])
         context, source, destination, tag = key = found[chosen][1]
-        receive = queues.take(self.wildcards, (context, destination, tag))
-        send = queues.take(self.sends, key)
+        receive = take(state.wildcards, (context, destination, tag))
+        send = take(state.sends, key)
         receive.peer, receive.event.peer = receive.comm.members.index(source), source
         self._deliver(send, receive)
         self.match_waiting(context, destination, tag)
         return True
 
+    def _candidates(self) -> list[tuple[Candidate, Key]]:
+        """Return every match of a wildcard that there could be now, sorted: not in the order of the schedule."""
+        found = []
+        for key, queue in self.state.sends.items():
+            context, source, destination, tag = key
+            receives = self.state.wildcards.get((context, destination, tag))
+            if receives is not None:
+                time = max(queue[0].arrival, receives[0].event.posted)
+                found.append((Candidate(time, destination, source, context, tag), key))
+        return sorted(found)
+
     def match_waiting(self, context: str, destination: int, tag: int) -> None:
-        """Receives that stood behind a wildcard may match now."""
-        for key in [k for k in self.receives if k[0] == context and k[2:] == (destination, tag)]:
-            while (
-                key in self.receives
-                and key in self.sends
-                and not behind_wildcard(self.wildcards, self.receives[key][0], key)
-            ):
-                self._deliver(queues.take(self.sends, key), queues.take(self.receives, key))
+        """Match the receives that had to wait for an older receive from any rank."""
+        sends, receives = self.state.sends, self.state.receives
+        for key in [k for k in receives if k[0] == context and k[2:] == (destination, tag)]:
+            while key in receives and key in sends and not self._behind_wildcard(receives[key][0], key):
+                self._deliver(take(sends, key), take(receives, key))
+
+    def _behind_wildcard(self, receive: SimRequest, key: Key) -> bool:
+        """Return whether a receive from any rank for the same messages is older than `receive`: it chooses first."""
+        context, _, destination, tag = key
+        older = self.state.wildcards.get((context, destination, tag))
+        return older is not None and older[0].order < receive.order
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
     def wait(self, request: Any) -> None:
-        lane = self.running
+        """Return when the request is complete, and advance the stream's clock to that time."""
+        state = self.state
+        stream = state.running
         receiving = request.kind == "receive"
-        if self.unwaited[lane.rank].pop(id(request), None) is not None and receiving:
-            self.open[lane.rank].close(request)
+        if state.unwaited[stream.rank].pop(id(request), None) is not None and receiving:
+            state.open[stream.rank].close(request)
         event = request.event
-        event.start = lane.time if receiving else request.depart
+        event.start = stream.time if receiving else request.depart
+
+        # Let the others run until it has met its other side.
+        links = state.links
         if not request.matched and not request.eager:
             if request.error is None:
-                request.waiter = lane
-                self._block(request)
-            if request.error is not None:
-                self._raise(request.error, event)
-        if request.checksum is not None:
-            self._check_untouched(request)
+                request.waiter = stream
+                self.block(request)
+            if request.error is not None:  # the news of a death takes one latency
+                dead = request.error.rank
+                alpha, _ = links.cost(dead, stream.rank)
+                stream.time = event.end = max(stream.time, state.dead[dead] + alpha)
+                raise request.error
+        if request.checksum is not None and checksum(request.array) != request.checksum:
+            raise changed(stream.rank, request.describe())
+
+        # When is it complete?
         if receiving:
-            _, beta = self.links.cost(request.comm.members[request.peer], lane.rank)
-            lane.in_free = end = max(request.arrival, lane.in_free + beta * event.nbytes, request.posted)
+            source = request.comm.members[request.peer]
+            beta = links.beta if links.link is None else links.link(source, stream.rank)[1]
+            stream.in_free = end = max(request.arrival, stream.in_free + beta * event.nbytes, event.posted)
         elif request.eager:
             end = request.sent
         else:
             end = max(request.sent, request.arrival)
-        if end > lane.time:
-            lane.time = end
-        event.end = lane.time
-
-    def _raise(self, error: RankDeadError, event: MessageEvent) -> NoReturn:
-        """The news of a death takes one latency from there to here, and ends the wait."""
-        lane = self.running
-        latency, _ = self.links.cost(error.rank, lane.rank)
-        lane.time = event.end = max(lane.time, self.dead[error.rank] + latency)
-        raise error
+        if end > stream.time:
+            stream.time = end
+        event.end = stream.time

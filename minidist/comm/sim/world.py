@@ -1,12 +1,15 @@
-"""The simulated world: ranks are greenlets in this process, time is virtual, a deadlock is a certainty.
+"""The simulated world: ranks are greenlets in this process, time is virtual, and a deadlock is a certainty.
 
-Here the ranks are run; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a run
-is deterministic; when no greenlet can run, nobody ever will, and the report can say exactly who waits for whom. Sends
-are synchronous by default (they complete when the receive is posted): a program that relies on buffering deadlocks
+This module runs the ranks; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a run
+is deterministic; when no greenlet can run, none ever will, and the report can say exactly which rank waits for which.
+Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering deadlocks
 here, always, instead of on the day when its messages grow.
 
-    hub (this scheduler) ──▶ a lane runs until it blocks ──▶ hub ──▶ the next ready lane
-    nobody ready: 1 match one wildcard receive, else 2 everybody has finished, else 3 deadlock
+    hub (the scheduler) ──▶ a stream runs until it blocks ──▶ hub ──▶ the next stream that is ready
+    none is ready:  [1] match one receive from any rank, else  [2] notify of a death, else  [3] all have returned, or
+    it is a deadlock
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
 
 import contextvars
@@ -27,19 +30,19 @@ from minidist.base.errors import (
     UsageError,
 )
 from minidist.base.trace import SpanEvent, Trace
-from minidist.comm.buffers import OpenReceives, check_unchanged, remember
-from minidist.comm.communicator import Comm, Request, Work
+from minidist.comm.buffers import changed, checksum
+from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.deadlock_report import deadlock
-from minidist.comm.sim.failures import Deaths, check_rank
-from minidist.comm.sim.hang_watchdog import EndlessWatch, Stopped
+from minidist.comm.sim.failures import Failures
+from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.queues import Key, Wild
-from minidist.comm.sim.request import Lane, SimRequest
+from minidist.comm.sim.state import SimState, Stream
 
 
-class SimWorld(Matching):
+class SimWorld:
     """`ranks` virtual ranks that run one function.
 
     eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
@@ -51,7 +54,12 @@ class SimWorld(Matching):
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
     """
 
-    lean = False
+    kind = "simulated"
+    unchecked = False
+    state: SimState  # of the run, or of the last one
+    failures: Failures
+    post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
+    wait: Callable[[Any], None]
 
     def __init__(
         self,
@@ -71,230 +79,269 @@ class SimWorld(Matching):
             raise UsageError(f'on_failure={on_failure!r}; it must be "end" or "isolate"')
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
-        self.eager_limit = eager_bytes or -1  # an empty message is synchronous too
-        self.kind, self.on_failure = "simulated", on_failure
-        self.running: Lane  # whose turn it is
-        self.busy = False  # in a run
-        self.doomed: dict[int, int] = {}
+        self.on_failure = on_failure
+        self.in_run = False
+        self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
 
     # running ----------------------------------------------------------------------------------------------------------
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
-        self.traces = [Trace(rank, self.size) for rank in range(self.size)]
-        self.mains = [Lane(rank, "main") for rank in range(self.size)]
-        self.lanes: dict[tuple[int, str], Lane] = {}
-        self.sends: dict[Key, deque[SimRequest]] = {}
-        self.receives: dict[Key, deque[SimRequest]] = {}
-        self.wildcards: dict[Wild, deque[SimRequest]] = {}
-        self.posted: list[list[Work]] = [[] for _ in range(self.size)]  # works in lanes whose arrays are watched
-        self.open = [OpenReceives() for _ in range(self.size)]
-        self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
-        self.ready = self._queue(self.mains)
-        self.returned: set[int] = set()
-        self.deaths = Deaths(self, self.doomed)
-        self.mortal = self.on_failure == "isolate" or bool(self.doomed)  # look for deaths at each post
-        self.switches = self.posts = 0
+        """Call `main(comm, *arguments)` on every rank; return the list of results."""
+        mains = [Stream(rank, "main") for rank in range(self.size)]
+        state = self.state = SimState(
+            self.size,
+            self.links,
+            self.chooser,
+            self.checks,
+            self.record,
+            self.eager_bytes or -1,
+            self.on_failure == "isolate",
+            ready=self._ready_queue(mains),
+            mains=mains,
+            running=mains[0],
+        )
+        self.failures = Failures(state, self.pending_kills)
+        self.matching = self._new_matching()
+        self.post, self.wait = self.matching.post, self.matching.wait
         results: list[Any] = [None] * self.size
         members = range(self.size)
 
-        def program(lane: Lane) -> None:
+        def program(stream: Stream) -> None:
             try:
-                results[lane.rank] = main(Comm(self, "world", members, lane.rank), *arguments, **keywords)
+                results[stream.rank] = main(Comm(self, "world", members, stream.rank), *arguments, **keywords)
             except SystemExit as end:  # `sys.exit()` is one way to return
                 if end.code:
                     raise
-            if lane.rank not in self.deaths.times:
-                self.returned.add(lane.rank)
+            if stream.rank not in state.dead:
+                state.returned.add(stream.rank)
 
-        self.hub, self.busy = getcurrent(), True
-        for lane in self.mains:
-            self._spawn(lane, program)
-        watch = EndlessWatch(self) if self.timeout else None
+        self.hub, self.in_run = getcurrent(), True
+        for stream in mains:
+            self._spawn(stream, program)
+        watchdog = HangWatchdog(state, self.timeout) if self.timeout else None
         try:
             self._schedule()
             self._finish()
-            if watch and watch.error:  # raised in a rank that caught it
-                raise watch.error
+            if watchdog and watchdog.error:  # raised in a rank that caught it
+                raise watchdog.error
         except BaseException as error:
-            if watch and watch.error and (error is watch.error or isinstance(error, Stopped)):
-                raise watch.error.with_traceback(error.__traceback__) from None
+            if watchdog and watchdog.error and (error is watchdog.error or isinstance(error, Stopped)):
+                raise watchdog.error.with_traceback(error.__traceback__) from None
             raise
         finally:
-            if watch:
-                watch.stop()
-            self._kill_all()
-            self.busy = False
-        return [None if rank in self.dead else result for rank, result in enumerate(results)]
+            if watchdog:
+                watchdog.stop()
+            self._end_streams()
+            self.in_run = False
+        return [None if rank in state.dead else result for rank, result in enumerate(results)]
 
     def kill(self, rank: int, *, after_messages: int | None = None) -> None:
-        """Rank `rank` (a world rank) dies: now, when called by a rank of a run, or, before a run or in it, when it is
-        about to post one message more than `after_messages` from here on (0: instead of its next message).
+        """Let rank `rank` (a world rank) die.
 
-        In a world with on_failure="isolate" the others go on: see `comm/sim/failures.py`. Otherwise RankDeadError ends the
-        run.
+        Without `after_messages` it dies now: call it on a rank of a run. With it, in a run or before one, it dies when
+        it is about to post one message more than `after_messages` from here on (0: instead of its next message).
+
+        In a world with on_failure="isolate" the others go on: see `failures`. Otherwise RankDeadError ends the run.
         """
-        check_rank(self, rank)
-        if after_messages is not None:
-            if after_messages < 0:
-                raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
-            (self.doomed if not self.busy else self.deaths.doomed)[rank] = after_messages
-            self.mortal = True
-        elif not self.busy:
-            raise UsageError(f"kill of rank {rank} outside a run: pass after_messages, or call it on a rank of the run")
+        if not 0 <= rank < self.size:
+            raise UsageError(f"kill names rank {rank}, but the world has ranks 0..{self.size - 1}")
+        if after_messages is None:
+            if not self.in_run:
+                raise UsageError(
+                    f"kill of rank {rank} outside a run: pass after_messages, or call it on a rank of the run"
+                )
+            self.failures.kill(rank)
+        elif after_messages < 0:
+            raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
+        elif self.in_run:
+            self.failures.kill_after(rank, after_messages)
         else:
-            self.deaths.kill(rank)
+            self.pending_kills[rank] = after_messages
 
-    def _queue(self, lanes: Sequence[Lane]) -> deque[Lane]:
-        """The lanes that can run. A test makes it a queue of another order: neither times nor results may change."""
-        return deque(lanes)
+    def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
+        """The streams that can run. A test takes a queue of another order: neither times nor results may change."""
+        return deque(streams)
 
-    def _spawn(self, lane: Lane, program: Callable[[Lane], None]) -> None:
-        lane.greenlet = greenlet(program, parent=self.hub)  # where control goes when it ends
-        lane.greenlet.gr_context = contextvars.copy_context()  # else a rank starts from an empty context
+    def _new_matching(self) -> Matching:
+        """What pairs the messages of a run. A subclass may limit them."""
+        return Matching(self.state, self.failures, self._block)
+
+    def _spawn(self, stream: Stream, program: Callable[[Stream], None]) -> None:
+        stream.greenlet = greenlet(program, parent=self.hub)  # where control goes when it ends
+        stream.greenlet.gr_context = contextvars.copy_context()  # else it starts from an empty context
 
     def _schedule(self) -> None:
-        ready = self.ready
+        state, ready = self.state, self.state.ready
         while True:
             while ready:
-                self.running = lane = ready.popleft()
-                lane.waiting = None
-                self.switches += 1
-                assert lane.greenlet is not None
+                state.running = stream = ready.popleft()
+                stream.waiting = None
+                state.switches += 1
+                assert stream.greenlet is not None
                 try:
-                    lane.greenlet.switch(lane)
+                    stream.greenlet.switch(stream)
                 except (Exception, SystemExit) as error:
-                    self._annotate(error, lane)
+                    self._annotate(error, stream)
                     raise
-            if not self._match_one_wildcard() and not (self.dead and self.deaths.tell()):
-                break
-        if len(self.returned) + len(self.dead) < self.size or any(
-            lane.waiting is not None and lane.rank not in self.dead for lane in self.lanes.values()
-        ):
-            raise deadlock(self)
 
-    def _annotate(self, error: BaseException, lane: Lane) -> None:
+            # No stream is ready: [1] and [2] of the picture.
+            if self.matching.match_one_wildcard():
+                continue
+            if not state.dead or not self.failures.notify(self.matching.match_waiting):
+                break
+
+        # [3] A rank that has not returned, or a stream that it left behind, waits for ever.
+        if len(state.returned) + len(state.dead) < self.size or any(
+            stream.waiting is not None and stream.rank not in state.dead for stream in state.side.values()
+        ):
+            raise deadlock(state)
+
+    def _annotate(self, error: BaseException, stream: Stream) -> None:
         if isinstance(error, CommunicationError):
-            return  # its text names the ranks, and whose turn it was means nothing
-        where = "" if lane.is_main else f" ({lane.name})"
-        error.add_note(f"raised on rank {lane.rank} of {self.size}{where}, virtual time {lane.time:.6g} s")
+            return  # its text names the ranks, and which one was running means nothing
+        where = "" if stream.is_main else f" ({stream.name})"
+        error.add_note(f"raised on rank {stream.rank} of {self.size}{where}, virtual time {stream.time:.6g} s")
 
     def _finish(self) -> None:
-        for (context, source, *_), queue in self.sends.items():
+        """Raise when a message was never received, or a request never waited for."""
+        state = self.state
+        for (context, source, *_), queue in state.sends.items():
             for request in queue:
-                rank = request.lane.rank
-                if self.dead and (source in self.dead or context.endswith("/collectives")):
+                rank = request.stream.rank
+                if state.dead and (source in state.dead or context.endswith("/collectives")):
                     continue  # on the wire when its sender died, or of a collective that was given up
                 raise UnmatchedMessageError(
-                    f"rank {rank}: nobody received its {request.describe()}; every send needs a receive"
+                    f"rank {rank}: its {request.describe()} was never received; every send needs a receive"
                 )
-        for rank, open_requests in enumerate(self.unwaited):
-            for item in open_requests.values():
+        for rank, unwaited in enumerate(state.unwaited):
+            for item in unwaited.values():
                 raise UnwaitedRequestError(
-                    f"rank {rank}: nobody waited for its {item.describe()}; call wait() on every request"
+                    f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
                 )
 
-    def _kill_all(self) -> None:
-        for lane in (*self.mains, *self.lanes.values()):
-            if lane.greenlet is not None and not lane.greenlet.dead:
-                self.running = lane
+    def _end_streams(self) -> None:
+        for stream in self.state.streams():
+            if stream.greenlet is not None and not stream.greenlet.dead:
+                self.state.running = stream
                 with suppress(Exception):  # of the rank's own `finally`; the error that ended the run is what counts
-                    lane.greenlet.throw(GreenletExit)
+                    stream.greenlet.throw(GreenletExit)
 
     def _block(self, on: Request | Work) -> None:
-        lane = self.running
-        if lane.rank in self.dead:
+        """Let the other streams run until `on` wakes this one."""
+        stream = self.state.running
+        if stream.rank in self.state.dead:
             raise GreenletExit
-        lane.waiting = on
-        lane.handling = sys.exc_info()[1]
-        works = self.posted[lane.rank] if lane.is_main else None
-        if works:
-            check_unchanged(lane.rank, works)
+        stream.waiting = on
+        stream.handling = sys.exc_info()[1]
+
+        # The main program ran until here: did it write into the arrays of its works in other streams?
+        works = self.state.works[stream.rank] if stream.is_main else []
+        for work in works:
+            if work.checksums != list(map(checksum, work.arrays)):
+                raise changed(stream.rank, work.describe())
         self.hub.switch()
-        if works:
-            remember(works)
+        for work in works:
+            work.checksums = list(map(checksum, work.arrays))
 
-    # what a world is asked --------------------------------------------------------------------------------------------
+    # streams ----------------------------------------------------------------------------------------------------------
 
-    def register(self, comm: Comm) -> None:
-        pass
-
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        return self.links.nodes(members)
-
-    def exchange(self, *_: Any) -> bool:
-        return False
-
-    # lanes ------------------------------------------------------------------------------------------------------------
-
-    def post_work(self, work: Work) -> Work:
-        rank, name = self.running.rank, work.comm.name
-        lane = self.lanes.get((rank, name))
-        if lane is None:
-            lane = self.lanes[(rank, name)] = Lane(rank, f"lane:{name}")
-        lane.queue.append(work)
-        self.unwaited[rank][id(work)] = work
+    def run_async(self, work: Work) -> Work:
+        """Queue work in the stream of its communicator."""
+        state = self.state
+        rank, name = state.running.rank, work.comm.name
+        stream = state.side.get((rank, name))
+        if stream is None:
+            stream = state.side[rank, name] = Stream(rank, f"lane:{name}")
+        stream.queue.append(work)
+        state.unwaited[rank][id(work)] = work
         if self.checks and work.arrays:
-            self.posted[rank].append(work)
-            remember((work,))
-        if lane.greenlet is None or lane.greenlet.dead:
-            self._spawn(lane, self._run_lane)
-            self.ready.append(lane)
+            state.works[rank].append(work)
+            work.checksums = list(map(checksum, work.arrays))
+        if stream.greenlet is None or stream.greenlet.dead:
+            self._spawn(stream, self._run_stream)
+            state.ready.append(stream)
         return work
 
-    def _run_lane(self, lane: Lane) -> None:
-        while lane.queue:
-            work = lane.queue.popleft()
+    def _run_stream(self, stream: Stream) -> None:
+        while stream.queue:
+            work = stream.queue.popleft()
             getcurrent().gr_context = work.context
-            lane.time = max(lane.time, work.posted)
+            stream.time = max(stream.time, work.started)
             try:
                 work.result = work.function()
             except RankDeadError as error:
                 if self.on_failure == "end":
                     raise
                 work.error = error  # raised by its wait
-            work.end, work.finished = lane.time, True
+            work.end, work.finished = stream.time, True
             if work.checksums:
-                self.posted[lane.rank].remove(work)
+                self.state.works[stream.rank].remove(work)
             if work.waiter is not None:
-                self.ready.append(work.waiter)
+                self.state.ready.append(work.waiter)
                 work.waiter = None
 
     def wait_work(self, work: Work) -> Any:
-        lane = self.running
-        self.unwaited[lane.rank].pop(id(work), None)
+        """Return the work's result once it is finished."""
+        stream = self.state.running
+        self.state.unwaited[stream.rank].pop(id(work), None)
         if not work.finished:
-            work.waiter = lane
+            work.waiter = stream
             self._block(work)
-        lane.time = max(lane.time, work.end)
+        stream.time = max(stream.time, work.end)
         if work.error is not None:
             raise work.error
         return work.result
 
-    # clock ------------------------------------------------------------------------------------------------------------
+    def progress(self) -> None:
+        """Nothing to do: the scheduler runs streams whenever this rank blocks, and virtual time does not pass here."""
+
+    # clock and record -------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        return self.running.time
+        """Virtual seconds since the run began, on the clock of the stream that runs."""
+        return self.state.running.time
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
-        lane = self.running
-        start = lane.time
+        """Advance the clock by `seconds` and by the time of the operations, each (FLOPs, bytes)."""
+        stream = self.state.running
+        start = stream.time
         end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
         if not start <= end < math.inf:
             raise UsageError(
-                f"rank {lane.rank}: compute of {end - start:g} s; time does not run backwards, nor for ever: pass"
-                " seconds of at least 0"
+                f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
             )
-        lane.time = end
-        if self.record and lane.time > start:
-            self.traces[lane.rank].spans.append(SpanEvent(lane.rank, lane.name, name, start, lane.time))
+        stream.time = end
+        if self.record and end > start:
+            self.state.traces[stream.rank].spans.append(SpanEvent(stream.rank, stream.name, name, start, end))
 
-    def progress(self) -> None:
-        pass  # lanes are scheduled by the hub whenever this rank blocks, and virtual time needs no pokes
+    def trace_of(self, comm: PointToPoint) -> Trace:
+        """The record of the rank that `comm` belongs to."""
+        return self.state.traces[comm.members[comm.rank]]
 
-    def trace_of(self, comm: Comm) -> Trace:
-        return self.traces[comm.members[comm.rank]]
+    @property
+    def traces(self) -> list[Trace]:
+        """The record of every rank."""
+        return self.state.traces
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """The ranks that were killed in this run (the last one), and the virtual time of each death."""
+        return self.state.dead
 
     @property
     def end_time(self) -> float:
-        """Virtual seconds until the last rank's main program was done."""
-        return max(lane.time for lane in self.mains)
+        """Virtual seconds until the last rank's main program returned."""
+        return max(stream.time for stream in self.state.mains)
+
+    # what a world offers beside ---------------------------------------------------------------------------------------
+
+    def register(self, comm: PointToPoint) -> None:
+        """Nothing to do: a context is a name."""
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Places in `members` of the ranks that the fastest links join, node by node."""
+        return self.links.nodes(members)
+
+    def exchange(self, *_: Any) -> bool:
+        """There is no shorter way for a sendrecv here."""
+        return False

@@ -58,7 +58,7 @@ class Run:
             target[:] = source
             return target
 
-        return Crossing(self.lanes[way].collective(way).post(pass_by))
+        return Crossing(self.lanes[way].collective(way).run_async(pass_by))
 
     def known(self, piece: int) -> None:
         if not 0 <= piece < self.pieces:

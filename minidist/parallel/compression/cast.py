@@ -4,7 +4,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.collectives import all_reduce
-from minidist.comm import Comm
+from minidist.comm import Comm, PointToPoint
 from minidist.parallel.compression.compressor import Compressor, ring_bytes
 from minidist.parallel.gradients import Bucket
 
@@ -27,7 +27,7 @@ class Cast(Compressor):
         """2 (n-1)/n of 2 B an element."""
         return ring_bytes(bucket.buffer.size, self.comm.size, rank, 2)
 
-    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """A ring all-reduce of 2 B an element."""
         gradient = bucket.buffer / bucket.buffer.dtype.type(comm.size if self.op == "mean" else 1)
         bucket.buffer[...] = all_reduce(comm, gradient.astype(self.dtype))

@@ -13,14 +13,14 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.memory import track
 from minidist.collectives import volume
-from minidist.comm import Comm, Work
+from minidist.comm import Comm, PointToPoint, Work
 from minidist.parallel.gradients import Bucket
 
 
 def compress(state: "Compressor", bucket: Bucket) -> Work:
     """The hook: `ddp.register_comm_hook(state, compress)`. Runs in the communicator's lane."""
-    channel = state.comm.collective(f"compress/{type(state).__name__}")
-    return channel.post(lambda: state.reduce(channel, bucket))
+    call = state.comm.collective(f"compress/{type(state).__name__}")
+    return call.run_async(lambda: state.reduce(call, bucket))
 
 
 class Compressor:
@@ -34,7 +34,7 @@ class Compressor:
         self.comm, self.op = comm, op
         self.residuals: dict[int, np.ndarray] = {}  # bucket index -> what this rank has not sent yet
 
-    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Replace the bucket's gradient by the sum (or mean) over all ranks of the compressed ones."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.random import Key, normal
 from minidist.collectives import all_reduce
-from minidist.comm import Comm
+from minidist.comm import Comm, PointToPoint
 from minidist.parallel.compression.compressor import Compressor, ring_bytes
 from minidist.parallel.gradients import Bucket
 
@@ -52,7 +52,7 @@ class PowerSGD(Compressor):
         """Go on from the queries of the step before."""
         self.queries = dict(state)
 
-    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k values each)."""
         x = self.corrected(bucket)
         base, names = bucket.slice.start, [parameter.name for parameter in bucket.parameters]
@@ -88,7 +88,7 @@ class PowerSGD(Compressor):
         self.finish(bucket, total)
 
 
-def summed(comm: Comm, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def summed(comm: PointToPoint, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The sums over all ranks of several arrays, sent as one."""
     together = all_reduce(comm, np.concatenate([array.reshape(-1) for array in arrays]))
     at = np.cumsum([0, *(array.size for array in arrays)])

@@ -7,7 +7,7 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.random import Key, uniform
 from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.comm import Comm, PointToPoint
 from minidist.parallel.compression.compressor import Compressor, gather_bytes
 from minidist.parallel.gradients import Bucket
 
@@ -41,7 +41,7 @@ class QSGD(Compressor):
         """Go on with the draws."""
         self.calls, self.before = {}, int(state["calls"])
 
-    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Two ring all-gathers: d B of levels and one norm from each rank."""
         x, call = bucket.buffer, self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1

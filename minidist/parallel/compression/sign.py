@@ -3,7 +3,7 @@
 import numpy as np
 
 from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.comm import PointToPoint
 from minidist.parallel.compression.compressor import Compressor, gather_bytes
 from minidist.parallel.gradients import Bucket
 
@@ -17,7 +17,7 @@ class Sign(Compressor):
         """(n-1) (d/8 B + a value)."""
         return gather_bytes(-(-bucket.buffer.size // 8) + bucket.buffer.itemsize, self.comm.size)
 
-    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""
         x = self.corrected(bucket)
         scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)

@@ -6,7 +6,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.comm import Comm, PointToPoint
 from minidist.parallel.compression.compressor import Compressor, gather_bytes
 from minidist.parallel.gradients import Bucket
 
@@ -42,7 +42,7 @@ class TopK(Compressor):
         """(n-1) k (4 B + a value)."""
         return gather_bytes(self.kept(bucket) * (4 + bucket.buffer.itemsize), self.comm.size)
 
-    def reduce(self, comm: Comm, bucket: Bucket) -> None:
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Two ring all-gathers: k indices (4 B each) and k values from each rank."""
         x, k = self.corrected(bucket), self.kept(bucket)
         magnitude = np.abs(x)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from minidist.base.errors import RankDeadError, UsageError
 from minidist.base.trace import purpose
-from minidist.comm import Comm, Request
+from minidist.comm import CollectiveCall, Comm, PointToPoint, Request
 from minidist.parallel.parameter_server.server import Server, Updates
 from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
 from minidist.parallel.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
@@ -91,7 +91,7 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
             raise UsageError(f"sparse key {key!r} must be a matrix among the weights {', '.join(initial)}")
 
 
-def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> Comm:
+def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> CollectiveCall:
     """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two
     rules.
     """
@@ -101,7 +101,7 @@ def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> Comm:
     return comm.collective(f"servers/{config.servers} {config.consistency}", keys)
 
 
-def first_weights(comm: Comm, servers: int, whole: ServerShard) -> list[RankDeadError]:
+def first_weights(comm: PointToPoint, servers: int, whole: ServerShard) -> list[RankDeadError]:
     """Rank 0 sends the initial weights to all others, straight: a tree could have a dead worker inside. Returns who
     was.
     """
@@ -123,7 +123,7 @@ def last_pull(comm: Comm, shards: Sequence[ServerShard]) -> None:
         wait_for_the_living(comm, len(shards), requests)
 
 
-def wait_for_the_living(comm: Comm, servers: int, requests: Sequence[Request]) -> list[RankDeadError]:
+def wait_for_the_living(comm: PointToPoint, servers: int, requests: Sequence[Request]) -> list[RankDeadError]:
     """Wait for all; a dead worker needs nothing any more, a dead server ends the run: its weights are gone."""
     dead = []
     for request in requests:

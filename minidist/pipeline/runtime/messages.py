@@ -18,7 +18,7 @@ from minidist.base.errors import UsageError
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm import Comm
-from minidist.comm.communicator import Request
+from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.runtime.shapes import TENSORS, Borders, Key, dtype_of
 

@@ -1,0 +1,34 @@
+"""What the MPI world remembers of a message between its post and its wait, and of a stream.
+
+Proved by: tests/comm/test_conformance.py
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from greenlet import greenlet
+
+from minidist.comm.point_to_point import Request, Work
+
+
+@dataclass(slots=True, eq=False)
+class MPIRequest(Request):
+    """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
+
+    buffer: np.ndarray  # the array, or its copy on the host
+    checksum: int | None = field(default=None, init=False)  # of what is sent
+    header: bytes | bytearray | None = field(default=None, init=False)
+    header_request: Any = field(default=None, init=False)
+    payload: Any = field(default=None, init=False)  # MPI's request; None until the header has come
+
+
+class Stream:
+    """The execution context of a communicator's asynchronous work on this rank."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.greenlet: greenlet | None = None
+        self.queue: deque[Work] = deque()
+        self.waiting: MPIRequest | None = None

@@ -1,0 +1,324 @@
+"""Point-to-point messages: the interface that algorithms are written against, whatever a rank really is.
+
+`PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
+algorithm runs on either. It checks the arguments and hands the message to its `World`, of which there are two:
+`SimWorld` and `MPIWorld`.
+
+    comm.send(array, dest) ──▶ PointToPoint._post ──▶ World.post ──▶ Request
+                               PointToPoint.wait  ──▶ World.wait
+
+There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
+greenlet beside the rank's main program, one for each communicator, first started, first run.
+
+Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
+"""
+
+import math
+import operator
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from minidist.base.errors import BufferReuseError, RankDeadError, UsageError
+from minidist.base.trace import MessageEvent, Trace
+from minidist.comm.buffers import may_overlap
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
+
+ANY = -1  # "from any rank": a wildcard source
+MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A nonblocking send or receive; each world has a subclass with what it must remember until the wait.
+
+    kind: "send" or "receive". peer: a rank of `comm`; that of a wildcard receive is known after the wait.
+    """
+
+    comm: "PointToPoint"
+    kind: str
+    array: np.ndarray
+    peer: int
+    tag: int
+    site: CallSite
+    event: MessageEvent
+    finished: bool = field(default=False, init=False)  # has it been waited for?
+
+    def wait(self) -> np.ndarray:
+        """Block until the message is complete; return its array."""
+        return self.comm.wait(self)
+
+    def describe(self) -> str:
+        """Return the operation, the peer, the tag, the bytes and the line, for reports."""
+        direction = "to" if self.kind == "send" else "from"
+        other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
+        key = self.comm.match_key
+        what = self.kind if key == "message" else f"{key}: {self.kind}"
+        return f"{what} {direction} {other}, tag {self.tag}, {self.array.nbytes} B, at {self.site}"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A function that runs in a communicator's stream; `wait()` returns what the blocking call would have returned.
+
+    arrays: what the function reads and writes, so that the program must leave them alone until the wait.
+    """
+
+    comm: "PointToPoint"
+    function: Callable[[], Any]
+    site: CallSite
+    started: float
+    arrays: Sequence[np.ndarray] = ()
+    context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
+    checksums: list[int] = field(default_factory=list)
+    finished: bool = False
+    result: Any = None
+    error: RankDeadError | None = None  # what wait() raises instead
+    end: float = 0.0
+    waiter: Any = None  # the stream that is blocked in wait()
+
+    def wait(self) -> Any:
+        """Block until the function is done; return its result."""
+        return self.comm.world.wait_work(self)
+
+    def describe(self) -> str:
+        """Return the operation and the line, for reports."""
+        return f"{self.comm.operation}, started at {self.site}"
+
+
+class World(Protocol):
+    """What a world offers to its communicators: messages, streams and a clock."""
+
+    kind: str  # "simulated" | "mpi"
+    checks: bool  # compare headers and watch buffers in flight
+    unchecked: bool  # nothing is checked or recorded: `exchange` may shorten a sendrecv
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """World ranks that were killed, and when (SimWorld(on_failure="isolate") only)."""
+        ...
+
+    def register(self, comm: "PointToPoint") -> None:
+        """Note that a communicator was made on this rank."""
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Places in `members` (world ranks) of those that are near to each other, node by node."""
+        ...
+
+    def post(
+        self, comm: "PointToPoint", kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+    ) -> Request:
+        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
+        ...
+
+    def wait(self, request: Request) -> None:
+        """Return when the request is complete; the rank's other streams run meanwhile."""
+
+    def exchange(
+        self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
+    ) -> bool:
+        """Do a whole sendrecv at once, in an unchecked world; False when it must be posted instead."""
+        ...
+
+    def run_async(self, work: Work) -> Work:
+        """Queue work in the stream of its communicator."""
+        ...
+
+    def wait_work(self, work: Work) -> Any:
+        """Return the work's result once it is finished."""
+
+    def progress(self) -> None:
+        """Advance the streams, where they need it."""
+
+    def time(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
+        """Record computing, and advance a virtual clock by its time."""
+
+    def trace_of(self, comm: "PointToPoint") -> Trace:
+        """The record of the rank that `comm` belongs to."""
+        ...
+
+
+class PointToPoint:
+    """Messages among a group of ranks, seen from one of them.
+
+    rank, size: this rank's number in the group, and the group's size. members: the world rank of each member. ranks:
+    the number of each member in the communicator, which differs from its own only in a part of a collective call.
+    name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
+    match_key: what both sides of a message must have equal. tag, site: of messages that do not name a tag, and where
+    they are sent (None: look for the caller's line at each message). nodes: the ranks node by node, when a `TwoLevel`
+    has said so.
+
+    Arrays must be C-contiguous; nothing is copied.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        members: Sequence[int],
+        rank: int,
+        ranks: Sequence[int],
+        context: str,
+        operation: str = "message",
+        match_key: str = "message",
+        tag: int = 0,
+        site: CallSite | None = None,
+        nodes: list[list[int]] | None = None,
+    ) -> None:
+        self.world, self.name, self.members, self.rank, self.ranks = world, name, members, rank, ranks
+        self.size = len(members)
+        self.context, self.operation, self.match_key = context, operation, match_key
+        self.tag, self.site, self.nodes = tag, site, nodes
+
+    # messages ---------------------------------------------------------------------------------------------------------
+
+    def isend(self, array: np.ndarray, dest: int, tag: int | None = None) -> Request:
+        """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
+        return self._post("send", array, dest, tag, True)
+
+    def irecv(self, array: np.ndarray, source: int, tag: int | None = None) -> Request:
+        """Start receiving into `array` from rank `source` (or ANY); do not touch it before `wait`."""
+        return self._post("receive", array, source, tag, True)
+
+    def wait(self, request: Request) -> np.ndarray:
+        """Block until the request is complete; return its array."""
+        if not request.finished:
+            self.world.wait(request)
+            request.finished = True
+        return request.array
+
+    def waitall(self, requests: Sequence[Request]) -> None:
+        """Wait for each request, in the order given."""
+        for request in requests:
+            self.wait(request)
+
+    def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
+        """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
+        self.wait(self._post("send", array, dest, tag, False))
+
+    def recv(self, array: np.ndarray, source: int, tag: int | None = None) -> int:
+        """Receive into `array`; return the source's rank (of interest with ANY)."""
+        request = self._post("receive", array, source, tag, False)
+        self.wait(request)
+        return request.peer
+
+    def sendrecv(
+        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
+    ) -> None:
+        """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        if self.world.unchecked and self.world.exchange(
+            self, outgoing, dest, incoming, source, self.tag if tag is None else tag
+        ):
+            return
+        if self.world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
+                f" {self.site or call_site(sys._getframe(1))}; give each message a buffer of its own"
+            )
+        receive = self._post("receive", incoming, source, tag, False)
+        send = self._post("send", outgoing, dest, tag, False)
+        self.wait(receive)
+        self.wait(send)
+
+    def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
+        """Send any picklable object: two messages, its length (8 B) and its bytes."""
+        data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        self.send(np.array([data.size], dtype=np.int64), dest, tag)
+        self.send(data, dest, tag)
+
+    def recv_object(self, source: int, tag: int | None = None) -> Any:
+        """Receive what `send_object` sent."""
+        length = np.empty(1, dtype=np.int64)
+        source = self.recv(length, source, tag)
+        data = np.empty(int(length[0]), dtype=np.uint8)
+        self.recv(data, source, tag)
+        return pickle.loads(data.tobytes())
+
+    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
+        site = self.site or call_site(sys._getframe(2))
+        if tag is None:
+            tag = self.tag
+        elif tag.__class__ is not int:
+            tag = operator.index(tag)
+        if not 0 <= tag <= MAX_TAG:
+            raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{MAX_TAG}, at {site}")
+        if not 0 <= peer < self.size and not (peer == ANY and kind == "receive"):
+            raise UsageError(
+                f"rank {self.rank}: {kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}, at {site}"
+            )
+        flags = getattr(array, "flags", None)
+        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
+            raise UsageError(f"rank {self.rank}: {kind} of {_why_not(array)}, at {site}")
+        if array.dtype.hasobject:
+            raise UsageError(
+                f"rank {self.rank}: {kind} of an array of Python objects, which are addresses in this process; "
+                f"convert it to numbers, or use send_object, at {site}"
+            )
+        return self.world.post(self, kind, array, peer, tag, site, guarded)
+
+    def collective(self, operation: str, equal: str = "") -> "PointToPoint":
+        """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        """Return when every rank has entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""
+        call = self.collective("barrier")
+        nothing = np.empty(0, dtype=np.uint8)
+        distance = 1
+        while distance < self.size:
+            dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            call.sendrecv(nothing, dest, nothing, source)
+            distance *= 2
+
+    # streams and time -------------------------------------------------------------------------------------------------
+
+    def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
+        """Run `function` in the communicator's stream.
+
+        arrays: what it reads and writes; the program must leave them alone until the wait.
+        """
+        site = call_site(sys._getframe(1)) if self.site in (None, NOWHERE) else self.site
+        assert site is not None
+        return self.world.run_async(Work(self, function, site, self.world.time(), arrays))
+
+    def progress(self) -> None:
+        """Advance nonblocking operations. Returns nothing, so results cannot depend on timing."""
+        self.world.progress()
+
+    def time(self) -> float:
+        """Seconds since the run began, on this stream's clock (virtual or real)."""
+        return self.world.time()
+
+    def compute(
+        self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
+    ) -> None:
+        """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
+        if not 0.0 <= seconds < math.inf:
+            raise UsageError(f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
+        self.world.compute(operations, seconds, name)
+
+    @property
+    def trace(self) -> Trace:
+        """This rank's record."""
+        return self.world.trace_of(self)
+
+
+def _why_not(array: Any) -> str:
+    """Return why this cannot be a message, and what to pass instead."""
+    if not hasattr(array, "flags"):
+        return f"a {type(array).__name__}; messages are arrays: pass numpy.array(...), or use send_object"
+    if not array.flags.c_contiguous:
+        return (
+            f"an array with strides {array.strides}; messages need C-contiguous arrays: "
+            "pass numpy.ascontiguousarray(array) or receive into a fresh one"
+        )
+    return "an array that is read-only; receive into one that may be written"

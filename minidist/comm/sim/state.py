@@ -1,0 +1,105 @@
+"""What the parts of the simulated world share: the streams, the messages in flight, and how the run is set up.
+
+`Matching` pairs sends with receives, `Failures` kills ranks, `HangWatchdog` and `deadlock_report` look on, and
+`SimWorld` schedules the streams. Each is given this one object, so that none needs to know another.
+
+Proved by: tests/comm/sim/test_world.py
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import greenlet
+
+from minidist.base.errors import RankDeadError
+from minidist.base.trace import Trace
+from minidist.comm.buffers import OpenReceives
+from minidist.comm.point_to_point import Request, Work
+from minidist.comm.sim.choosers import Chooser
+from minidist.comm.sim.clock import LinkModel
+
+Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag: what a send and a receive must share
+AnyKey = tuple[str, int, int]  # context, destination, tag: of a receive from any rank
+
+
+class Stream:
+    """An execution context of a rank, with a clock and two ports: its main program, or one for each communicator."""
+
+    __slots__ = ("greenlet", "handling", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
+
+    def __init__(self, rank: int, name: str) -> None:
+        self.rank, self.name, self.is_main = rank, name, name == "main"
+        self.greenlet: greenlet | None = None
+        self.time = self.out_free = self.in_free = 0.0  # the ports are free from then on
+        self.waiting: Request | Work | None = None
+        self.handling: BaseException | None = None  # the exception that led into a wait inside `except` or `finally`
+        self.queue: deque[Work] = deque()
+
+
+@dataclass(slots=True, eq=False)
+class SimRequest(Request):
+    """A request and what the simulated world must remember of it until it has been waited for."""
+
+    stream: Stream
+    order: int  # of all posts of the run
+    eager: bool = field(default=False, init=False)  # a buffered send, which is complete at once
+    matched: bool = field(default=False, init=False)
+    watched: bool = field(default=False, init=False)  # other code runs between the post and the wait
+    checksum: int | None = field(default=None, init=False)  # of the bytes that must be unchanged when the wait ends
+    waiter: Stream | None = field(default=None, init=False)
+    error: RankDeadError | None = field(default=None, init=False)  # it cannot complete any more
+    depart: float = field(default=0.0, init=False)
+    sent: float = field(default=0.0, init=False)
+    arrival: float = field(default=0.0, init=False)
+
+
+@dataclass(eq=False)
+class SimState:
+    """One run of a simulated world."""
+
+    size: int
+    links: LinkModel
+    chooser: Chooser
+    checks: bool
+    record: bool
+    eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
+    isolate: bool  # a killed rank does not end the run
+    ready: deque[Stream]  # streams that can run
+    mains: list[Stream]
+    running: Stream  # whose turn it is
+    side: dict[tuple[int, str], Stream] = field(default_factory=dict)  # by rank and communicator
+    sends: dict[Key, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
+    receives: dict[Key, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
+    wildcards: dict[AnyKey, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
+    returned: set[int] = field(default_factory=set)
+    dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
+    switches: int = 0  # of streams; stands still while a rank computes
+
+    def __post_init__(self) -> None:
+        ranks = range(self.size)
+        self.traces = [Trace(rank, self.size) for rank in ranks]
+        self.open = [OpenReceives() for _ in ranks]
+        self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
+        self.works: list[list[Work]] = [[] for _ in ranks]  # those in streams whose arrays are watched
+
+    def streams(self) -> list[Stream]:
+        """Return all streams: the ranks' main programs, then the others."""
+        return [*self.mains, *self.side.values()]
+
+
+def take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
+    """Remove and return the oldest request of a queue; an empty queue is deleted."""
+    queue = queues[key]
+    request = queue.popleft()
+    if not queue:
+        del queues[key]
+    return request
+
+
+def remove(queues: dict[Any, deque[SimRequest]], key: Any, request: SimRequest) -> None:
+    """Remove a request from its queue; an empty queue is deleted."""
+    queue = queues[key]
+    queue.remove(request)
+    if not queue:
+        del queues[key]
