@@ -113,7 +113,7 @@ print("dy/da = b + 1 =", a.grad, "   dy/db = a =", b.grad)
 # library that you import:
 
 # %%
-print(inspect.getsource(BackwardPass._walk))
+print(inspect.getsource(BackwardPass._visit_all))
 print(inspect.getsource(BackwardPass._collect))
 
 # %% [markdown]

@@ -165,9 +165,11 @@ def step_inside_backward(comm, count, steps=3):
                 unit.updated()
                 unit.release_grad()
 
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(ready)
         x = Tensor(track(rows[:count].copy(), "input"))
         for _ in range(steps):
-            cross_entropy(model(x), targets[:count]).backward(on_ready=ready)
+            cross_entropy(model(x), targets[:count]).backward()
     comm.trace.memory = [(0.0, live) for live in account.history()]
     return account, np.concatenate([unit.data for unit in units])
 

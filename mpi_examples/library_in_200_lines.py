@@ -18,7 +18,7 @@ Proved by: tests/parallel/test_small_clients.py
 
 import numpy as np
 
-from minidist.autograd import Tensor
+from minidist.autograd import BackwardObserver, Tensor
 from minidist.base.layout import chunk_sizes
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, reduce_scatter
@@ -48,6 +48,16 @@ def micro_batch(number):
 def loss_gradient(outputs):
     """Gradient of the loss sum(outputs ** 2) / 2: the outputs themselves."""
     return outputs.copy()
+
+
+class Progress(BackwardObserver):
+    """Lets messages travel while backward computes."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def node_done(self):
+        self.comm.progress()
 
 
 # --- one device: what each program must equal -------------------------------------------------------------------------
@@ -118,7 +128,7 @@ def zero3(comm, micro_batches=2):
         gradient = loss_gradient(x)
         for i in reversed(range(LAYERS)):
             gathered(i).zero_grad()
-            outputs[i].backward(gradient, after_node=comm.progress)
+            outputs[i].backward(gradient, observers=[Progress(comm)])
             gradient = inputs[i].grad
             with purpose("gradient_reduce"):
                 works.append(reduce_scatter(comm, units[i].grad, algorithm="ordered", async_op=True))

@@ -1,8 +1,8 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use."""
 
-from minidist.autograd.tensor import Tensor, record  # isort: skip  the operations need Tensor first
 from minidist.autograd.attention import causal_attention, causal_attention_composite, causal_attention_heads
-from minidist.autograd.backward import WeightGradStore, after_node_hook, backward, on_ready_hook
+from minidist.autograd.backward import BackwardPass, WeightGradStore, backward, is_in_backward
+from minidist.autograd.backward_hook import backward_hook, backward_hooks
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
 from minidist.autograd.dropout import dropout
@@ -32,7 +32,6 @@ from minidist.autograd.gelu import gelu
 from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
 from minidist.autograd.linear import linear
-from minidist.autograd.mark import mark, mark_all
 from minidist.autograd.matrix import matmul
 from minidist.autograd.modes import (
     FlopCounter,
@@ -44,19 +43,25 @@ from minidist.autograd.modes import (
     set_grad_enabled,
 )
 from minidist.autograd.node import Node
-from minidist.autograd.parameter import Parameter, SavedParameter
+from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter, SavedParameter
 from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
 from minidist.autograd.rms_norm import rms_norm
 from minidist.autograd.rotary import rotary, rotary_angles
 from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
 from minidist.autograd.swiglu import swiglu
+from minidist.autograd.tensor import Tensor, record
+
+from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
 
 __all__ = [
     "AutogradError",
     "WeightGradStore",
+    "BackwardObserver",
+    "BackwardPass",
     "DtypeError",
     "Function",
     "FlopCounter",
+    "Gradient",
     "Node",
     "Parameter",
     "SavedParameter",
@@ -65,8 +70,9 @@ __all__ = [
     "VersionError",
     "absolute",
     "add",
-    "after_node_hook",
     "backward",
+    "backward_hook",
+    "backward_hooks",
     "broadcast_to",
     "causal_attention",
     "causal_attention_composite",
@@ -85,13 +91,12 @@ __all__ = [
     "getitem",
     "gradcheck",
     "is_grad_enabled",
+    "is_in_backward",
     "layer_norm",
     "layer_norm_composite",
     "linear",
     "log",
     "log_softmax",
-    "mark",
-    "mark_all",
     "matmul",
     "max",
     "maximum",
@@ -102,7 +107,6 @@ __all__ = [
     "mul",
     "neg",
     "no_grad",
-    "on_ready_hook",
     "pow",
     "record",
     "relu",

@@ -1,128 +1,115 @@
-"""The backward pass: visit the nodes that a loss depends on, the newest first, and hand each gradient to older nodes.
+"""The backward pass: visit the nodes that a loss depends on, the newest first, and pass each gradient to older nodes.
 
-Nodes are popped as they are visited and drop what they saved, so memory falls during the pass. Input gradients and
-weight gradients are separate work: with `weight_gradients="deferred"` the pass computes the first and returns the
-second as a list to run later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+    loss ── node 9 ── node 8 ── ... ── node 0         forward recorded them in the order 0, 1, ..., 9
+            [1] collect the nodes that the loss depends on; count the use sites of each parameter
+            [2] visit the newest: prepare, then one vector-Jacobian product per input and per weight
+            [3] a parameter whose last site was visited is ready; observers are told
+
+Nodes drop what they saved as they are visited, so memory falls during the pass. Input gradients and weight gradients
+are separate work: with `weight_gradients="deferred"` the pass computes the first and returns the second to be run
+later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+
+Proved by: tests/autograd/test_backward.py, tests/autograd/test_deferred_and_recorded.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.modes import FlopCounter, contribution_recorder, flop_counter
 from minidist.autograd.node import Node
+from minidist.autograd.parameter import BackwardObserver, Parameter
+from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.memory import memory_account
 
-if TYPE_CHECKING:
-    from minidist.autograd.parameter import Parameter
-    from minidist.autograd.tensor import Tensor
-
 _creation = attrgetter("index")
 
-# Defaults of the arguments of the same name, for callers that do not call `backward` themselves.
-on_ready_hook: ContextVar["Callable[[Parameter], None] | None"] = ContextVar("minidist_on_ready", default=None)
-after_node_hook: ContextVar[Callable[[], None] | None] = ContextVar("minidist_after_node", default=None)
-current_pass: ContextVar["BackwardPass | None"] = ContextVar("minidist_backward_pass", default=None)
+_running: ContextVar[bool] = ContextVar("minidist_backward_is_running", default=False)
+is_in_backward = _running.get
 
 
 def backward(
-    tensor: "Tensor",
-    gradient: Any = None,
-    *,
-    on_ready: "Callable[[Parameter], None] | None" = None,
-    after_node: Callable[[], None] | None = None,
-    weight_gradients: str = "now",
+    tensor: Tensor, gradient: Any = None, *, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now"
 ) -> "WeightGradStore | None":
     """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
     gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
     tensor has one element. It is not modified.
-    on_ready(parameter): called once for each parameter in this graph, right after its last contribution was added.
-    after_node(): called after each visited node; the place to let communication progress.
-    weight_gradients: "now", or "deferred": then parameters get nothing yet and the answer is a `WeightGradStore`.
+    observers: told how the pass goes on, besides those that are registered on parameters (`BackwardObserver`).
+    weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
 
     The graph is used up: a second backward through any node of it raises AutogradError.
     """
     if weight_gradients not in ("now", "deferred"):
         raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {weight_gradients!r}")
-    if tensor.node is None:
+    root = tensor.node
+    if root is None:
         raise AutogradError(
             f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained"
         )
+
+    # The gradient of the tensor itself: ones for a loss, checked and in the tensor's dtype otherwise.
+    data = tensor.data
     if gradient is None:
-        if tensor.size != 1:
+        if data.size != 1:
             raise AutogradError(
-                f"backward from a tensor of shape {tensor.shape} needs gradient=; only one element can do without"
+                f"backward from a tensor of shape {data.shape} needs gradient=; only one element can do without"
             )
-        gradient = xp.ones_like(tensor.data)
+        gradient = xp.ones_like(data)
     else:
-        gradient = xp.as_array(
-            getattr(gradient, "data", gradient) if not xp.is_array(gradient) else gradient, tensor.dtype
-        )
-        if gradient.shape != tensor.shape:
-            raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {tensor.shape}")
-    return BackwardPass(on_ready or on_ready_hook.get(), after_node or after_node_hook.get(), weight_gradients).run(
-        tensor.node, gradient
-    )
+        gradient = xp.as_array(gradient if xp.is_array(gradient) else getattr(gradient, "data", gradient), data.dtype)
+        if gradient.shape != data.shape:
+            raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
+    return BackwardPass(observers, weight_gradients).run(root, gradient)
 
 
 class BackwardPass:
-    """One walk over one graph. Recomputation walks its replayed graph inside the same pass, with `run_nested`."""
+    """One pass over one graph. Recomputation visits its replayed graph in the same pass, with `run_nested`."""
 
-    def __init__(
-        self,
-        on_ready: "Callable[[Parameter], None] | None" = None,
-        after_node: Callable[[], None] | None = None,
-        weight_gradients: str = "now",
-    ) -> None:
-        self.on_ready = on_ready
-        self.after_node = after_node
-        self.deferred = WeightGradStore(self) if weight_gradients == "deferred" else None
+    def __init__(self, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now") -> None:
+        self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
+        self.observers: list[BackwardObserver] = []  # in the order in which they joined
         self.counter: FlopCounter | None = flop_counter.get()
         self.account = memory_account.get()
-        self._at_end: dict[Any, Callable[[], None]] = {}
-        self.notes: dict[Any, Any] = {}  # what markers on the way told the hooks of this pass, each under its own key
+        self._told_all = observers
+        for observer in observers:
+            self.attach(observer)
 
-    def at_end(self, key: Any, callback: Callable[[], None]) -> None:
-        """Call `callback()` once when this pass has visited every node; a second one with the same key is ignored."""
-        self._at_end.setdefault(key, callback)
+    def attach(self, observer: BackwardObserver) -> None:
+        """Let `observer` join the pass, if it has not yet."""
+        if observer not in self.observers:
+            self.observers.append(observer)
+            observer.started()
 
     def run(self, root: Any, gradient: xp.Array) -> "WeightGradStore | None":
-        """Walk from the node `root` with the gradient of its output."""
+        """Visit what the node `root` depends on, with the gradient of its output."""
         if root.__class__ is not Node:  # backward from a parameter itself
             root.accumulate(gradient)
-            return self.deferred
-        token = current_pass.set(self)
+            return self.store
+        token = _running.set(True)
         try:
-            self._walk(root, gradient)
-            for callback in self._at_end.values():
-                callback()
+            self._visit_all(root, gradient, self._collect(root))
+            for observer in self.observers:
+                observer.finished()
         finally:
-            current_pass.reset(token)
-        return self.deferred
+            _running.reset(token)
+        return self.store
 
-    def run_nested(self, root: Any, gradient: xp.Array, replayed: "tuple[Parameter, ...]") -> None:
-        """Walk a graph that a node of this pass has just recomputed, and settle the sites that stood for the replay."""
+    def run_nested(self, root: Any, gradient: xp.Array, replayed: tuple[Parameter, ...]) -> None:
+        """Visit a graph that a node of this pass has just recomputed, and end the sites that stood for the replay."""
         tape = self._collect(root) if root is not None else []
         for parameter in replayed:
-            self.site_done(parameter)
+            self._site_done(parameter)
         if tape:
-            self._walk(root, gradient, tape)
-
-    def _walk(self, root: Node, gradient: xp.Array, tape: list[Node] | None = None) -> None:
-        tape = self._collect(root) if tape is None else tape
-        root.receive(gradient, fresh=False)
-        while tape:
-            self._visit(tape.pop())
-            if self.after_node is not None:  # a reducer may set it during the walk
-                self.after_node()
+            self._visit_all(root, gradient, tape)
 
     def _collect(self, root: Node) -> list[Node]:
-        """The nodes that `root` depends on, oldest first; counts the use sites of each parameter on the way."""
+        """[1] The nodes that `root` depends on, oldest first; counts the use sites of each parameter on the way."""
         sites = self.sites
         seen = {root}
         todo = [root]
@@ -145,16 +132,29 @@ class BackwardPass:
         tape.sort(key=_creation)
         return tape
 
+    def _visit_all(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
+        root.receive(gradient, fresh=False)
+        while tape:
+            self._visit(tape.pop())
+            for observer in self.observers:
+                observer.node_done()
+
     def _visit(self, node: Node) -> None:
-        inputs, weights = node.inputs, node.weights
+        """[2] Pass the gradient of the node's output to its inputs and weights, and free what the node saved."""
         if node.name == "leaf":  # the gradient stays, as an array that belongs to the leaf alone
             node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
             node.owned = True
             return
-        gradient, prepare = node.grad, node.prepare
-        node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
+        inputs, weights, prepare, hook, gradient = node.inputs, node.weights, node.prepare, node.hook, node.grad
+        node.inputs, node.weights, node.prepare, node.hook, node.grad = None, (), None, None, None
+
+        # The work that all products share.
         if prepare is not None:
             gradient = prepare(gradient)
+        elif hook is not None:
+            gradient = hook(self, gradient)
+
+        # Gradients of the inputs, which older nodes wait for.
         costs = iter(node.costs or ()) if self.counter is not None else None
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
@@ -165,46 +165,51 @@ class BackwardPass:
             # A new array that is no view is the source's own; what may be shared is never added to in place.
             fresh = result is not gradient and result.base is None
             if source.grad is None:
-                source.grad = result
-                source.owned = fresh
+                source.grad, source.owned = result, fresh
             else:
                 source.receive(result, fresh)
+
+        # Gradients of the weights, now or later.
         for parameter, vjp in weights:
             cost = None if costs is None else next(costs, None)
-            if self.deferred is not None:
-                self.deferred.add(parameter, vjp, gradient, cost)
+            if self.store is not None:
+                self.store.put(parameter, vjp, gradient, cost)
             else:
                 self.contribute(parameter, vjp, gradient, cost)
 
     def contribute(
-        self, parameter: "Parameter", vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None
+        self, parameter: Parameter, vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None
     ) -> None:
         """Compute one weight gradient and add it to its parameter."""
-        parameter.accumulate(lambda out: vjp(gradient, out))
+        parameter.accumulate(partial(vjp, gradient))
         if self.counter is not None and cost is not None:
             self.counter.add("weight_gradient", *cost)
-        self.site_done(parameter)
+        self._site_done(parameter)
 
-    def site_done(self, parameter: "Parameter") -> None:
-        """One contribution less to wait for; the last one makes the parameter ready."""
+    def _site_done(self, parameter: Parameter) -> None:
+        """[3] One contribution less to wait for; the last one makes the parameter ready."""
         self.sites[parameter] -= 1
         if self.sites[parameter] == 0:
             if parameter.gradient.local is None and contribution_recorder.get() is None:
                 parameter.zero_fill()  # a replay read it and did not differentiate it
             for hook in parameter.ready_hooks:
                 hook(parameter)
-            if self.on_ready is not None:
-                self.on_ready(parameter)
+            for observer in (*parameter.observers, *self._told_all):
+                self.attach(observer)
+                observer.parameter_ready(parameter)
 
 
 class WeightGradStore:
-    """Weight gradients that a backward pass left to do, in the order of the pass; keeps alive what they need."""
+    """Weight gradients that a backward pass left to be computed, in the order of the pass.
+
+    It keeps alive what they need. (Megatron-LM and DualPipe have a class of this name for the same purpose.)
+    """
 
     def __init__(self, owner: BackwardPass) -> None:
         self._owner = owner
         self._work: list[tuple[Parameter, Callable[..., Any], Any, tuple[int, int] | None]] | None = []
 
-    def add(self, parameter: "Parameter", vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None) -> None:
+    def put(self, parameter: Parameter, vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None) -> None:
         """Append one weight gradient."""
         assert self._work is not None
         self._work.append((parameter, vjp, gradient, cost))
@@ -213,7 +218,7 @@ class WeightGradStore:
         return len(self._work or ())
 
     def run(self) -> None:
-        """Compute them all, once; a second run is an error (every weight would be counted twice)."""
+        """Compute them all, once; a second run is an error, because every weight would be counted twice."""
         if self._work is None:
             raise AutogradError("deferred weight gradients ran already; each backward pass leaves them once")
         work, self._work = self._work, None

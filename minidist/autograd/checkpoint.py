@@ -10,7 +10,7 @@ from contextvars import copy_context
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd.backward import current_pass
+from minidist.autograd.backward import BackwardPass
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.modes import enable_grad, flop_counter, in_segment, is_grad_enabled, no_grad
 from minidist.autograd.node import Node
@@ -29,7 +29,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     and gives the array again (from the host, say).
 
     Costs one more forward of the segment. Parameters that fn uses get their gradients during the replay; they become
-    ready (`on_ready`) as they would without recomputation, counting every segment that uses them. Any other tensor that
+    ready as they would without recomputation, counting every segment that uses them. Any other tensor that
     needs a gradient must be an argument: one that fn finds elsewhere is an error.
     """
     if not is_grad_enabled():
@@ -57,7 +57,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     save = (lambda a: a.saved()) if pack is None else (lambda a: pack(a.data))
     kept = [(save(a), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
 
-    def replay(g: Any) -> list[xp.Array]:
+    def replay(running: BackwardPass, g: Any) -> list[xp.Array]:
         counter, account = flop_counter.get(), memory_account.get()
         inputs = [Tensor(a.data, needs) if is_tensor else a for a, needs, is_tensor in kept]
 
@@ -70,18 +70,16 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
         again = context.copy().run(forward)
         node = again.node if isinstance(again, Tensor) else _joined(again, arrived)
         del again  # nobody needs the values a second time
-        walk = current_pass.get()
-        assert walk is not None
-        walk.run_nested(node, g, used)
+        running.run_nested(node, g, used)
         leaves = [leaf for leaf, (_, _, is_tensor) in zip(inputs, kept, strict=True) if is_tensor]
         return [xp.zeros_like(leaf.data) if leaf.grad is None else leaf.grad for leaf in leaves]
 
     arrived: dict[int, xp.Array] = {}  # gradients of a tuple's tensors, by their place
     several = isinstance(result, tuple)
     data = xp.zeros((), outputs[0].dtype, outputs[0].data) if several else result.data
-    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], prepare=replay, flops=0)
+    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], hook=replay, flops=0)
     if tensor.node is None and used:  # no argument needs a gradient, but parameters inside do
-        tensor.node = Node("checkpoint", prepare=replay)
+        tensor.node = Node("checkpoint", hook=replay)
     if tensor.node is not None:
         tensor.node.replays = used
     return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor

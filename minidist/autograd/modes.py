@@ -8,10 +8,7 @@ time.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from minidist.autograd.parameter import Parameter
+from typing import Any, Self
 
 grad_enabled: ContextVar[bool] = ContextVar("minidist_grad_enabled", default=True)
 is_grad_enabled = grad_enabled.get
@@ -76,7 +73,7 @@ class FlopCounter:
 flop_counter: ContextVar[FlopCounter | None] = ContextVar("minidist_flop_counter", default=None)
 
 # When set, weight gradients go to this function, (parameter, array) once for each use site, and not into the gradients.
-contribution_recorder: ContextVar["Callable[[Parameter, Any], None] | None"] = ContextVar(
+contribution_recorder: ContextVar[Callable[[Any, Any], None] | None] = ContextVar(
     "minidist_contribution_recorder", default=None
 )
 
@@ -84,4 +81,4 @@ contribution_recorder: ContextVar["Callable[[Parameter, Any], None] | None"] = C
 in_segment: ContextVar[bool] = ContextVar("minidist_in_segment", default=False)
 
 # When set, `Parameter.data` appends the parameter at each read: recomputation asks in this way what a function uses.
-parameter_reads: ContextVar["list[Parameter] | None"] = ContextVar("minidist_parameter_reads", default=None)
+parameter_reads: ContextVar[list[Any] | None] = ContextVar("minidist_parameter_reads", default=None)

@@ -6,12 +6,9 @@ cycles, and a graph that nobody needs any more is freed at once by reference cou
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.base.half import add_into
-
-if TYPE_CHECKING:
-    from minidist.autograd.parameter import Parameter
 
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
 # None stands for the identity.
@@ -29,33 +26,36 @@ class Node:
     inputs: pairs (node, vjp), the gradients that later (older) nodes wait for. None once backward has passed: freed.
     weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
     prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
+    hook: like `prepare`, of nodes that deal with the pass itself: hook(pass, gradient).
     grad: sum of the gradients that have arrived so far; `owned` says that no one else holds that array.
     costs: when a counter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
     """
 
-    __slots__ = ("costs", "grad", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
+    __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
 
     index: int
     name: str
     inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...] | None"
-    weights: "tuple[tuple[Parameter, VectorJacobianProduct], ...]"
+    weights: "tuple[tuple[Any, VectorJacobianProduct], ...]"  # pairs (Parameter, vjp)
     prepare: Callable[[Any], Any] | None
+    hook: Callable[[Any, Any], Any] | None  # (BackwardPass, gradient)
     grad: Any
     owned: bool
     costs: "list[tuple[int, int]] | None"
-    replays: "tuple[Parameter, ...]"
+    replays: "tuple[Any, ...]"  # Parameters
 
-    def __init__(self, name, inputs=(), weights=(), prepare=None):  # type: ignore[no-untyped-def]
+    def __init__(self, name, inputs=(), weights=(), prepare=None, hook=None, replays=()):  # type: ignore[no-untyped-def]
         self.index = _creation_index()
         self.name = name
         self.inputs = inputs
         self.weights = weights
         self.prepare = prepare
+        self.hook = hook
         self.grad = None
         self.owned = False
         self.costs = None
-        self.replays = ()
+        self.replays = replays
 
     def receive(self, gradient: Any, fresh: bool) -> None:
         """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""

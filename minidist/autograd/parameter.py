@@ -99,6 +99,26 @@ class Gradient:
         return self.buffer
 
 
+class BackwardObserver:
+    """What a strategy learns of a backward pass. Every method may be left out.
+
+    An observer joins a pass when it is given to `backward`, attached by a `backward_hook`, or registered on a parameter
+    that becomes ready. It is told of ready parameters on which it is registered (of all, when given to `backward`).
+    """
+
+    def started(self) -> None:
+        """Called when the observer joins a pass, before anything else."""
+
+    def parameter_ready(self, parameter: "Parameter") -> None:
+        """Called right after the last contribution to `parameter` was added."""
+
+    def node_done(self) -> None:
+        """Called after each visited node; the place to let communication progress."""
+
+    def finished(self) -> None:
+        """Called when the pass has visited every node; not when an error ends it."""
+
+
 class Parameter(Tensor):
     """A leaf tensor that a model trains.
 
@@ -118,6 +138,7 @@ class Parameter(Tensor):
         "init",
         "layout",
         "name",
+        "observers",
         "ready_hooks",
     )
 
@@ -133,6 +154,7 @@ class Parameter(Tensor):
         self._version = 0
         self.flat: Any = None  # the FlatParameters that owns the storage
         self.ready_hooks: list[Callable[[Parameter], None]] = []
+        self.observers: list[BackwardObserver] = []  # of every pass that makes this parameter ready
         self.layout: Layout | None = None  # how it lies over a mesh; None: nobody has cut anything
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
 

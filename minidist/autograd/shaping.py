@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
+from minidist.autograd.operands import summed_to
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
@@ -36,8 +37,6 @@ def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
 
 def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """x stretched to `shape` as in NumPy. A read-only view."""
-    from minidist.autograd.operands import summed_to
-
     try:
         data = xp.broadcast_to(x.data, shape)
     except ValueError:

@@ -5,7 +5,7 @@ the tape is the set of nodes that this leaves behind. Everything else in this pa
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from minidist.autograd.errors import AutogradError, DtypeError
 from minidist.autograd.modes import flop_counter, grad_enabled, in_segment
@@ -14,6 +14,8 @@ from minidist.autograd.precision import stored
 from minidist.base import arrays as xp
 from minidist.base.half import downcast, is_half, upcast
 from minidist.base.memory import memory_account
+
+Method = ClassVar[Callable[..., "Tensor"]]
 
 
 class Tensor:
@@ -91,10 +93,6 @@ class Tensor:
         """What a node keeps to read `.data` in backward: a tensor itself, of a Parameter a version-checked use."""
         return self
 
-    def backward(self, gradient: Any = None, **options: Any) -> Any:
-        """Run the backward pass from this tensor; `autograd.backward` documents the options."""
-        return _backward.backward(self, gradient, **options)
-
     def __len__(self) -> int:
         return len(self.data)
 
@@ -102,91 +100,33 @@ class Tensor:
         node = "" if self.node is None else f", node={self.node.name!r}"
         return f"Tensor({self.data!r}{node})"
 
-    def __add__(self, other: Any) -> "Tensor":
-        return elementwise.add(self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> "Tensor":
-        return elementwise.sub(self, other)
-
-    def __rsub__(self, other: Any) -> "Tensor":
-        return elementwise.sub(other, self)
-
-    def __mul__(self, other: Any) -> "Tensor":
-        return elementwise.mul(self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> "Tensor":
-        return elementwise.div(self, other)
-
-    def __rtruediv__(self, other: Any) -> "Tensor":
-        return elementwise.div(other, self)
-
-    def __pow__(self, exponent: float) -> "Tensor":
-        return elementwise.pow(self, exponent)
-
-    def __neg__(self) -> "Tensor":
-        return elementwise.neg(self)
-
-    def __matmul__(self, other: Any) -> "Tensor":
-        return matrix.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> "Tensor":
-        return matrix.matmul(other, self)
-
-    def __getitem__(self, index: Any) -> "Tensor":
-        return shaping.getitem(self, index)
-
-    def astype(self, dtype: Any) -> "Tensor":
-        """The values in another float dtype, rounded to the nearest; the tensor itself when it has it."""
-        return elementwise.cast(self, dtype)
-
-    def sum(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
-        """Sum over `axis` (all when None)."""
-        return reductions.sum(self, axis, keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
-        """Mean over `axis` (all when None)."""
-        return reductions.mean(self, axis, keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> "Tensor":
-        """Largest element over `axis` (all when None)."""
-        return reductions.max(self, axis, keepdims)
-
-    def reshape(self, *shape: Any) -> "Tensor":
-        """The elements in row-major order under another shape; one entry may be -1."""
-        return shaping.reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
-
-    def transpose(self, *axes: Any) -> "Tensor":
-        """Dims permuted as `axes` says (reversed when none are given)."""
-        return shaping.transpose(self, axes or None)
-
-    @property
-    def T(self) -> "Tensor":
-        """Dims reversed."""
-        return shaping.transpose(self, None)
-
-    def exp(self) -> "Tensor":
-        """e to each element."""
-        return elementwise.exp(self)
-
-    def log(self) -> "Tensor":
-        """Natural logarithm of each element."""
-        return elementwise.log(self)
-
-    def sqrt(self) -> "Tensor":
-        """Square root of each element."""
-        return elementwise.sqrt(self)
-
-    def tanh(self) -> "Tensor":
-        """Hyperbolic tangent of each element."""
-        return elementwise.tanh(self)
-
-    def relu(self) -> "Tensor":
-        """max(x, 0) of each element."""
-        return elementwise.relu(self)
+    # operators.py sets these, because the operations need Tensor.
+    __add__: Method
+    __radd__: Method
+    __sub__: Method
+    __rsub__: Method
+    __mul__: Method
+    __rmul__: Method
+    __truediv__: Method
+    __rtruediv__: Method
+    __pow__: Method
+    __neg__: Method
+    __matmul__: Method
+    __rmatmul__: Method
+    __getitem__: Method
+    backward: ClassVar[Callable[..., Any]]
+    astype: Method
+    sum: Method
+    mean: Method
+    max: Method
+    reshape: Method
+    transpose: Method
+    T: Any
+    exp: Method
+    log: Method
+    sqrt: Method
+    tanh: Method
+    relu: Method
 
 
 Edge = tuple[Tensor, Callable[..., Any] | None]
@@ -199,6 +139,7 @@ def record(
     weights: Sequence[Edge] = (),
     *,
     prepare: Callable[[Any], Any] | None = None,
+    hook: Callable[[Any, Any], Any] | None = None,
     flops: int | None = None,
     costs: Callable[[], Sequence[tuple[int, int]]] | None = None,
     saved: Sequence[xp.Array] = (),
@@ -210,7 +151,7 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare: see `Node`. flops: of the forward, for the FLOP counter; default one an element. costs: called only while a counter
+    prepare, hook: see `Node`. flops: of the forward, for the FLOP counter; default one an element. costs: called only while a counter
     is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
     saved: arrays that the vjps keep besides inputs and result, for the memory account.
     storage: the dtype of the operands, from operations that compute in float32 what is stored in two bytes; then the
@@ -243,7 +184,7 @@ def record(
             else:
                 parameters += ((node, vjp),)
         if inputs or parameters:
-            tensor.node = Node(name, inputs, parameters, prepare)
+            tensor.node = Node(name, inputs, parameters, prepare, hook)
     elif in_segment.get():
         for source, _ in (*edges, *weights):
             if source.node.__class__ is Node:
@@ -302,7 +243,3 @@ def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
         return out
 
     return write
-
-
-from minidist.autograd import backward as _backward  # noqa: E402  the operations need Tensor to exist
-from minidist.autograd import elementwise, matrix, reductions, shaping  # noqa: E402

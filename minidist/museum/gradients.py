@@ -123,16 +123,16 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
 
 def twice(patch: Patch) -> None:
     """the put-off weight-gradient pass counts a weight again at its second site"""
-    add = WeightGradStore.add
+    put = WeightGradStore.put
 
     def doubled(self: Any, parameter: Any, *rest: Any) -> None:
         if any(work[0] is parameter for work in self._work):
-            add(self, parameter, *rest)
+            put(self, parameter, *rest)
             with contextlib.suppress(KeyError):
                 self._owner.sites[parameter] += 1
-        add(self, parameter, *rest)
+        put(self, parameter, *rest)
 
-    patch.setattr(WeightGradStore, "add", doubled)
+    patch.setattr(WeightGradStore, "put", doubled)
 
 
 def twice_at_once(patch: Patch) -> None:

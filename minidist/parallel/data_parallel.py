@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Parameter, mark_all
-from minidist.autograd.backward import current_pass
+from minidist.autograd import BackwardPass, backward_hooks
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
@@ -70,37 +69,25 @@ class DistributedDataParallel(Module):
             bucket_cap_mb=bucket_cap_mb,
             unused="zeros" if find_unused_parameters else "error",
         )
-        self.synchronizing = True  # False inside `no_sync`
-        for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, the reducer refuses them
-            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+        self.reducer.observe()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The module's output for this rank's rows. A marker on it tells its backward whether to synchronize."""
-        begins = partial(self._backward_begins, self.synchronizing)
-        return mark_all(self.module(*arguments, **keywords), "output of data parallelism", begins)
+        """The module's output for this rank's rows, with a hook that tells its backward whether to synchronize."""
+        begins = partial(self._backward_begins, self.reducer.synchronizing)
+        return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
 
-    def _backward_begins(self, synchronize: bool) -> None:
-        """Note whether the forward of this graph ran outside `no_sync`; outside wins when one pass has both."""
-        backward: Any = current_pass.get()
-        backward.notes[self] = synchronize or backward.notes.get(self, False)
-
-    def _gradient_ready(self, parameter: Parameter) -> None:
-        """Hand `parameter` to the reducer, unless the forward of this pass ran in `no_sync`.
-
-        Without a marker in the graph (`ddp.module` was called directly) what holds now decides.
-        """
-        backward = current_pass.get()
-        if self.synchronizing if backward is None else backward.notes.get(self, self.synchronizing):
-            self.reducer.ready(parameter)
+    def _backward_begins(self, synchronize: bool, running: BackwardPass) -> None:
+        running.attach(self.reducer)
+        self.reducer.graph_begins(synchronize)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
-        before, self.synchronizing = self.synchronizing, False
+        before, self.reducer.synchronizing = self.reducer.synchronizing, False
         try:
             yield
         finally:
-            self.synchronizing = before
+            self.reducer.synchronizing = before
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
         """Replace the all-reduce of a bucket by `hook(state, bucket)`, which starts a reduction and returns its Work.

@@ -16,8 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.autograd import is_grad_enabled, mark_all
-from minidist.autograd.backward import current_pass
+from minidist.autograd import BackwardObserver, BackwardPass, backward_hooks, is_grad_enabled
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
@@ -35,7 +34,7 @@ def states_of(module: Module) -> "list[FSDPState]":
     return [state for reference in references if reference is not None and (state := reference()) is not None]
 
 
-class FSDPState:
+class FSDPState(BackwardObserver):
     """A sharded module's parameter groups, and its hooks.
 
     groups: none, one, or, with persistent parameters, two. The state of the outermost module, `root`, also knows what
@@ -83,7 +82,7 @@ class FSDPState:
         if self.policy.cast_forward_inputs:
             args, kwargs = cast_floats(args, self.policy.param_dtype), cast_floats(kwargs, self.policy.param_dtype)
         if is_grad_enabled():
-            args = mark_all(args, f"input of {module.name or 'model'}", self._post_backward)
+            args = backward_hooks(args, self._post_backward, f"input of {module.name or 'model'}")
         return args, kwargs
 
     def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -92,7 +91,7 @@ class FSDPState:
         output = cast_floats(output, self.policy.output_dtype)
         self._advance_clock()
         if recording:
-            output = mark_all(output, f"output of {module.name or 'model'}", self._pre_backward)
+            output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
         if not root.in_backward:  # a replayed forward is followed by its backward, which needs the module at once
             for group in self.groups:
                 group.after_forward(recording)
@@ -103,27 +102,28 @@ class FSDPState:
 
     # --- backward ---
 
-    def _pre_backward(self) -> None:
+    def _pre_backward(self, running: BackwardPass) -> None:
         """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
-        root, backward = self.root, current_pass.get()
+        root = self.root
         root.in_backward = True
         self._advance_clock()
-        assert backward is not None
-        backward.at_end(root, root._end_backward)
-        if backward.after_node is None:
-            backward.after_node = self.comm.progress
+        running.attach(root)
         self._gather()
         self._prefetch(root.ended_order[::-1])
         for group in self.groups:
             group.before_backward()
 
-    def _post_backward(self) -> None:
+    def _post_backward(self, running: BackwardPass) -> None:
         """[4] Backward has reached the module's input: everything inside it is done."""
         self._advance_clock()
         for group in self.groups:
             group.after_backward(self.root.context)
 
-    def _end_backward(self) -> None:
+    def node_done(self) -> None:
+        """Let gathers and reductions travel while backward goes on."""
+        self.comm.progress()
+
+    def finished(self) -> None:
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
         groups = [group for state in states_of(self.module) for group in state.groups]

@@ -20,8 +20,7 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minidist.autograd import Parameter
-from minidist.autograd.backward import current_pass
+from minidist.autograd import BackwardObserver, Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace import purpose
@@ -72,11 +71,12 @@ def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
     ]
 
 
-class GradientReducer:
+class GradientReducer(BackwardObserver):
     """Sums (or averages) the gradients of one flat unit over `comm`, bucket by bucket, while backward runs.
 
-    `parameter.register_post_accumulate_grad_hook(reducer.ready)` makes plain `loss.backward()` do all of it. Outside a
-    backward pass, call `ready` for each parameter and then `finish`.
+    `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
+
+    synchronizing: False while gradients shall stay local (`no_sync`); a graph that says otherwise takes precedence.
 
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
     faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
@@ -102,6 +102,9 @@ class GradientReducer:
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.communicate: Callable[[Bucket], Work] = self._all_reduce
+        self.synchronizing = True
+        self._graph_synchronizes: bool | None = None  # what the graph of the running backward pass says
+        self._taking_part = False  # did a parameter get ready in the running pass?
         self.missing: list[set[Parameter]] = [set() for _ in self.buckets]  # parameters that are not ready yet
         self._begin()
 
@@ -111,6 +114,39 @@ class GradientReducer:
         for bucket in self.buckets:
             self.missing[bucket.index].update(bucket.parameters)
 
+    # --- what a backward pass calls ---
+
+    def observe(self) -> None:
+        """Take part in every backward pass that reaches these parameters."""
+        for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, `ready` refuses them
+            parameter.observers.append(self)
+
+    def started(self) -> None:
+        """Nothing is known of this pass yet."""
+        self._graph_synchronizes, self._taking_part = None, False
+
+    def graph_begins(self, synchronize: bool) -> None:
+        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
+
+    def parameter_ready(self, parameter: Parameter) -> None:
+        """[1] in backward, unless the gradients of this pass stay local."""
+        if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
+            self._taking_part = True
+            self.ready(parameter)
+
+    def node_done(self) -> None:
+        """Let what was launched travel while backward goes on."""
+        self.comm.progress()
+
+    def finished(self) -> None:
+        """[3] at the end of a pass in which parameters got ready."""
+        self._graph_synchronizes = None
+        if self._taking_part:
+            self.finish()
+
+    # --- the three steps ---
+
     def ready(self, parameter: Parameter) -> None:
         """[1] Note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
         bucket = self.bucket_of.get(parameter)
@@ -119,11 +155,6 @@ class GradientReducer:
                 f"rank {self.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
                 " buckets, so no rank would reduce it; set requires_grad before wrapping the model, or wrap it anew"
             )
-        backward = current_pass.get()
-        if backward is not None:
-            backward.at_end(self, self.finish)
-            if backward.after_node is None:
-                backward.after_node = self.comm.progress  # what was launched travels while backward goes on
         self.missing[bucket.index].discard(parameter)
 
         # Buckets leave in index order on every rank; a complete one waits until those before it are complete.

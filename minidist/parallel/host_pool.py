@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from minidist.autograd.backward import current_pass
+from minidist.autograd import is_in_backward
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount, memory_account, track
@@ -131,7 +131,7 @@ class HostPool:
 
     def advance(self) -> None:
         """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
-        advance_clock(self.comm, "forward" if current_pass.get() is None else "backward")
+        advance_clock(self.comm, "backward" if is_in_backward() else "forward")
 
     def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
         self.advance()

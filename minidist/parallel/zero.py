@@ -90,14 +90,7 @@ class ZeroOptimizer:
             keep_whole=stage == 1,
             unused="zeros" if find_unused_parameters else "error",
         )
-        self.synchronizing = True  # False inside `no_sync`
-        for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, the reducer refuses them
-            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
-
-    def _gradient_ready(self, parameter: Parameter) -> None:
-        """Hand `parameter` to the reducer, unless the backward pass runs in `no_sync`."""
-        if self.synchronizing:
-            self.reducer.ready(parameter)
+        self.reducer.observe()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -107,11 +100,11 @@ class ZeroOptimizer:
         """
         if self.stage == 2:
             raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
-        before, self.synchronizing = self.synchronizing, False
+        before, self.reducer.synchronizing = self.reducer.synchronizing, False
         try:
             yield
         finally:
-            self.synchronizing = before
+            self.reducer.synchronizing = before
 
     def zero_grad(self) -> None:
         """Forget local and reduced gradients."""

@@ -9,6 +9,7 @@ import pytest
 from minidist import autograd as ag
 from minidist.autograd import (
     AutogradError,
+    BackwardObserver,
     Node,
     Parameter,
     ShapeError,
@@ -117,22 +118,66 @@ def test_first_contribution_overwrites_and_later_ones_are_added_whole():
 def test_each_parameter_is_ready_once_after_its_last_contribution():
     tied, other, unused = (Parameter(draws(3, 3, seed=i), name=n) for i, n in enumerate(["tied", "other", "unused"]))
     seen = []
+    for parameter in (tied, other, unused):
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append((p.name, p.grad.copy())))
     loss = (ag.tanh(Tensor(draws(2, 3)) @ tied @ other) @ tied).sum()
-    loss.backward(on_ready=lambda p: seen.append((p.name, p.grad.copy())))
+    loss.backward()
     assert [name for name, _ in seen] == ["other", "tied"]
     for parameter, (_, gradient) in zip((other, tied), seen, strict=True):
         np.testing.assert_array_equal(gradient, parameter.grad)  # nothing was added after it was ready
     assert unused.grad is None
 
 
-def test_hooks_by_contextvar_and_after_each_node():
-    ready, nodes = [], []
-    tokens = ag.on_ready_hook.set(lambda p: ready.append(p.name)), ag.after_node_hook.set(lambda: nodes.append(1))
-    (Tensor(draws(2, 3)) @ Parameter(draws(3, 3), name="w")).tanh().sum().backward()
-    ag.on_ready_hook.reset(tokens[0])
-    ag.after_node_hook.reset(tokens[1])
-    assert ready == ["w"]
-    assert len(nodes) == 3
+class Log(BackwardObserver):
+    """An observer that writes down what it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def started(self):
+        self.events.append("started")
+
+    def parameter_ready(self, parameter):
+        self.events.append(parameter.name)
+
+    def node_done(self):
+        self.events.append("node")
+
+    def finished(self):
+        self.events.append("finished")
+
+
+def test_an_observer_joins_when_it_is_given_registered_or_attached():
+    def run(register=None, hook=None, **options):
+        w, b = Parameter(draws(3, 3), name="w"), Parameter(draws(3), name="b")
+        if register is not None:
+            w.observers.append(register)
+        y = Tensor(draws(2, 3)) @ w
+        y = y if hook is None else ag.backward_hook(y, lambda running: running.attach(hook))
+        (y.tanh() + b).sum().backward(**options)
+
+    # Nodes in backward order: sum, add (b gets ready), tanh, the hook, the product (w gets ready).
+    given, registered, attached = Log(), Log(), Log()
+    run(observers=[given])
+    assert given.events == ["started", "node", "b", "node", "node", "w", "node", "finished"]
+    run(register=registered)
+    assert registered.events == ["started", "w", "node", "finished"]
+    run(hook=attached)
+    assert attached.events == ["started", "node", "node", "finished"]
+    both = Log()
+    run(register=both, hook=both)
+    assert both.events == ["started", "node", "w", "node", "finished"]  # it joins once
+
+
+def test_an_observer_is_not_told_that_a_pass_finished_when_an_error_ended_it():
+    def fail(_):
+        raise ZeroDivisionError
+
+    log = Log()
+    with pytest.raises(ZeroDivisionError):
+        ag.backward_hook(Tensor(draws(2), requires_grad=True), fail).sum().backward(observers=[log])
+    assert log.events == ["started", "node"]
+    assert not ag.is_in_backward()
 
 
 def test_a_tensor_used_twice_gets_both_gradients_and_nobody_elses():
@@ -270,7 +315,12 @@ def test_backward_frees_what_it_has_passed():
         peak_forward = account.current
         loss = y.sum()
         del y
-        loss.backward(after_node=lambda: live.append(account.by_purpose["activation"]))
+
+        class Watch(BackwardObserver):
+            def node_done(self):
+                live.append(account.by_purpose["activation"])
+
+        loss.backward(observers=[Watch()])
     assert peak_forward >= 10 * 8000
     assert live == sorted(live, reverse=True)
     assert live[-1] <= 16  # the loss itself
@@ -292,9 +342,9 @@ def test_deep_graphs_do_not_recurse():
 def test_nodes_are_visited_newest_first():
     order = []
     x = Tensor(np.ones(1), requires_grad=True)
-    a = ag.mark(x * 1.0, "a", on_backward=lambda: order.append("a"))
-    b = ag.mark(x * 1.0, "b", on_backward=lambda: order.append("b"))
-    c = ag.mark(a * b, "c", on_backward=lambda: order.append("c"))
+    a = ag.backward_hook(x * 1.0, lambda _: order.append("a"))
+    b = ag.backward_hook(x * 1.0, lambda _: order.append("b"))
+    c = ag.backward_hook(a * b, lambda _: order.append("c"))
     (c + a).sum().backward()
     assert order == ["c", "b", "a"]
 

@@ -1,4 +1,4 @@
-"""Functions from outside, markers, recomputation and the FLOP counter."""
+"""Functions from outside, backward hooks, recomputation and the FLOP counter."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from minidist.autograd import (
     Parameter,
     ShapeError,
     Tensor,
+    backward_hook,
     checkpoint,
     gradcheck,
-    mark,
 )
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
@@ -86,23 +86,28 @@ def test_function_errors():
         Wrong.apply(x).sum().backward()
 
 
-def test_marker_calls_at_forward_and_when_the_gradient_is_complete():
+def test_backward_hook_is_called_when_the_gradient_is_complete():
     events = []
     w = Parameter(draws(2, 2), name="w")
     w.register_post_accumulate_grad_hook(lambda p: events.append("w ready"))
     x = Tensor(draws(1, 2), requires_grad=True)
-    inside = mark(x, "begin", lambda: events.append("forward begins"), lambda: events.append("backward done"))
-    y = mark(
-        inside @ w + inside, "end", lambda: events.append("forward done"), lambda: events.append("backward begins")
-    )
+    inside = backward_hook(x, lambda _: events.append("backward done"))
+    y = backward_hook(inside @ w + inside, lambda _: events.append("backward begins"))
     y.sum().backward()
-    assert events == ["forward begins", "forward done", "backward begins", "w ready", "backward done"]
+    assert events == ["backward begins", "w ready", "backward done"]
     np.testing.assert_allclose(x.grad, 1 + np.ones((1, 2)) @ w.data.T)
-    mark(Tensor(1.0), "no gradient", on_backward=lambda: events.append("never"))
-    assert "never" not in events
+    assert backward_hook(Tensor(1.0), lambda _: None).node is None
 
 
 # --- recomputation ---
+
+
+def watch(parameters):
+    """The names of the parameters in the order in which they get ready."""
+    names = []
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda p: names.append(p.name))
+    return names
 
 
 def gradients(recompute, mode="now"):
@@ -110,14 +115,14 @@ def gradients(recompute, mode="now"):
     model.initialize(1)
     flat = FlatParameters(model.parameters())
     x = Tensor(draws(5, 4).astype(np.float32), requires_grad=True)
-    ready = []
+    ready = watch(flat.parameters)
     with batch_coordinates(step=2, sample_offset=10, seed=4):
         first, rest = Sequential(*model.layers[:2]), Sequential(*model.layers[1:])  # the first dropout runs twice
         h = checkpoint(first, x) if recompute else first(x)
         y = checkpoint(rest, h) if recompute else rest(h)
         loss = (y * y).sum()
     # backward runs outside of the coordinates: the replay brings its own
-    deferred = loss.backward(on_ready=lambda p: ready.append(p.name), weight_gradients=mode)
+    deferred = loss.backward(weight_gradients=mode)
     if deferred is not None:
         assert not ready
         deferred.run()
@@ -137,7 +142,8 @@ def test_recomputation_counts_sites_across_segments():
     x = Tensor(draws(2, 3), requires_grad=True)
     y = checkpoint(lambda t: ag.tanh(t @ w) @ w, x) @ w
     y = checkpoint(lambda t: t @ w, y)
-    y.sum().backward(on_ready=lambda p: seen.append(p.grad.copy()))
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.copy()))
+    y.sum().backward()
     (gradient,) = seen
     np.testing.assert_array_equal(gradient, w.grad)  # after the fourth site
     plain = Parameter(w.data.copy())
@@ -147,9 +153,9 @@ def test_recomputation_counts_sites_across_segments():
 
 def test_recomputation_of_a_segment_whose_inputs_need_no_gradient():
     w, read_only = Parameter(draws(3, 3), name="w"), Parameter(draws(3), name="read only")
-    seen = []
+    seen = watch([w, read_only])
     x = Tensor(draws(2, 3))
-    checkpoint(lambda t: t @ w + Tensor(read_only.data), x).sum().backward(on_ready=lambda p: seen.append(p.name))
+    checkpoint(lambda t: t @ w + Tensor(read_only.data), x).sum().backward()
     np.testing.assert_allclose(w.grad, x.data.T @ np.ones((2, 3)))
     assert sorted(seen) == ["read only", "w"]
     np.testing.assert_array_equal(read_only.grad, np.zeros(3))
@@ -190,12 +196,13 @@ def test_a_recomputed_segment_may_return_several_tensors(used, mode):
 
     results = []
     for run in (lambda t, w: checkpoint(segment, t, w), segment):
-        w, x, ready = Parameter(draws(3, 3, seed=1), name="w"), Tensor(draws(2, 3), requires_grad=True), []
+        w, x = Parameter(draws(3, 3, seed=1), name="w"), Tensor(draws(2, 3), requires_grad=True)
+        ready = watch([w])
         outputs = run(x, w)
         loss = Tensor(np.zeros(()))
         for place in used:
             loss = loss + (outputs[place] * outputs[place]).sum()
-        deferred = loss.backward(on_ready=lambda p, ready=ready: ready.append(p.name), weight_gradients=mode)
+        deferred = loss.backward(weight_gradients=mode)
         if deferred is not None:
             deferred.run()
         results.append((loss.data, x.grad, w.grad))

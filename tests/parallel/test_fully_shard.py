@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import collectives
-from minidist.autograd import Parameter, Tensor, checkpoint
-from minidist.autograd.mark import mark
+from minidist.autograd import Parameter, Tensor, backward_hook, checkpoint
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
@@ -314,7 +313,7 @@ class Timed(Module):
     def forward(self, x):
         self.comm.compute(seconds=self.seconds, name="F")
         y = x * self.weight.sum()
-        return mark(y, "timed", on_backward=lambda: self.comm.compute(seconds=self.seconds, name="B"))
+        return backward_hook(y, lambda _: self.comm.compute(seconds=self.seconds, name="B"))
 
 
 def timed_step(comm, prefetch, seconds, layers, elements, **settings):
@@ -386,9 +385,9 @@ def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(mo
         log.append(f"gather {group.flat.names[0][: len('transformer.h.0')] if inside else ''}")
         gather(group, context)
 
-    def logged_reached(state):
+    def logged_reached(state, running):
         log.append(f"reached {state.module.name}")
-        reached(state)
+        reached(state, running)
 
     monkeypatch.setattr(FSDPParamGroup, "start_gather", logged_gather)
     monkeypatch.setattr(FSDPState, "_pre_backward", logged_reached)

@@ -146,7 +146,8 @@ def at_rest(comm, stage):
             piece.stop - piece.start for piece in sharded.shard.slices()
         )  # the last rank's shard ends with padding
         bucket = max(b.slice.stop - b.slice.start for b in sharded.reducer.buckets)
-        return account.by_purpose, account.peak_by_purpose, 4 * sharded.shard.size, 4 * owned, 4 * bucket
+        held, peak = dict(account.by_purpose), account.peak_by_purpose  # before what this function made is freed
+        return held, peak, 4 * sharded.shard.size, 4 * owned, 4 * bucket
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

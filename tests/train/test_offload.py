@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist.autograd import FlopCounter, Tensor, checkpoint
-from minidist.autograd.mark import mark
+from minidist.autograd.backward_hook import backward_hook
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
@@ -153,7 +153,7 @@ def test_activations_cross_while_blocks_compute(prefetch, ratio):
 
         def block(x):
             counted.add("forward", operations, 0)
-            return mark(x * 2.0, "block", on_backward=lambda: counted.add("input_gradient", operations, 0))
+            return backward_hook(x * 2.0, lambda _: counted.add("input_gradient", operations, 0))
 
         with FlopCounter() as counted:
             x = Tensor(np.ones(1000, np.float32), requires_grad=True)

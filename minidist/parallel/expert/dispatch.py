@@ -107,8 +107,7 @@ class ExpertDataParallel(Module):
                 with purpose("startup"):
                     broadcast(comm, flat.data)
                 reducer = GradientReducer(flat, comm, algorithm=algorithm)
-                for parameter in flat.parameters:
-                    parameter.register_post_accumulate_grad_hook(reducer.ready)
+                reducer.observe()
                 self.reducers.append(reducer)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:

@@ -66,7 +66,7 @@ class Replicated(DataAxis):
         return self.parallel
 
     def by_hand(self) -> None:
-        self.parallel.synchronizing = False
+        self.parallel.reducer.synchronizing = False
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.no_sync()
@@ -123,7 +123,7 @@ class ShardedOptimizer(DataAxis):
         self.reducers = [self.zero.reducer]
 
     def by_hand(self) -> None:
-        self.zero.synchronizing = False
+        self.zero.reducer.synchronizing = False
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
