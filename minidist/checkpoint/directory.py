@@ -12,7 +12,6 @@ A save is atomic. Everything goes to DIR/.saving first; when all is on disk it i
 Ranks need a file system that all of them see; what they send are empty messages (two barriers, purpose `checkpoint`).
 """
 
-import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import Storage
@@ -169,7 +169,7 @@ def _indices(piece: dict[str, Any], shape: Sequence[int]) -> Any:
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return fingerprint(data).tobytes().hex()
 
 
 def _checksum(array: Any) -> str:

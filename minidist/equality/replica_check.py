@@ -9,11 +9,10 @@ Every rank tells all others, of each stretch of values that it holds, which part
 fingerprint of its bits: 16 B a stretch, to everybody. Equal parts must have equal fingerprints.
 """
 
-import hashlib
-
 import numpy as np
 
 from minidist.base.errors import MismatchError
+from minidist.base.fingerprint import fingerprint_number
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.train.strategies.base import Strategy
@@ -29,9 +28,9 @@ def check_replicas(strategy: Strategy, step: int) -> None:
         for parameter, array, start, stop in axis.weights():
             layout = parameter.layout
             tile = [strategy.axes[name].rank // layout.copies for name in layout.axes] if layout is not None else []
-            what = _number(repr((parameter.name, tile, start, stop)).encode())
+            what = fingerprint_number(repr((parameter.name, tile, start, stop)).encode())
             names[what] = parameter.name
-            rows.append([what, _number(np.ascontiguousarray(array).tobytes())])
+            rows.append([what, fingerprint_number(np.ascontiguousarray(array).tobytes())])
     mine = np.array(rows, np.uint64).reshape(-1)
     with purpose("metrics"):
         counts = np.asarray(all_gather(comm, np.array([mine.size])))
@@ -49,7 +48,3 @@ def check_replicas(strategy: Strategy, step: int) -> None:
             f" rank {other} ({len(wrong)} such parts in all); its gradient was not summed over all ranks that use it,"
             " or its update depends on the rank"
         )
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

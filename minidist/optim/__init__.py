@@ -4,6 +4,7 @@ from minidist.optim.adagrad import Adagrad
 from minidist.optim.adam import Adam, AdamW
 from minidist.optim.clip import (
     NORM_BLOCK,
+    add_blocks,
     block_square_sums,
     clip_by_norm_,
     clip_coefficient,
@@ -35,6 +36,7 @@ __all__ = [
     "RMSProp",
     "Warmup",
     "WarmupCosine",
+    "add_blocks",
     "block_square_sums",
     "clip_by_norm_",
     "clip_coefficient",

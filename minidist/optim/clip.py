@@ -14,6 +14,7 @@ training recurrent neural networks" (ICML 2013), algorithm 1; the coefficient is
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from minidist.base import arrays as xp
@@ -23,8 +24,15 @@ NORM_BLOCK = 1024  # elements
 _CHUNK = 64 * NORM_BLOCK  # elements converted at a time, so that the float64 copy stays in the cache
 
 
-def block_square_sums(array: xp.Array) -> xp.Array:
-    """Sums of squares of blocks of 1,024 elements of a 1-D array: float64, shape (ceil(size / 1024),)."""
+def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
+    """Return the sums of squares of blocks of 1,024 elements of a 1-D array: float64, shape (ceil(size / 1024),).
+
+    skip: elements that do not count, because another rank counts them.
+    """
+    if skip:
+        array = xp.array(array)
+        for elements in skip:
+            array[elements] = 0
     size = array.size
     sums = xp.empty(-(-size // NORM_BLOCK), xp.float64, array)
     squares = xp.empty(min(_CHUNK, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
@@ -40,12 +48,16 @@ def block_square_sums(array: xp.Array) -> xp.Array:
     return sums
 
 
-def norm_from_blocks(blocks: xp.Array) -> float:
-    """The norm from block sums in global order, added one after the other."""
-    total = 0.0
+def add_blocks(blocks: xp.Array, total: float = 0.0) -> float:
+    """Return `total` plus the block sums, added one after the other in the order given."""
     for value in blocks.tolist():  # not sum(): from Python 3.12 on that compensates, so its bits differ by version
         total += value
-    return math.sqrt(total)
+    return total
+
+
+def norm_from_blocks(blocks: xp.Array) -> float:
+    """Return the norm of which `blocks` are the block sums in global order."""
+    return math.sqrt(add_blocks(blocks))
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
@@ -61,7 +73,7 @@ def scale_gradients_(parameters: Any, coefficient: float) -> None:
 
 
 def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> float:
-    """Scale the gradients in place so that their norm is at most `max_norm`; answers the norm before.
+    """Scale the gradients in place so that their norm is at most `max_norm`; returns the norm before.
 
     parameters: a `FlatParameters`, slices, or an iterable of these, all of them on this rank. Each array of gradients
     begins a new block, so a reference that must equal units or stages bit for bit passes one slice for each of them.

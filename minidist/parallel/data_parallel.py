@@ -14,7 +14,6 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ import numpy as np
 
 from minidist.autograd import BackwardPass, backward_hooks
 from minidist.base.errors import MismatchError, UsageError
+from minidist.base.fingerprint import fingerprint
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
 from minidist.comm import Comm, Work
@@ -100,7 +100,7 @@ class DistributedDataParallel(Module):
 def check_same_model(flat: FlatParameters, comm: Comm) -> None:
     """Compare a digest of names and shapes (16 B) with rank 0's; raise MismatchError on a rank where it differs."""
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
-    mine = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint8).copy()
+    mine = fingerprint(text)
     with purpose("startup"):
         theirs: Any = broadcast(comm, mine.copy())
     if not np.array_equal(mine, theirs):

@@ -167,12 +167,7 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
             )
         gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
-        left_out = [place for parameter, place, _, _ in shard.ranges() if parameter in skip]
-        if left_out:
-            gradient = xp.array(gradient)
-            for place in left_out:
-                gradient[place] = 0
-        sums.append(block_square_sums(gradient))
+        sums.append(block_square_sums(gradient, [place for p, place, _, _ in shard.ranges() if p in skip]))
     # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
     with purpose("clip_norm"):
         gathered = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)

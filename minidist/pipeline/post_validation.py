@@ -29,7 +29,7 @@ from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
-from minidist.optim import clip_coefficient
+from minidist.optim import add_blocks, clip_coefficient
 from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.runtime.norm import block_sums, places
 from minidist.pipeline.runtime.pipeline import Loss, Pipeline
@@ -171,10 +171,7 @@ class PostValidatedPipeline(Pipeline):
                 values[:] = self._total
             if at == self.mine[0]:
                 values[1:] += self.losses
-            total = float(values[0])
-            for value in self._sums[self.places[at][0]].tolist():
-                total += value
-            values[0] = total
+            values[0] = total = add_blocks(self._sums[self.places[at][0]], float(values[0]))
             self._total = values
             following = self.places[at + 1][1] if at + 1 < len(self.places) else None
             if following is None:  # the last place: everybody else waits for this

@@ -5,7 +5,6 @@ A norm adds each global element once: tiles are summed over the ranks, replicate
 by another number, and the replicas drift apart.)
 """
 
-import hashlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import MismatchError
+from minidist.base.fingerprint import fingerprint_number
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Comm
@@ -85,7 +85,7 @@ def check_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:
         return
     compared = [(name, p, _copies(p, comm, axis)) for name, p in module.named_parameters()]
     compared = [(name, p, copies) for name, p, copies in compared if copies > 1]
-    prints = np.array([_fingerprint(p) for _, p, _ in compared], dtype=np.uint64)
+    prints = np.array([fingerprint_number(p.data.tobytes()) for _, p, _ in compared], dtype=np.uint64)
     with purpose("metrics"):
         every = all_gather(comm, prints).reshape(comm.size, -1)
     for i, (name, parameter, copies) in enumerate(compared):
@@ -105,7 +105,3 @@ def _copies(parameter: Parameter, comm: Comm, axis: str | None) -> int:
     """How many neighbouring ranks of `comm` hold the same values."""
     axes, copies = _cut_over(parameter)
     return comm.size if not axes or (axis is not None and axis not in axes) else copies
-
-
-def _fingerprint(parameter: Parameter) -> int:
-    return int.from_bytes(hashlib.blake2b(parameter.data.tobytes(), digest_size=8).digest(), "little")

@@ -2,12 +2,14 @@
 ranks.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
+from minidist.comm import Comm
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 
 if TYPE_CHECKING:
@@ -34,18 +36,28 @@ def block_sums(pipe: "Pipeline") -> dict[int, Any]:
 
 
 def clip_grad_norm(pipe: "Pipeline", max_norm: float, optimizer: Any = None) -> float:
-    """Every rank learns all block sums: two ordered all-reduces, 8 B a place and 8 B for 1,024 elements (purpose
-    clip_norm).
+    """Scale the gradients of all stages so that their global norm is at most `max_norm`; returns the norm before.
 
-    optimizer: as for `optim.clip_by_norm_`, for gradients of two bytes.
+    optimizer: as for `optim.clip_by_norm_`, for gradients in half precision.
     """
-    mine, order, rank = block_sums(pipe), places(pipe), pipe.comm.rank
+    mine = block_sums(pipe)
+    parts = [mine[stage] if owner == pipe.comm.rank else np.zeros(0) for stage, owner in places(pipe)]
+    return clip_by_norm_(pipe.flats, norm_from_blocks(gather_blocks(pipe.comm, parts)), max_norm, optimizer)
+
+
+def gather_blocks(comm: Comm, parts: Sequence[Any]) -> Any:
+    """Return the block sums of all ranks, one place after the other, on every rank.
+
+    parts: the block sums of each place; an empty array where another rank has them. Sends two ordered all-reduces, 8 B
+    per place and 8 B per block (purpose clip_norm).
+    """
     with purpose("clip_norm"):
-        counts = np.array([len(mine[stage]) if owner == rank else 0 for stage, owner in order], float)
-        counts = np.asarray(all_reduce(pipe.comm, counts, algorithm="ordered"))
-        blocks, starts = np.zeros(int(counts.sum())), np.concatenate([[0], np.cumsum(counts)]).astype(int)
-        for at, (stage, owner) in enumerate(order):
-            if owner == rank:
-                blocks[starts[at] : starts[at + 1]] = mine[stage]
-        blocks = np.asarray(all_reduce(pipe.comm, blocks, algorithm="ordered"))
-    return clip_by_norm_(pipe.flats, norm_from_blocks(blocks), max_norm, optimizer)
+        counts = np.array([float(part.size) for part in parts])
+        all_reduce(comm, counts, algorithm="ordered")
+        ends = np.cumsum(counts).astype(int)
+        blocks = np.zeros(ends[-1])
+        for part, end in zip(parts, ends, strict=True):
+            if part.size:
+                blocks[end - part.size : end] = part
+        all_reduce(comm, blocks, algorithm="ordered")
+    return blocks

@@ -11,7 +11,6 @@ arrived, so that 1F1B's memory is what the plan says (messages.py). Neighbours o
 plan is judged before anything runs, so a wrong one is a sentence and not a hang.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -21,6 +20,7 @@ import numpy as np
 
 from minidist.autograd import Tensor, flop_counter, no_grad
 from minidist.base.errors import MismatchError, UsageError
+from minidist.base.fingerprint import fingerprint
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
@@ -327,7 +327,7 @@ class Pipeline:
             )
 
     def _same_plan(self) -> None:
-        mine = np.frombuffer(hashlib.blake2b(self.plan.to_csv().encode(), digest_size=16).digest(), np.uint8).copy()
+        mine = fingerprint(self.plan.to_csv())
         with purpose("startup"):
             theirs: Any = broadcast(self.comm, mine.copy())
         if not np.array_equal(mine, theirs):

@@ -66,11 +66,7 @@ class DataAxis:
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
         """Sums of squares of the whole axis's gradient by blocks of 1,024 elements, without the parameters in `skip`."""
         (flat,) = self.flats
-        left_out = [flat.slice_of(parameter) for parameter in flat.parameters if parameter in skip]
-        gradient = np.array(flat.grad) if left_out else flat.grad
-        for place in left_out:
-            gradient[place] = 0
-        return block_square_sums(gradient)
+        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
 
     def gradients(self) -> list[Array]:
         """What this rank holds of the summed gradient."""

@@ -7,11 +7,11 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.train.job import Job, as_input
 from minidist.train.strategies.base import Strategy
 from minidist.train.strategies.data_axes import data_axes
@@ -91,20 +91,10 @@ class PipelineParallel(Strategy):
             skip = [p for p in axis.parameters if not self.counts(axis, p)]
             mine.setdefault(axis.stage, []).append(self.squares_of(axis, skip))
         places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
-        with purpose("clip_norm"):
-            own = [
-                np.concatenate([np.zeros(0), *mine.get(stage, [])]) if at == rank else np.zeros(0)
-                for stage, at in places
-            ]
-            counts = np.array([float(part.size) for part in own])
-            all_reduce(self.axes.pp, counts, algorithm="ordered")
-            ends = np.cumsum(counts).astype(int)
-            blocks = np.zeros(ends[-1])
-            for part, end in zip(own, ends, strict=True):
-                if part.size:
-                    blocks[end - part.size : end] = part
-            all_reduce(self.axes.pp, blocks, algorithm="ordered")
-        return blocks
+        own = [
+            np.concatenate([np.zeros(0), *mine.get(stage, [])]) if at == rank else np.zeros(0) for stage, at in places
+        ]
+        return gather_blocks(self.axes.pp, own)
 
     def counts(self, axis: DataAxis, parameter: Parameter) -> bool:
         return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
