@@ -22,7 +22,7 @@ from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, flag
 from minidist.parallel import OffloadedOptimizer
 from minidist.parallel.dims import Axes
-from minidist.parallel.tensor.shards import tile_in
+from minidist.parallel.tensor.sharding import local_tensor
 from minidist.train.job import Job
 from minidist.train.strategies.base import Strategy
 
@@ -145,7 +145,7 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     layout = parameter.layout
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)
-    return tile_in(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
+    return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
 
 
 def same_job(checkpoint: Checkpoint, job: Job) -> None:

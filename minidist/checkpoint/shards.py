@@ -6,7 +6,7 @@ tiles.
                                | . . X x . . |
                                | . . x x . . |
 
-Where a whole tile lies the tensor library knows (`parallel.tensor.shards.boxes`); a stretch of it is cut out here.
+Where a whole tile lies the tensor library knows (`parallel.tensor.sharding.boxes`); a stretch of it is cut out here.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.checkpoint import Piece
 from minidist.parallel.dims import Axes
-from minidist.parallel.tensor.shards import boxes as boxes_of_tile
+from minidist.parallel.tensor.sharding import boxes as boxes_of_tile
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
 

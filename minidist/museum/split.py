@@ -9,7 +9,7 @@ from minidist.museum.exhibit import Catch, Exhibit, Patch
 from minidist.nn import GPT, Llama, experts
 from minidist.parallel.context import ring_attention
 from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import linear, regions, replicas, sequence, shards, vocabulary
+from minidist.parallel.tensor import layers, regions, replicas, sequence_parallel, sharding, vocabulary
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 
@@ -18,21 +18,21 @@ def bias_on_every_rank(patch: Patch) -> None:
     """the bias of a row-parallel layer goes into each rank's product, so the sum holds it once a rank"""
 
     def forward(self: Any, x: Any) -> Any:
-        y = linear.linear(x, self.weight, self.bias, None, self.weight_is_in_out)
+        y = layers.linear(x, self.weight, self.bias, None, self.weight_is_in_out)
         return regions.reduce_from_tensor_parallel_region(y, self.comm)
 
-    patch.setattr(linear.RowParallelLinear, "forward", forward)
+    patch.setattr(layers.RowParallelLinear, "forward", forward)
 
 
 def contiguous_qkv(patch: Patch) -> None:
     """the fused matrix of Q, K and V is cut into contiguous parts, and joined in the same way"""
-    cut, join = shards.cut, shards.join
+    take, join = sharding.take_shard, sharding.join_shards
 
     def plain(layout: Any) -> Any:
-        return shards.Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
+        return sharding.Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
 
-    patch.setattr(shards, "cut", lambda array, layout, rank, ranks: cut(array, plain(layout), rank, ranks))
-    patch.setattr(shards, "join", lambda tiles, layout: join(tiles, plain(layout)))
+    patch.setattr(sharding, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
+    patch.setattr(sharding, "join_shards", lambda shards, layout: join(shards, plain(layout)))
 
 
 def short_vocabulary(patch: Patch) -> None:
@@ -58,13 +58,13 @@ def padded_softmax(patch: Patch) -> None:
 
 def norms_not_reduced(patch: Patch) -> None:
     """every rank keeps the layer norms' gradient of its own tokens"""
-    patch.setattr(sequence, "copy_to_tensor_parallel_region", lambda x, comm: x)
+    patch.setattr(sequence_parallel, "copy_to_tensor_parallel_region", lambda x, comm: x)
 
 
 def biases_not_reduced(patch: Patch) -> None:
     """every rank keeps the gradient of a row-parallel bias of its own tokens"""
-    right = linear.copy_to_tensor_parallel_region
-    patch.setattr(linear, "copy_to_tensor_parallel_region", lambda x, comm: x if x.ndim == 1 else right(x, comm))
+    right = layers.copy_to_tensor_parallel_region
+    patch.setattr(layers, "copy_to_tensor_parallel_region", lambda x, comm: x if x.ndim == 1 else right(x, comm))
 
 
 def norm_of_own_tiles(patch: Patch) -> None:
@@ -79,7 +79,7 @@ def replicas_counted_once_a_rank(patch: Patch) -> None:
 
 def shared_heads_not_summed(patch: Patch) -> None:
     """ranks that hold copies of one key-value head keep what their own query heads say"""
-    patch.setattr(linear.ColumnParallelLinear, "_shared", lambda self, parameter: parameter)
+    patch.setattr(layers.ColumnParallelLinear, "_replicated", lambda self, parameter: parameter)
 
 
 def data_axis_only(patch: Patch) -> None:

@@ -5,11 +5,12 @@ from minidist.nn.convolution import BatchNorm, Conv2d
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import GPT, Block, GPTConfig
+from minidist.nn.language_model import LanguageModel, TiedHead
 from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
 from minidist.nn.mlp import MLP
-from minidist.nn.module import HookHandle, Module, Sequential
+from minidist.nn.module import HookHandle, Identity, Module, Sequential
 
 __all__ = [
     "GPT",
@@ -24,6 +25,8 @@ __all__ = [
     "FlatParameters",
     "GPTConfig",
     "HookHandle",
+    "Identity",
+    "LanguageModel",
     "LayerNorm",
     "Linear",
     "Llama",
@@ -34,6 +37,7 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "Sequential",
+    "TiedHead",
     "cross_entropy",
     "mse_loss",
 ]

@@ -13,7 +13,6 @@ is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random
 / S is the share of first choices, P_e = m_e the mean probability; the gradient runs through the latter alone.
 """
 
-from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -21,7 +20,7 @@ from minidist.autograd import Function, Parameter, Tensor, gelu, linear, reshape
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import downcast, is_half
-from minidist.nn.module import Module
+from minidist.nn.module import Identity, Module
 
 
 def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
@@ -94,17 +93,14 @@ class _FromSlots(Function):
         return result
 
 
-def _here(slots: Tensor) -> Tensor:
-    return slots
-
-
 class MixtureOfExperts(Module):
     """x (batch, T, width) -> the same shape. The weights of all experts lie in one parameter each, experts first.
 
-    After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says who went
-    where. to_experts, to_tokens: what happens to the slots (experts, capacity, width) before and after the expert MLPs;
-    expert parallelism puts its all-to-alls there. enter, leave: around the two products of each expert (tensor
-    parallel).
+    After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says which
+    expert and slot each token got. Four submodules that do nothing on one device are the places for parallelism:
+    `dispatch` and `combine` take the slots (experts, capacity, width) to the experts' ranks and back (expert
+    parallelism), `f` and `g` are the borders of the region in which each expert's inner width is split (tensor
+    parallelism).
     """
 
     def __init__(
@@ -134,10 +130,10 @@ class MixtureOfExperts(Module):
         self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
         self.proj_weight = weight(experts, hidden, width, scale=scale if out_scale is None else out_scale)
         self.proj_bias = weight(experts, 1, width, scale=0.0)
-        self.to_experts: Callable[[Tensor], Tensor] = _here
-        self.to_tokens: Callable[[Tensor], Tensor] = _here
-        self.enter: Callable[[Tensor], Tensor] = _here
-        self.leave: Callable[[Tensor], Tensor] = _here
+        self.dispatch: Module = Identity()
+        self.combine: Module = Identity()
+        self.f: Module = Identity()
+        self.g: Module = Identity()
         self.auxiliary_loss: Tensor | None = None
         self.assignment: Assignment | None = None
         if seed is not None:
@@ -154,10 +150,10 @@ class MixtureOfExperts(Module):
         self.auxiliary_loss = self._auxiliary_loss(probabilities, assignment.first_counts)
 
         slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
-        work = self.to_experts(reshape(slots, (experts, capacity, shape[-1])))
-        hidden = gelu(self.enter(work) @ self.fc_weight + self.fc_bias)
-        work = self.leave(hidden @ self.proj_weight) + self.proj_bias
-        done = reshape(self.to_tokens(work), (experts * capacity, shape[-1]))
+        work = self.dispatch(reshape(slots, (experts, capacity, shape[-1])))
+        hidden = gelu(self.f(work) @ self.fc_weight + self.fc_bias)
+        work = self.g(hidden @ self.proj_weight) + self.proj_bias
+        done = reshape(self.combine(work), (experts * capacity, shape[-1]))
 
         rows = xp.arange(n)
         gates = [probabilities[rows, expert] for expert, _ in assignment.choices]

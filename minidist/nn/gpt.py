@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import ShapeError, Tensor, causal_attention, cross_entropy, is_grad_enabled, linear, reshape
+from minidist.autograd import ShapeError, Tensor, causal_attention, is_grad_enabled, reshape
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.experts import MixtureOfExperts
+from minidist.nn.language_model import LanguageModel, TiedHead
 from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, require_coordinates
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
 from minidist.nn.segments import run_blocks
 
-AttentionFunction = Callable[..., Tensor]  # (qkv, heads), and with attention dropout (qkv, heads, dropout)
+# (qkv (batch, T, 3 D), heads) -> (batch, T, D); with attention dropout (qkv, heads, dropout)
+AttentionFunction = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class GPTConfig:
 class Attention(Module):
     """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
     attention); while weights are dropped it gets the AttentionDropout as a third argument.
+
+    The number of heads is that of `c_attn`'s output: under tensor parallelism a rank has some of them.
     """
 
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         width = config.n_embd
-        self.heads = config.n_head
+        self.head_size = width // config.n_head
         self.attention_fn = attention_fn
         self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
@@ -65,8 +69,10 @@ class Attention(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
-        drop = (self.attn_dropout,) if self.attn_dropout.active else ()
-        return self.resid_dropout(self.c_proj(self.attention_fn(self.c_attn(x), self.heads, *drop)))
+        qkv = self.c_attn(x)
+        heads = qkv.shape[-1] // (3 * self.head_size)
+        dropout = (self.attn_dropout,) if self.attn_dropout.active else ()
+        return self.resid_dropout(self.c_proj(self.attention_fn(qkv, heads, *dropout)))
 
 
 class FeedForward(Module):
@@ -131,21 +137,10 @@ class Transformer(Module):
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, D)."""
-        return self.ln_f(run_blocks(self, self.h, self.embed(tokens, positions)))
+        return self.ln_f(run_blocks(self.h, self.embed(tokens, positions)))
 
 
-class TiedHead(Module):
-    """The output projection that shares the token embedding's weight: (..., D) -> (..., vocab)."""
-
-    def __init__(self, wte: Embedding) -> None:
-        self.weight = wte.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., vocab)."""
-        return linear(x, self.weight)
-
-
-class GPT(Module):
+class GPT(LanguageModel):
     """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
 
     seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
@@ -159,13 +154,17 @@ class GPT(Module):
         seed: int | None = 0,
         attention_fn: AttentionFunction = causal_attention,
     ) -> None:
+        super().__init__()
         self.config = config
         self.transformer = Transformer(config, dtype, attention_fn)
         self.lm_head = TiedHead(self.transformer.wte)
-        self.loss_fn: Callable[..., Tensor] = cross_entropy  # a strategy that splits the vocabulary brings its own
-        self.logits_fn: Callable[[Tensor], Tensor] = lambda logits: logits
         if seed is not None:
             self.initialize(seed)
+
+    @property
+    def decoder(self) -> Transformer:
+        """Tokens (batch, T) -> features (batch, T, D)."""
+        return self.transformer
 
     @property
     def blocks(self) -> list[Block]:
@@ -175,18 +174,12 @@ class GPT(Module):
     def forward(
         self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
     ) -> Tensor:
-        """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`; positions (T,) of the tokens
-        in their text when they are a part of it (context parallel)."""
-        tokens = xp.as_array(tokens)
-        logits = self.lm_head(self.transformer(tokens, positions))
-        if targets is None:
-            return self.logits_fn(logits)
-        loss = self.loss_fn(logits, targets, divisor)
-        return (
-            self.with_auxiliary(loss, auxiliary_losses(self.transformer.h), tokens.size / (divisor or tokens.size))
-            if self.config.n_experts
-            else loss
-        )
+        """As `LanguageModel.forward`; with experts their auxiliary losses are added to the loss."""
+        output = super().forward(tokens, targets, divisor, positions)
+        if targets is None or not self.config.n_experts:
+            return output
+        size = xp.as_array(tokens).size
+        return self.with_auxiliary(output, auxiliary_losses(self.blocks), size / (divisor or size))
 
     def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
         """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""

@@ -114,9 +114,9 @@ class AttentionDropout(Dropout):
     of the queries, draws the numbers that one device draws for them. first: the first head that is here.
     """
 
-    def __init__(self, p: float, heads: int) -> None:
+    def __init__(self, p: float, heads: int, first: int = 0) -> None:
         super().__init__(p)
-        self.heads, self.first = heads, 0
+        self.heads, self.first = heads, first
 
     def mask(self, samples: int, heads: int, length: int, first: int = 0) -> xp.Array:
         """Bools (samples, heads, length queries, length keys) of `heads` heads, from the `first` of those here on."""

@@ -18,7 +18,6 @@ from minidist.autograd import (
     Tensor,
     broadcast_to,
     causal_attention_heads,
-    cross_entropy,
     reshape,
     rotary,
     rotary_angles,
@@ -27,7 +26,7 @@ from minidist.autograd import (
 )
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.nn.gpt import TiedHead
+from minidist.nn.language_model import LanguageModel, TiedHead
 from minidist.nn.layers import AttentionDropout, Embedding, RMSNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
@@ -93,28 +92,50 @@ def _projection(n: int, m: int, dtype: Any) -> Linear:
     return layer
 
 
+class RotaryEmbedding(Module):
+    """The angles by which queries and keys rotate, from the tokens' places in the whole text. No parameters."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.known, self.theta = config.max_position_embeddings, config.rope_theta
+
+    def forward(self, positions: xp.Array) -> xp.Array:
+        """Integers (T,) -> angles (T, head size / 2)."""
+        if positions.size and int(positions.max()) >= self.known:
+            raise ShapeError(
+                f"Llama: position {int(positions.max())} (of {positions.size} tokens) "
+                f"but max_position_embeddings is {self.known}"
+            )
+        return rotary_angles(positions, self.head_size, self.theta)
+
+
 class LlamaAttention(Module):
-    """Causal self-attention with rotary positions. attention_fn may be replaced (ring attention)."""
+    """Causal self-attention with rotary positions. attention_fn may be replaced (ring attention).
+
+    The numbers of heads are those of the projections' outputs: under tensor parallelism a rank has some of them.
+    """
 
     def __init__(self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention) -> None:
-        width, self.heads, self.kv_heads = config.hidden_size, config.num_attention_heads, config.kv_heads
-        self.head_size = width // self.heads
+        width = config.hidden_size
+        self.head_size = width // config.num_attention_heads
         self.attention_fn = attention_fn
         self.q_proj = _projection(width, width, dtype)
-        self.k_proj = _projection(width, self.kv_heads * self.head_size, dtype)
-        self.v_proj = _projection(width, self.kv_heads * self.head_size, dtype)
+        self.k_proj = _projection(width, config.kv_heads * self.head_size, dtype)
+        self.v_proj = _projection(width, config.kv_heads * self.head_size, dtype)
         self.o_proj = _projection(width, width, dtype)
         self.attn_dropout = AttentionDropout(config.attention_dropout, config.num_attention_heads)
 
     def forward(self, x: Tensor, angles: xp.Array) -> Tensor:
         """x (batch, T, width), angles (T, head size / 2) of its tokens -> (batch, T, width)."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        batch, length, size = q.shape[0], q.shape[1], self.head_size  # x may hold a part of the sequence
-        q = rotary(reshape(q, (batch, length, self.heads, size)), angles)
-        k = rotary(reshape(k, (batch, length, self.kv_heads, size)), angles)
-        drop = (self.attn_dropout,) if self.attn_dropout.active else ()
-        mixed = self.attention_fn(q, k, reshape(v, (batch, length, self.kv_heads, size)), *drop)
-        return self.o_proj(reshape(mixed, (batch, length, self.heads * size)))
+        q, k, v = rotary(self._heads(q), angles), rotary(self._heads(k), angles), self._heads(v)
+        dropout = (self.attn_dropout,) if self.attn_dropout.active else ()
+        mixed = self.attention_fn(q, k, v, *dropout)
+        return self.o_proj(reshape(mixed, (*mixed.shape[:2], -1)))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, T, heads x size) -> (batch, T, heads, size)."""
+        return reshape(x, (*x.shape[:2], -1, self.head_size))
 
 
 class LlamaMLP(Module):
@@ -152,29 +173,18 @@ class LlamaModel(Module):
     """Embedding, blocks and the last norm."""
 
     def __init__(self, config: LlamaConfig, dtype: Any, attention_fn: GroupedAttention) -> None:
-        self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, scale=0.02, seed=None)
         self.layers = [LlamaBlock(config, dtype, attention_fn) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
-
-    def angles(self, length: int, positions: xp.Array | None = None) -> xp.Array:
-        """Rotary angles (T, head size / 2) of `length` tokens. positions (T,): their global places; default 0..T-1."""
-        config = self.config
-        positions = xp.arange(length) if positions is None else positions
-        if length and int(positions.max()) >= config.max_position_embeddings:
-            raise ShapeError(
-                f"Llama: position {int(positions.max())} (of {length} tokens) "
-                f"but max_position_embeddings is {config.max_position_embeddings}"
-            )
-        return rotary_angles(positions, config.hidden_size // config.num_attention_heads, config.rope_theta)
+        self.rotary_emb = RotaryEmbedding(config)
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
-        angles = self.angles(tokens.shape[1], positions)
-        return self.norm(run_blocks(self, self.layers, self.embed_tokens(tokens), angles))
+        angles = self.rotary_emb(xp.arange(tokens.shape[1]) if positions is None else positions)
+        return self.norm(run_blocks(self.layers, self.embed_tokens(tokens), angles))
 
 
-class Llama(Module):
+class Llama(LanguageModel):
     """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss."""
 
     def __init__(
@@ -184,26 +194,22 @@ class Llama(Module):
         seed: int | None = 0,
         attention_fn: GroupedAttention = grouped_query_attention,
     ) -> None:
+        super().__init__()
         self.config = config
         self.model = LlamaModel(config, dtype, attention_fn)
         tied = config.tie_word_embeddings
         self.lm_head = (
             TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
         )
-        self.loss_fn: Callable[..., Tensor] = cross_entropy  # a strategy that splits the vocabulary brings its own
-        self.logits_fn: Callable[[Tensor], Tensor] = lambda logits: logits
         if seed is not None:
             self.initialize(seed)
+
+    @property
+    def decoder(self) -> LlamaModel:
+        """Tokens (batch, T) -> features (batch, T, width)."""
+        return self.model
 
     @property
     def blocks(self) -> list[LlamaBlock]:
         """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
         return self.model.layers
-
-    def forward(
-        self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
-    ) -> Tensor:
-        """tokens (batch, T), targets (batch, T) or None; `divisor` as in `cross_entropy`; positions (T,) of the tokens
-        in their text when they are a part of it (context parallel)."""
-        logits = self.lm_head(self.model(xp.as_array(tokens), positions))
-        return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)

@@ -39,4 +39,4 @@ class MLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sizes[0]) -> (batch, sizes[-1])."""
-        return run_blocks(self, self.layers, x)
+        return run_blocks(self.layers, x)

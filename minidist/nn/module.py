@@ -215,6 +215,14 @@ class HookHandle:
         setattr(self.module, self.kind, left)
 
 
+class Identity(Module):
+    """Returns its input. It marks a place in a module where a parallel style puts a module that communicates."""
+
+    def forward(self, x: Any) -> Any:
+        """x, unchanged."""
+        return x
+
+
 class Sequential(Module):
     """Modules (or functions of one tensor) applied one after the other; their names are their positions: "layers.0"."""
 

@@ -17,11 +17,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minidist.autograd import Tensor, checkpoint
+from minidist.autograd import checkpoint
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.nn.gpt import GPT
+from minidist.nn.llama import Llama
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module
-from minidist.nn.segments import budgeted_segments, measured, run_again, sqrt_segments
+from minidist.nn.segments import CheckpointWrapper, SegmentedBlocks, budgeted_segments, measured, sqrt_segments
 
 CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")
 
@@ -33,7 +36,7 @@ def recompute(
     shape: tuple[int, ...] | None = None,
     dtype: Any = None,
 ) -> Module:
-    """Let the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
+    """Make the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
 
     pack: with "full", "sqrt" or "budget:N", what a segment's input becomes until backward reads it (see `checkpoint`).
     shape, dtype: of a block's input, for "budget:N", which runs the first block twice to see how much it keeps.
@@ -43,38 +46,46 @@ def recompute(
     budget = budget_of(what)
     if what == "none":
         return model
-    owner, blocks = _blocks(model)
-    if what == "sqrt":
-        vars(owner)["segments"] = (sqrt_segments(len(blocks)), pack)
-        return model
-    if budget is not None:
-        if shape is None:
+    owner, name = _place_of_blocks(model)
+    blocks = getattr(owner, name)
+    if what == "selective":
+        attentions: list[Any] = [module for module in model.modules() if hasattr(module, "attention_fn")]
+        if not attentions:
             raise UsageError(
-                f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ...,"
-                " width)"
+                f"recompute 'selective' is for attention, which {type(model).__name__} does not have; use 'full'"
             )
-        if isinstance(model, MLP):
-            raise UsageError(
-                f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are"
-                " not; use 'sqrt' or 'full'"
-            )
-        others = (owner.angles(shape[1]),) if hasattr(owner, "angles") else ()  # a Llama block takes them, too
-        nbytes, inside = measured(blocks[0], shape, dtype, *others)
-        sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
-        vars(owner)["segments"] = (sizes, pack)
+        for attention in attentions:
+            attention.attention_fn = partial(checkpoint, attention.attention_fn)
         return model
-    for block in blocks:
-        if what == "full":
-            vars(block)["forward"] = partial(run_again, block.forward, [block], pack=pack)
-        else:
-            attentions: list[Any] = [module for module in block.modules() if hasattr(module, "attention_fn")]
-            if not attentions:
-                raise UsageError(
-                    f"recompute 'selective' is for attention, which {type(model).__name__} does not have; use 'full'"
-                )
-            for attention in attentions:
-                attention.attention_fn = _replayed(attention.attention_fn)
+    if what == "full":
+        replaced: list[Any] = [CheckpointWrapper(block, pack) for block in blocks]
+    elif what == "sqrt":
+        replaced = SegmentedBlocks(blocks, sqrt_segments(len(blocks)), pack)
+    else:
+        assert budget is not None
+        replaced = SegmentedBlocks(blocks, _sizes_within(budget, model, blocks, shape, dtype), pack)
+    setattr(owner, name, replaced)
     return model
+
+
+def _sizes_within(
+    budget: int, model: Module, blocks: list[Any], shape: tuple[int, ...] | None, dtype: Any
+) -> list[int]:
+    """Sizes of the recomputed segments with which `blocks` keep at most `budget` bytes of activations."""
+    what = f"budget:{budget}"
+    if shape is None:
+        raise UsageError(
+            f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ..., width)"
+        )
+    if isinstance(model, MLP):
+        raise UsageError(
+            f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are not;"
+            " use 'sqrt' or 'full'"
+        )
+    angles = (model.model.rotary_emb(xp.arange(shape[1])),) if isinstance(model, Llama) else ()
+    nbytes, inside = measured(blocks[0], shape, dtype, *angles)
+    sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
+    return sizes
 
 
 def budget_of(what: str) -> int | None:
@@ -87,20 +98,15 @@ def budget_of(what: str) -> int | None:
     return int(number)
 
 
-def _blocks(model: Module) -> tuple[Module, list[Module]]:
-    """The module that runs the blocks, and the blocks."""
-    for owner, name in (
-        (getattr(model, "transformer", None), "h"),
-        (getattr(model, "model", None), "layers"),
-        (model, "layers"),
-    ):
-        if owner is not None and hasattr(owner, name):
-            return owner, list(getattr(owner, name))
+def _place_of_blocks(model: Module) -> tuple[Module, str]:
+    """The module that runs the blocks, and the name of its attribute that holds them."""
+    if isinstance(model, GPT):
+        return model.transformer, "h"
+    if isinstance(model, Llama):
+        return model.model, "layers"
+    if isinstance(model, MLP):
+        return model, "layers"
     raise UsageError(
         f"recompute knows the blocks of GPT, Llama and MLP, not of {type(model).__name__}; wrap yours in"
         " checkpoint(...)"
     )
-
-
-def _replayed(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda *arguments: checkpoint(attention, *arguments)

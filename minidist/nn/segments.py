@@ -15,7 +15,7 @@ is.
   2000): r L - C(slots + r, r - 1), where r is the least number with C(slots + r, r) >= L.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, reduce
 from math import comb, isqrt
 from typing import Any
@@ -25,6 +25,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
+from minidist.nn.module import Module
 
 Layer = Callable[[Tensor], Tensor]
 Pack = Callable[[Any], Any]
@@ -92,11 +93,13 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
     return None
 
 
-def run_again(
+def checkpointed(
     function: Callable[..., Tensor], modules: Sequence[Any], *arguments: Any, pack: Pack | None = None
 ) -> Tensor:
-    """checkpoint(function, *arguments). Where it runs `modules` with experts, their balancing losses come out beside
-    the result: computed inside and read from outside they would have no gradient.
+    """checkpoint(function, *arguments), also where `function` runs `modules` with experts.
+
+    Their balancing losses are outputs of the segment: computed inside and read from outside they would have no
+    gradient.
     """
     experts = [module.mlp for module in modules if hasattr(getattr(module, "mlp", None), "auxiliary_loss")]
     if not experts:
@@ -112,6 +115,55 @@ def run_again(
     return result  # type: ignore[no-any-return]
 
 
+class CheckpointWrapper(Module):
+    """A block that keeps its input only: its whole forward runs again in backward.
+
+    It takes the block's place in the model, and its parameters and submodules are found, under the same names and as
+    attributes, as if it were the block. Hooks on the wrapper run around the recomputation, not inside it.
+    """
+
+    def __init__(self, block: Module, pack: Pack | None = None) -> None:
+        self.block, self.pack = block, pack
+        self.name = block.name
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__") or key == "block":  # asked for while the wrapper itself is being copied
+            raise AttributeError(key)
+        return getattr(self.block, key)
+
+    def _members(self) -> Iterator[tuple[str, Any]]:
+        return self.block._members()
+
+    def forward(self, *arguments: Any) -> Tensor:
+        """The block's output for x (batch, ...) and what else it takes."""
+        return checkpointed(self.block, [self.block], *arguments, pack=self.pack)
+
+
+class SegmentedBlocks(list[Any]):
+    """The blocks of a model of which the first sum(sizes) run in recomputed segments of these sizes."""
+
+    def __init__(self, blocks: Sequence[Any], sizes: Sequence[int], pack: Pack | None = None) -> None:
+        super().__init__(blocks)
+        self.sizes, self.pack = list(sizes), pack
+
+
+def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
+    """blocks[-1](...blocks[0](x)): one after the other, or in the segments of `SegmentedBlocks`.
+
+    others: what each block takes beside x (no tensor that needs a gradient).
+    """
+    if isinstance(blocks, SegmentedBlocks):
+        functions = [_with_others(block, others) for block in blocks]
+        return run_segments(functions, x, blocks.sizes, blocks.pack, blocks)
+    for block in blocks:
+        x = block(x, *others)
+    return x
+
+
+def _with_others(block: Callable[..., Tensor], others: tuple[Any, ...]) -> Layer:
+    return lambda x: block(x, *others)
+
+
 def run_segments(
     functions: Sequence[Layer],
     x: Tensor,
@@ -119,8 +171,10 @@ def run_segments(
     pack: Pack | None = None,
     modules: Sequence[Any] | None = None,
 ) -> Tensor:
-    """functions[-1](...functions[0](x)): segments of these sizes recomputed, what is left after them kept. modules: see
-    `run_again`.
+    """functions[-1](...functions[0](x)): segments of these sizes recomputed, what is left after them kept.
+
+    pack: what a segment's input becomes until backward reads it (see `checkpoint`). modules: the blocks that the
+    functions run, when they may hold experts (see `checkpointed`).
     """
     if sum(sizes) > len(functions) or any(size < 1 for size in sizes):
         raise UsageError(
@@ -129,28 +183,10 @@ def run_segments(
         )
     first = 0
     for size in sizes:
-        x = run_again(
-            _chain(functions[first : first + size]), (modules or functions)[first : first + size], x, pack=pack
-        )
+        segment = slice(first, first + size)
+        x = checkpointed(_chain(functions[segment]), (modules or functions)[segment], x, pack=pack)
         first += size
     return _chain(functions[first:])(x)
-
-
-def run_blocks(owner: Any, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
-    """How a model runs its blocks: one after the other, or in the segments that `recompute` gave the module `owner`.
-
-    others: what each block takes beside x (no tensor that needs a gradient).
-    """
-    if "segments" not in vars(owner):
-        for block in blocks:
-            x = block(x, *others)
-        return x
-    sizes, pack = vars(owner)["segments"]
-
-    def with_others(block: Callable[..., Tensor]) -> Layer:
-        return lambda value: block(value, *others)
-
-    return run_segments([with_others(block) for block in blocks], x, sizes, pack, blocks)
 
 
 def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *others: Any) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The recipe: every kind of parallelism, applied to one model in a fixed order, on one page.
 
-    1  experts       dealt out: each rank has some of them
+    1  experts       expert parallel: each rank has some of them
     2  layers        tensor (and sequence) parallel: each rank keeps its tiles of every matrix, also of its experts'
     3  sequences     context parallel: each rank has a part of every sequence; attention crosses the parts
     4  activations   recomputed in backward instead of kept
@@ -17,17 +17,18 @@ copies' shards last.
 """
 
 from functools import partial
-from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.config.train_config import updates_of
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
-from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
-from minidist.parallel.dims import Axes
-from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
-from minidist.parallel.tensor import ColwiseParallel, RowwiseParallel, gpt_plan, llama_plan, parallelize_module
+from minidist.parallel.model_parallel import (
+    apply_context_parallel,
+    apply_expert_parallel,
+    apply_tensor_parallel,
+    use_positions,
+)
 from minidist.train.job import Job
 from minidist.train.strategies.asynchronous import AsynchronousPipeline
 from minidist.train.strategies.base import Strategy
@@ -42,63 +43,21 @@ def parallelize(job: Job, comm: Comm) -> Strategy:
     start.
     """
     axes = job.batches.dims.axes(comm)
-    deal_out_experts(job, axes)
-    split_layers(job, axes)
-    split_sequences(job, axes)
+    config = job.config
+    if axes.ep.size > 1:  # 1
+        job.model = apply_expert_parallel(job.model, axes.ep)
+    if axes.tp.size > 1:  # 2
+        job.model = apply_tensor_parallel(job.model, axes.tp, config.sequence_parallel)
+    if axes.cp.size > 1:  # 3
+        job.positions = apply_context_parallel(job.model, axes.cp, config.context, config.attention)
+    elif config.model == "llama":  # a stage that holds 1/tp of the sequence needs the angles of all of it
+        use_positions(job.model, xp.arange(config.context))
     recompute_blocks(job)
     if axes.pp.size > 1 and updates_of(job.config.schedule) != "flush":
         return AsynchronousPipeline(job, axes)
     if axes.pp.size > 1:
         return PipelineParallel(job, axes)  # cuts the stages and makes each one's data axes
     return Strategy(job, axes, data_axes(job, job.model, axes))
-
-
-def deal_out_experts(job: Job, axes: Axes) -> None:
-    """1: an all-to-all brings each token to the rank of its expert, and back."""
-    if axes.ep.size > 1:
-        job.model = parallelize_module(job.model, axes.ep, {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
-
-
-def split_layers(job: Job, axes: Axes) -> None:
-    """2: each rank keeps its tiles; with --sequence-parallel norms and dropout work on 1/tp of the sequence."""
-    if axes.tp.size > 1:
-        job.model = parallelize_module(job.model, axes.tp, layer_plan(job))
-
-
-def layer_plan(job: Job) -> dict[str, Any]:
-    """How each module is cut: Megatron's plan for language models; for an MLP columns, and rows in the last layer."""
-    config = job.config
-    if config.model == "mlp":
-        last = config.layers
-        columns = {f"layers.{i}": ColwiseParallel(gather_output=i < last - 1) for i in range(last)}
-        return {**columns, f"layers.{last}": RowwiseParallel()}
-    plan = llama_plan if config.model == "llama" else expert_gpt_plan if config.experts else gpt_plan
-    return plan(job.model.config.vocab_size, config.sequence_parallel)
-
-
-def split_sequences(job: Job, axes: Axes) -> None:
-    """3: this rank's tokens, their positions in the text, and an attention that sees the other ranks' tokens."""
-    cp, config = axes.cp, job.config
-    if cp.size > 1:
-        ring = config.attention == "ring"
-        attention = RingAttention(cp, config.context) if ring else UlyssesAttention(cp, config.context)
-        for module in job.model.modules():
-            if hasattr(module, "attention_fn"):
-                module.attention_fn = attention
-        job.positions = sequence_positions(config.context, cp.rank, cp.size, part_order(config.attention))
-    if config.model == "gpt" and cp.size > 1:
-        inner = job.model.transformer
-        inner.embed = partial(_at, inner.embed, job.positions)
-    if (
-        config.model == "llama"
-    ):  # also without cp: a stage that holds 1/tp of the sequence needs the angles of all of it
-        inner = job.model.model
-        inner.angles = partial(_at, inner.angles, xp.arange(config.context) if job.positions is None else job.positions)
-
-
-def _at(function: Any, positions: Any, what: Any, given: Any = None) -> Any:
-    """function(what, positions), whatever positions the caller gives."""
-    return function(what, positions)
 
 
 def recompute_blocks(job: Job) -> None:

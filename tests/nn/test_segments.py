@@ -171,7 +171,7 @@ def test_models_train_to_the_same_bits_in_segments_and_keep_less(make, what):
 
 def test_an_mlp_runs_in_segments_too():
     model = recompute(MLP([7] * 10), "sqrt")
-    assert vars(model)["segments"][0] == [3, 3, 3]
+    assert model.layers.sizes == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

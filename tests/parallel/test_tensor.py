@@ -26,11 +26,11 @@ from minidist.parallel import DistributedDataParallel
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
+    HeadParallel,
     LossParallel,
     RowParallelLinear,
     RowwiseParallel,
     SequenceParallel,
-    SplitHeads,
     VocabParallel,
     VocabParallelEmbedding,
     boxes,
@@ -54,8 +54,8 @@ from minidist.parallel.tensor import (
     vocab_parallel_cross_entropy,
     vocab_range,
 )
-from minidist.parallel.tensor.plan import Cutter
-from minidist.parallel.tensor.shards import cut, join, local_shape
+from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.tensor.sharding import join_shards, local_shape, take_shard
 from tests.parallel.split_models import assert_equal, replicated, text, train
 
 RANKS = [1, 2, 3, 4]
@@ -189,9 +189,9 @@ def test_whole_inputs_and_outputs(ranks):
 
     def main(comm):
         column = integer_model(Linear(12, 12, dtype=np.float64))
-        column = ColwiseParallel(gather_output=True).apply(column, "column", Cutter(comm, "tp", {}))
+        column = ColwiseParallel(gather_output=True).apply(column, "column", ShardContext(comm))
         row = integer_model(Linear(12, 12, dtype=np.float64))
-        row = RowwiseParallel(input_is_parallel=False).apply(row, "row", Cutter(comm, "tp", {}))
+        row = RowwiseParallel(input_is_parallel=False).apply(row, "row", ShardContext(comm))
         return [(exact_step(layer, x, g), full_state_dict(layer, {"tp": comm})) for layer in (column, row)]
 
     for result in SimWorld(ranks).run(main):
@@ -210,7 +210,7 @@ def test_the_embedding_is_exact_for_every_word(ranks, words):
     single(tokens).backward(g)
 
     def main(comm):
-        model = VocabParallel().apply(integer_model(Embedding(words, 5, np.float64)), "wte", Cutter(comm, "tp", {}))
+        model = VocabParallel().apply(integer_model(Embedding(words, 5, np.float64)), "wte", ShardContext(comm))
         y = model(tokens)
         if y.requires_grad:
             y.backward(g)
@@ -386,8 +386,8 @@ def test_tiles_join_to_the_whole_and_boxes_say_where_they_lie(data):
     shape = tuple(n - padding * (i == dim) for i, n in enumerate(sizes))
     layout = Layout(shape, ("tp",), (dim,), (), blocks, padding, copies)
     whole = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
-    tiles = [cut(whole, layout, rank, ranks * copies) for rank in range(ranks * copies)]
-    assert np.array_equal(join(np.stack(tiles), layout), whole)
+    tiles = [take_shard(whole, layout, rank, ranks * copies) for rank in range(ranks * copies)]
+    assert np.array_equal(join_shards(np.stack(tiles), layout), whole)
     again, count = np.zeros(shape), np.zeros(shape, int)
     for rank, tile in enumerate(tiles):
         assert tile.shape == local_shape(layout, ranks * copies)
@@ -861,14 +861,14 @@ def refuse(ranks, plan, model=None, match=""):
 
 
 def test_bad_plans_are_one_sentence_with_the_nearest_values():
-    attention = {"transformer.h.*.attn": SplitHeads()}
+    attention = {"transformer.h.*.attn": HeadParallel()}
     refuse(
         3,
         attention,
         match=r"4 heads of transformer\.h\.0\.attn cannot be divided among 3 .* use 3 or 6, or one of 1, 2, 4",
     )
     refuse(
-        2, {"transformer.h.*.atn": SplitHeads()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean"
+        2, {"transformer.h.*.atn": HeadParallel()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean"
     )
     refuse(
         5,
@@ -912,9 +912,10 @@ def test_bad_sequences_and_words():
 
 def test_the_classes_build_their_own_tiles():
     def main(comm):
-        column = ColumnParallelLinear(5, 8, comm, dtype=np.float64, seed=4)
-        row = RowParallelLinear(8, 6, comm, dtype=np.float64, seed=4)
-        words = VocabParallelEmbedding(7, 5, comm, dtype=np.float64, seed=4)
+        context = ShardContext(comm)
+        column = ColumnParallelLinear(Linear(5, 8, dtype=np.float64, seed=4), context)
+        row = RowParallelLinear(Linear(8, 6, dtype=np.float64, seed=4), context)
+        words = VocabParallelEmbedding(Embedding(7, 5, np.float64, seed=4), context)
         whole = [full_state_dict(layer, {"tp": comm}) for layer in (column, row, words)]
         return whole, row(column(words(np.arange(7)[None]))).data
 

@@ -16,7 +16,7 @@ from minidist.checkpoint.resume import resume_job, save_job
 from minidist.checkpoint.shards import boxes_of_stretch, pieces_of
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.parallel.tensor.shards import cut
+from minidist.parallel.tensor.sharding import take_shard
 from minidist.train.job import build
 from minidist.train.recipe import parallelize
 from minidist.train.trainer import train
@@ -131,7 +131,7 @@ def test_the_pieces_of_all_tiles_are_the_tensor(blocks, ranks, each, other, dim,
     layout = Layout(shape, ("tp",), (dim,), blocks=blocks, padding=padding)
     result = np.zeros(shape)
     for rank in range(ranks):
-        tile = Parameter(cut(whole, layout, rank, ranks))
+        tile = Parameter(take_shard(whole, layout, rank, ranks))
         tile.layout = layout
         middle = data.draw(st.integers(0, tile.size))
         for start, stop in ((0, middle), (middle, tile.size)):

@@ -40,7 +40,7 @@ def test_a_tied_weight_whose_gradients_do_not_meet(monkeypatch):
 
 
 def test_a_norm_whose_gradient_is_not_summed_over_the_tiles(monkeypatch):
-    monkeypatch.setattr("minidist.parallel.tensor.sequence.copy_to_tensor_parallel_region", lambda x, comm: x)
+    monkeypatch.setattr("minidist.parallel.tensor.sequence_parallel.copy_to_tensor_parallel_region", lambda x, comm: x)
     drifts(2, r"transformer\.(wpe|ln_f|h\.0)", tp=2, sequence_parallel=True)
 
 

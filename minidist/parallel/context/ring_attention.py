@@ -32,6 +32,7 @@ from minidist.base import arrays as xp
 from minidist.base.half import downcast, upcast
 from minidist.base.trace import purpose
 from minidist.comm import Comm
+from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
 from minidist.parallel.context.positions import chunks_of, sequence_positions
 from minidist.parallel.tensor.regions import contiguous
@@ -39,7 +40,7 @@ from minidist.parallel.tensor.regions import contiguous
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
 
-class RingAttention:
+class RingAttention(Module):
     """Causal attention over a sequence of `length` tokens of which each rank holds its zig-zag part
     (`sequence_positions`).
 
@@ -57,7 +58,8 @@ class RingAttention:
         (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
         return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
 
-    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
         if isinstance(rest[0], int):
             heads, *dropout = rest
             batch, rows, width = x.shape
@@ -78,14 +80,14 @@ class RingAttention:
             upcast(q.data), kv_heads
         )  # of two bytes: keys and values travel so, and are widened block by block
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
-        o, log_sum = self._forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
+        o, log_sum = self._ring_forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
         result = downcast(_ungrouped(o), q.dtype)  # backward reads it again: who comes next keeps it anyway
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
             k, v = (_grouped(kept.data, kv_heads) for kept in (kept_k, kept_v))
             q, o, do = (_grouped(upcast(array), kv_heads) for array in (kept_q.data, result, g))
-            dq, dk, dv = self._backward(q, k, v, do, o, log_sum, drop)
+            dq, dk, dv = self._ring_backward(q, k, v, do, o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -105,7 +107,7 @@ class RingAttention:
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
 
-    def _forward(self, q: xp.Array, k: xp.Array, v: xp.Array, drop: Drop) -> tuple[xp.Array, xp.Array]:
+    def _ring_forward(self, q: xp.Array, k: xp.Array, v: xp.Array, drop: Drop) -> tuple[xp.Array, xp.Array]:
         """(output, log of the sum of exponentials of each query)."""
         scale = q.shape[-1] ** -0.5
         o = xp.zeros(q.shape, q.dtype, q)
@@ -127,7 +129,7 @@ class RingAttention:
         o /= z[..., None]
         return o, m + xp.log(z)
 
-    def _backward(
+    def _ring_backward(
         self, q: xp.Array, k: xp.Array, v: xp.Array, g: xp.Array, o: xp.Array, log_sum: xp.Array, drop: Drop
     ) -> tuple[xp.Array, xp.Array, xp.Array]:
         scale = q.shape[-1] ** -0.5

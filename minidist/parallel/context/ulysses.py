@@ -26,11 +26,12 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_to_all
 from minidist.comm import Comm
 from minidist.nn.llama import grouped_query_attention
+from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.regions import contiguous
 
 
-class UlyssesAttention:
+class UlyssesAttention(Module):
     """Causal attention over `length` tokens, of which each rank holds a contiguous part, for heads split over `comm`.
 
     Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `RingAttention`; a last
@@ -46,7 +47,8 @@ class UlyssesAttention:
     ) -> None:
         self.comm, self.length, self.packed_fn, self.grouped_fn = comm, length, packed_fn, grouped_fn
 
-    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
         if isinstance(rest[0], int):
             heads, *dropout = rest
             batch, rows, width = x.shape

@@ -1,6 +1,6 @@
-"""The experts of a mixture dealt out over ranks: `ExpertParallel` is the style, `ExpertDataParallel` sums gradients."""
+"""The experts of a mixture sharded over ranks: `ExpertParallel` is the style, `ExpertDataParallel` sums gradients."""
 
 from minidist.parallel.expert.dispatch import ExpertDataParallel, ExpertParallel, exchange
-from minidist.parallel.expert.tensor import ExpertTensorParallel, expert_gpt_plan
+from minidist.parallel.expert.tensor_parallel import ExpertTensorParallel, expert_gpt_plan
 
 __all__ = ["ExpertDataParallel", "ExpertParallel", "ExpertTensorParallel", "exchange", "expert_gpt_plan"]

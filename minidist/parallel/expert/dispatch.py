@@ -28,25 +28,36 @@ from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
 from minidist.parallel.gradients import GradientReducer
-from minidist.parallel.tensor.linear import replica_of, tile_of
-from minidist.parallel.tensor.plan import Cutter, ParallelStyle
 from minidist.parallel.tensor.regions import contiguous
+from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.tensor.styles import ParallelStyle
 
 
 class ExpertParallel(ParallelStyle):
-    """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: its experts are dealt out."""
+    """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: each rank keeps its experts."""
 
-    def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """The mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
         self.expect(module, name, MixtureOfExperts)
-        comm, experts = cutter.comm, module.num_experts
+        comm, experts = context.comm, module.num_experts
         check_divisible(experts, f"experts of {name}", comm.size, "expert")
         for part in ("fc_weight", "fc_bias", "proj_weight", "proj_bias"):
-            setattr(module, part, tile_of(getattr(module, part), cutter.axis, 0, comm, cutter.made))
-        replica_of(module.router, cutter.made)
+            setattr(module, part, context.shard_of(getattr(module, part), 0))
+        context.replica_of(module.router)
         if comm.size > 1:
-            module.to_experts = lambda slots: _Exchange.apply(slots, comm, True)
-            module.to_tokens = lambda slots: _Exchange.apply(slots, comm, False)
-        return module
+            module.dispatch, module.combine = Exchange(comm, True), Exchange(comm, False)
+        return module  # type: ignore[no-any-return]
+
+
+class Exchange(Module):
+    """An all-to-all of slots as a node of the tape: to the experts' ranks, or back to the tokens'."""
+
+    def __init__(self, comm: Comm, to_experts: bool) -> None:
+        self.comm, self.to_experts = comm, to_experts
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back; backward does the opposite."""
+        return _Exchange.apply(slots, self.comm, self.to_experts)
 
 
 class _Exchange(Function):

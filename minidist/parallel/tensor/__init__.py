@@ -1,19 +1,7 @@
-"""Splitting the layer: every matrix in tiles, one a rank. `regions` has the borders, `linear` the two cuts."""
+"""Splitting the layer: every matrix in shards, one per rank. `regions` has the borders, `layers` the two splits."""
 
-from minidist.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from minidist.parallel.tensor.plan import (
-    ColwiseParallel,
-    LossParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    SplitHeads,
-    VocabParallel,
-    gpt_plan,
-    llama_plan,
-    parallelize_module,
-)
+from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from minidist.parallel.tensor.parallelize import gpt_plan, llama_plan, mlp_plan, parallelize_module
 from minidist.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
@@ -24,7 +12,18 @@ from minidist.parallel.tensor.regions import (
     scatter_to_tensor_parallel_region,
 )
 from minidist.parallel.tensor.replicas import check_replicas, clip_grad_norm_
-from minidist.parallel.tensor.shards import boxes, full_state_dict, full_tensor, load_full_state_dict, tile_in
+from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.tensor.sharding import boxes, full_state_dict, full_tensor, load_full_state_dict, local_tensor
+from minidist.parallel.tensor.styles import (
+    ColwiseParallel,
+    HeadParallel,
+    LossParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallel,
+)
 from minidist.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     VocabParallelHead,
@@ -36,13 +35,14 @@ from minidist.parallel.tensor.vocabulary import (
 __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
+    "HeadParallel",
     "LossParallel",
     "ParallelStyle",
     "PrepareModuleInput",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",
-    "SplitHeads",
+    "ShardContext",
     "VocabParallel",
     "VocabParallelEmbedding",
     "VocabParallelHead",
@@ -56,6 +56,7 @@ __all__ = [
     "gather_from_tensor_parallel_region",
     "gpt_plan",
     "llama_plan",
+    "mlp_plan",
     "load_full_state_dict",
     "padded_vocab_size",
     "parallelize_module",
@@ -63,7 +64,7 @@ __all__ = [
     "reduce_scatter_to_sequence_parallel_region",
     "scatter_to_sequence_parallel_region",
     "scatter_to_tensor_parallel_region",
-    "tile_in",
+    "local_tensor",
     "vocab_parallel_cross_entropy",
     "vocab_range",
 ]

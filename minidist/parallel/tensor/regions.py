@@ -20,6 +20,7 @@ Forward messages have the purpose `tensor_forward`, backward ones `tensor_backwa
 Sources: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation Recomputation", 2022.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from minidist.autograd import Function, Tensor
@@ -29,6 +30,7 @@ from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Comm
+from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
 
 SEQUENCE = 1  # the dim of a sequence
@@ -79,6 +81,17 @@ def gather_from_sequence_parallel_region(
 def reduce_scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """This rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
     return x if comm.size == 1 else _ReduceScatter.apply(x, comm, SEQUENCE)
+
+
+class Region(Module):
+    """The border of a region as a module, which takes the place of an `Identity` in a model."""
+
+    def __init__(self, border: Callable[[Tensor, Comm], Tensor], comm: Comm) -> None:
+        self.border, self.comm = border, comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """border(x, comm)."""
+        return self.border(x, self.comm)
 
 
 # --- the nodes ---

@@ -20,10 +20,10 @@ from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.optim.clip import clip_coefficient, scale_gradients_
-from minidist.parallel.tensor.shards import Axes
+from minidist.parallel.tensor.sharding import MeshLike
 
 
-def clip_grad_norm_(module: Module, max_norm: float, mesh: Comm | Axes) -> float:
+def clip_grad_norm_(module: Module, max_norm: float, mesh: Comm | MeshLike) -> float:
     """Scale all gradients so that the norm of the *global* gradient is at most max_norm; returns the norm before.
 
     mesh: where the axes of the layouts are found; or the communicator of the one axis over which the module is cut.
@@ -34,7 +34,7 @@ def clip_grad_norm_(module: Module, max_norm: float, mesh: Comm | Axes) -> float
     return norm
 
 
-def global_square_sum(parameters: Iterable[Parameter], mesh: Comm | Axes) -> float:
+def global_square_sum(parameters: Iterable[Parameter], mesh: Comm | MeshLike) -> float:
     """Sum of the squares of all elements of the *global* gradients, in float64; a parameter without one is left out.
 
     Sends an all-reduce of one float64 over each axis for every set of axes that cut parameters (purpose `clip_norm`):

@@ -20,12 +20,11 @@ from minidist.base.half import is_half, upcast
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
-from minidist.nn.gpt import TiedHead
+from minidist.nn.language_model import TiedHead
 from minidist.nn.layers import Embedding
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
-from minidist.parallel.tensor.linear import tile_of
 from minidist.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
@@ -33,6 +32,7 @@ from minidist.parallel.tensor.regions import (
     reduce_from_tensor_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
+from minidist.parallel.tensor.shard_context import ShardContext
 
 
 def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
@@ -54,34 +54,12 @@ class VocabParallelEmbedding(Module):
     rank's rows (batch, T/t, width), and an all-gather in backward.
     """
 
-    sequence_parallel = False
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        comm: Comm,
-        dtype: Any = xp.float32,
-        scale: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        self._split(Embedding(num_embeddings, embedding_dim, dtype, scale, seed), comm, "tp", {})
-
-    @classmethod
-    def from_embedding(
-        cls, whole: Embedding, comm: Comm, axis: str, made: dict[Parameter, Parameter], sequence_parallel: bool
-    ) -> "VocabParallelEmbedding":
-        """This rank's words of an embedding that was built on one device."""
-        self = cls.__new__(cls)
-        self._split(whole, comm, axis, made)
-        self.sequence_parallel = sequence_parallel
-        return self
-
-    def _split(self, whole: Embedding, comm: Comm, axis: str, made: dict[Parameter, Parameter]) -> None:
-        self.comm, self.name = comm, whole.name
+    def __init__(self, whole: Embedding, context: ShardContext, sequence_parallel: bool = False) -> None:
+        comm = context.comm
+        self.comm, self.name, self.sequence_parallel = comm, whole.name, sequence_parallel
         self.vocab_size = whole.weight.shape[0]
         self.first, self.last = vocab_range(self.vocab_size, comm.rank, comm.size)
-        self.weight = word_tile(whole.weight, axis, comm, made)
+        self.weight = shard_words(whole.weight, context)
 
     def forward(self, indices: Any) -> Tensor:
         """Integers (batch, T) -> (batch, T, width), or (batch, T/t, width) with sequence_parallel."""
@@ -121,13 +99,11 @@ class VocabParallelHead(Module):
     reads them must leave them out (`vocab_parallel_cross_entropy` and `gather_logits` do).
     """
 
-    def __init__(
-        self, whole: TiedHead | Linear, comm: Comm, axis: str, made: dict[Parameter, Parameter], sequence_parallel: bool
-    ) -> None:
+    def __init__(self, whole: TiedHead | Linear, context: ShardContext, sequence_parallel: bool = False) -> None:
         if getattr(whole, "bias", None) is not None:
             raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
-        self.comm, self.name, self.sequence_parallel = comm, whole.name, sequence_parallel
-        self.weight = word_tile(whole.weight, axis, comm, made)
+        self.comm, self.name, self.sequence_parallel = context.comm, whole.name, sequence_parallel
+        self.weight = shard_words(whole.weight, context)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., padded V / t)."""
@@ -138,15 +114,33 @@ class VocabParallelHead(Module):
         return linear(x, self.weight)
 
 
-def word_tile(whole: Parameter, axis: str, comm: Comm, made: dict[Parameter, Parameter]) -> Parameter:
+def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
     """This rank's words of a (V, width) weight, with the padding's rows of zeros."""
     vocab_size = whole.shape[0]
-    return tile_of(whole, axis, 0, comm, made, padding=padded_vocab_size(vocab_size, comm.size) - vocab_size)
+    padding = padded_vocab_size(vocab_size, context.comm.size) - vocab_size
+    return context.shard_of(whole, 0, padding=padding)
 
 
-def gather_logits(logits: Tensor, comm: Comm, vocab_size: int) -> Tensor:
+class GatherLogits(Module):
     """The logits of all words, without the padding, on every rank: for generating text, not for training."""
-    return gather_from_tensor_parallel_region(logits, comm)[..., :vocab_size]
+
+    def __init__(self, comm: Comm, vocab_size: int) -> None:
+        self.comm, self.vocab_size = comm, vocab_size
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """(..., padded V / t) -> (..., V)."""
+        return gather_from_tensor_parallel_region(logits, self.comm)[..., : self.vocab_size]
+
+
+class VocabParallelCrossEntropy(Module):
+    """`vocab_parallel_cross_entropy` as a model's `loss_fn`."""
+
+    def __init__(self, comm: Comm, vocab_size: int) -> None:
+        self.comm, self.vocab_size = comm, vocab_size
+
+    def forward(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
+        """Logits (..., padded V / t) and targets (...) -> the loss, of shape ()."""
+        return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
 
 
 def vocab_parallel_cross_entropy(

@@ -92,7 +92,7 @@ class LlamaStage(Module):
 
     def __init__(self, model: Llama, first: int, last: int, embeds: bool, heads: bool) -> None:
         inner = model.model
-        self.embeds, self.heads, self.angles = embeds, heads, inner.angles
+        self.embeds, self.heads, self.rotary_emb = embeds, heads, inner.rotary_emb
         if embeds:
             self.embed_tokens = inner.embed_tokens
         self.layers = inner.layers[first:last]
@@ -103,7 +103,7 @@ class LlamaStage(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Tokens (first stage) or activations (batch, T, width), to activations or logits (last stage)."""
-        angles = self.angles(x.shape[1])
+        angles = self.rotary_emb(xp.arange(x.shape[1]))
         if self.embeds:
             x = self.embed_tokens(x)
         for layer in self.layers:

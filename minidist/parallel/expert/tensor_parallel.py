@@ -1,7 +1,7 @@
-"""Experts whose matrices are cut too: over ep lie whole experts, over tp the columns and rows of each.
+"""Experts whose matrices are split too: over ep lie whole experts, over tp the columns and rows of each.
 
-    fc (experts, D, H)      ep: | e0 e1 | e2 e3 |     tp: H cut, as a column-parallel layer
-    proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H cut, as a row-parallel layer; its bias is added once, after the sum
+    fc (experts, D, H)      ep: | e0 e1 | e2 e3 |     tp: H split, as a column-parallel layer
+    proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H split, as a row-parallel layer; its bias is added once, after the sum
 
 The ranks of tp see the same tokens, so all of them route alike, and the router is a replica whose gradient is the same
 on each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the
@@ -11,20 +11,24 @@ Sources: Rajbhandari et al., "DeepSpeed-MoE", 2022 (expert slicing); Megatron-LM
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minidist.autograd import Tensor
 from minidist.base.errors import check_divisible
+from minidist.comm import Comm
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.module import Module
-from minidist.parallel.tensor.linear import replica_of, tile_of
-from minidist.parallel.tensor.plan import Cutter, ParallelStyle, gpt_plan
+from minidist.parallel.tensor.parallelize import gpt_plan
 from minidist.parallel.tensor.regions import (
+    Region,
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     reduce_from_tensor_parallel_region,
     scatter_to_sequence_parallel_region,
 )
+from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.tensor.styles import ParallelStyle
 
 
 @dataclass
@@ -37,25 +41,31 @@ class ExpertTensorParallel(ParallelStyle):
 
     sequence_parallel: bool = False
 
-    def apply(self, module: Any, name: str, cutter: Cutter) -> Module:
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """The mixture with f and g around its experts' products, and hooks that gather and scatter the sequence."""
         self.expect(module, name, MixtureOfExperts)
-        comm, axis, made = cutter.comm, cutter.axis, cutter.made
+        comm = context.comm
         check_divisible(module.fc_weight.shape[2], f"inner features of the experts of {name}", comm.size, "tensor")
         for part, dim in (("fc_weight", 2), ("fc_bias", 2), ("proj_weight", 1)):
-            setattr(module, part, tile_of(getattr(module, part), axis, dim, comm, made))
+            setattr(module, part, context.shard_of(getattr(module, part), dim))
         for whole in (module.router, module.proj_bias):
-            replica_of(whole, made)
-        module.enter = lambda slots: copy_to_tensor_parallel_region(slots, comm)
-        module.leave = lambda slots: reduce_from_tensor_parallel_region(slots, comm)
+            context.replica_of(whole)
+        module.f = Region(copy_to_tensor_parallel_region, comm)
+        module.g = Region(reduce_from_tensor_parallel_region, comm)
         if self.sequence_parallel:
-            inner = module.forward
+            module.register_forward_pre_hook(partial(_gather_sequence, comm))
+            module.register_forward_hook(partial(_scatter_sequence, comm))
+        return module  # type: ignore[no-any-return]
 
-            def forward(x: Tensor) -> Tensor:
-                whole = gather_from_sequence_parallel_region(x, comm, tensor_parallel_output_grad=False)
-                return scatter_to_sequence_parallel_region(inner(whole), comm)
 
-            module.forward = forward
-        return module
+def _gather_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...]) -> Tensor:
+    """All tokens (batch, T, D): every rank routes all of them alike, so each has the whole gradient of them."""
+    return gather_from_sequence_parallel_region(arguments[0], comm, tensor_parallel_output_grad=False)
+
+
+def _scatter_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """This rank's rows (batch, T/t, D) of the mixture's output."""
+    return scatter_to_sequence_parallel_region(output, comm)
 
 
 def expert_gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:

@@ -21,13 +21,13 @@ from minidist.comm import Comm
 from minidist.nn.module import Module
 
 
-class Axes(Protocol):
+class MeshLike(Protocol):
     """A mesh, or a dict {axis name: communicator}."""
 
     def __getitem__(self, name: Any, /) -> Comm: ...
 
 
-def cut(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
+def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
     """Rank's tile of the whole `array`, a new contiguous array; `layout` has one axis, which has `ranks` ranks."""
     (dim,) = layout.dims
     front = xp.moveaxis(array, dim, 0)
@@ -47,8 +47,8 @@ def cut(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
     return tile
 
 
-def join(tiles: xp.Array, layout: Layout) -> xp.Array:
-    """The whole from its tiles (ranks, *tile shape): the inverse of `cut`."""
+def join_shards(tiles: xp.Array, layout: Layout) -> xp.Array:
+    """The whole from its tiles (ranks, *tile shape): the inverse of `take_shard`."""
     (dim,) = layout.dims
     tiles = tiles[:: layout.copies]
     ranks, blocks = tiles.shape[0], layout.blocks
@@ -61,7 +61,7 @@ def join(tiles: xp.Array, layout: Layout) -> xp.Array:
     return result
 
 
-def cuts(layout: Layout, mesh: Axes) -> Iterator[tuple[Comm, Layout]]:
+def splits(layout: Layout, mesh: MeshLike) -> Iterator[tuple[Comm, Layout]]:
     """The cuts of a layout one after the other: (the axis's communicator, the one-axis layout of what is cut there)."""
     shape = layout.global_shape
     for axis, dim in zip(layout.axes, layout.dims, strict=True):
@@ -70,24 +70,24 @@ def cuts(layout: Layout, mesh: Axes) -> Iterator[tuple[Comm, Layout]]:
         shape = local_shape(one, mesh[axis].size)
 
 
-def tile_in(array: xp.Array, layout: Layout | None, mesh: Axes) -> xp.Array:
+def local_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike) -> xp.Array:
     """This rank's tile of the whole `array`. Sends nothing."""
-    for comm, one in cuts(layout, mesh) if layout is not None else ():
-        array = cut(array, one, comm.rank, comm.size)
+    for comm, one in splits(layout, mesh) if layout is not None else ():
+        array = take_shard(array, one, comm.rank, comm.size)
     return array
 
 
-def full_tensor(array: xp.Array, layout: Layout | None, mesh: Axes, why: str = "checkpoint") -> xp.Array:
+def full_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike, why: str = "checkpoint") -> xp.Array:
     """The global array of which `array` (in the tile's shape, or flat) is this rank's tile; on every rank.
 
     One all-gather over each of the layout's axes under purpose `why`; a replicated array sends nothing.
     """
     if layout is None or not layout.axes:
         return array if layout is None else array.reshape(layout.global_shape)
-    for comm, one in reversed(list(cuts(layout, mesh))):
+    for comm, one in reversed(list(splits(layout, mesh))):
         with purpose(why):
             tiles = all_gather(comm, xp.array(array).reshape(-1))
-        array = join(tiles.reshape(comm.size, *local_shape(one, comm.size)), one)
+        array = join_shards(tiles.reshape(comm.size, *local_shape(one, comm.size)), one)
     return array
 
 
@@ -102,7 +102,7 @@ def local_shape(layout: Layout, ranks: int) -> tuple[int, ...]:
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
 
 
-def boxes(layout: Layout, mesh: Axes) -> list[tuple[Box, tuple[slice, ...]]]:
+def boxes(layout: Layout, mesh: MeshLike) -> list[tuple[Box, tuple[slice, ...]]]:
     """Where a tile lies: pairs (box of the global tensor, the slices of the tile that hold it). For checkpoints.
 
     A fused Q|K|V has three; padding is in none, so the box of a tile of nothing but padding is empty.
@@ -111,9 +111,9 @@ def boxes(layout: Layout, mesh: Axes) -> list[tuple[Box, tuple[slice, ...]]]:
     if not layout.axes:
         return [(tuple(whole), tuple(slice(0, n) for n in layout.global_shape))]
     if len(layout.axes) == 1:
-        ((comm, one),) = cuts(layout, mesh)
-        return _boxes_of_one_cut(one, comm.rank // layout.copies, comm.size // layout.copies)
-    for comm, one in cuts(layout, mesh):
+        ((comm, one),) = splits(layout, mesh)
+        return _boxes_of_one_split(one, comm.rank // layout.copies, comm.size // layout.copies)
+    for comm, one in splits(layout, mesh):
         (dim,) = one.dims
         start, stop = whole[dim]
         size = (stop - start) // comm.size
@@ -121,7 +121,7 @@ def boxes(layout: Layout, mesh: Axes) -> list[tuple[Box, tuple[slice, ...]]]:
     return [(tuple(whole), tuple(slice(0, stop - start) for start, stop in whole))]
 
 
-def _boxes_of_one_cut(layout: Layout, number: int, tiles: int) -> list[tuple[Box, tuple[slice, ...]]]:
+def _boxes_of_one_split(layout: Layout, number: int, tiles: int) -> list[tuple[Box, tuple[slice, ...]]]:
     (dim,) = layout.dims
     length = layout.global_shape[dim]
     block = (length + layout.padding) // layout.blocks
@@ -136,7 +136,7 @@ def _boxes_of_one_cut(layout: Layout, number: int, tiles: int) -> list[tuple[Box
     return result
 
 
-def full_state_dict(module: Module, mesh: Axes) -> dict[str, xp.Array]:
+def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
     """Qualified name to whole array: what `state_dict` of the single-device model would be. A call of all ranks.
 
     As in `state_dict`, an array that is not cut is the parameter's own, not a copy.
@@ -151,7 +151,7 @@ def full_state_dict(module: Module, mesh: Axes) -> dict[str, xp.Array]:
 
 
 def load_full_state_dict(
-    module: Module, state: Mapping[str, Any], mesh: Axes, strict: bool = True
+    module: Module, state: Mapping[str, Any], mesh: MeshLike, strict: bool = True
 ) -> tuple[list[str], list[str]]:
     """`module.load_state_dict` of whole arrays into a model that is cut already: each rank takes its tiles. Sends
     nothing.
@@ -168,7 +168,7 @@ def load_full_state_dict(
                 raise UsageError(
                     f"load_full_state_dict: {name!r} has shape {value.shape}; the whole parameter has {tuple(shape)}"
                 )
-            value = tile_in(value, layout, mesh)
+            value = local_tensor(value, layout, mesh)
         elif strict:
             raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
         tiles[name] = value
@@ -186,7 +186,7 @@ def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int)
             " then"
         )
     one = layout if len(layout.axes) == 1 else Layout(tuple(parameter.shape), layout.axes[-1:], layout.dims[-1:])
-    data = cut(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
+    data = take_shard(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
     tile = Parameter(data, parameter.requires_grad, parameter.name, parameter.init)
     tile.layout = layout
     return tile

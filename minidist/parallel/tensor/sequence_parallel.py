@@ -12,23 +12,23 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
+from minidist.autograd import Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.random import BatchCoordinates
 from minidist.comm import Comm
 from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.module import Module
-from minidist.parallel.tensor.linear import replica_of
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
+from minidist.parallel.tensor.shard_context import ShardContext
 
 
 class SequenceParallelLayerNorm(Module):
     """Layer norm of this rank's rows; the gradients of weight and bias are summed over `comm` in backward (an
     all-reduce of `features` elements each)."""
 
-    def __init__(self, whole: LayerNorm, comm: Comm, made: dict[Parameter, Parameter]) -> None:
-        self.comm, self.name, self.eps = comm, whole.name, whole.eps
-        self.weight, self.bias = replica_of(whole.weight, made), replica_of(whole.bias, made)
+    def __init__(self, whole: LayerNorm, context: ShardContext) -> None:
+        self.comm, self.name, self.eps = context.comm, whole.name, whole.eps
+        self.weight, self.bias = context.replica_of(whole.weight), context.replica_of(whole.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T/t, features) -> the same shape."""
@@ -39,9 +39,9 @@ class SequenceParallelLayerNorm(Module):
 class SequenceParallelRMSNorm(Module):
     """RMS norm of this rank's rows; the weight's gradient is summed over `comm` in backward."""
 
-    def __init__(self, whole: RMSNorm, comm: Comm, made: dict[Parameter, Parameter]) -> None:
-        self.comm, self.name, self.eps = comm, whole.name, whole.eps
-        self.weight = replica_of(whole.weight, made)
+    def __init__(self, whole: RMSNorm, context: ShardContext) -> None:
+        self.comm, self.name, self.eps = context.comm, whole.name, whole.eps
+        self.weight = context.replica_of(whole.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T/t, features) -> the same shape."""
@@ -51,8 +51,8 @@ class SequenceParallelRMSNorm(Module):
 class SequenceParallelEmbedding(Module):
     """This rank's rows of a look-up by position: integers (T,) on all -> (T/t, width) on each."""
 
-    def __init__(self, whole: Embedding, comm: Comm, made: dict[Parameter, Parameter]) -> None:
-        self.comm, self.name, self.weight = comm, whole.name, replica_of(whole.weight, made)
+    def __init__(self, whole: Embedding, context: ShardContext) -> None:
+        self.comm, self.name, self.weight = context.comm, whole.name, context.replica_of(whole.weight)
 
     def forward(self, indices: Any) -> Tensor:
         """Integers (T,) -> (T/t, width)."""

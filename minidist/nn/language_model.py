@@ -1,0 +1,62 @@
+"""What GPT and Llama have in common: an output projection behind a decoder, and the loss.
+
+    tokens ──▶ decoder ──▶ lm_head ──▶ logits_fn ──▶ logits          model(tokens)
+                                  └──▶ loss_fn   ──▶ loss            model(tokens, targets)
+
+`loss_fn` and `logits_fn` are what changes when the vocabulary is split over ranks: `LossParallel` replaces both.
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_llama.py
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidist.autograd import Tensor, cross_entropy, linear
+from minidist.base import arrays as xp
+from minidist.nn.layers import Embedding
+from minidist.nn.module import Identity, Module
+
+
+class TiedHead(Module):
+    """The output projection that shares the token embedding's weight: (..., D) -> (..., vocab)."""
+
+    def __init__(self, wte: Embedding) -> None:
+        self.weight = wte.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., vocab)."""
+        return linear(x, self.weight)
+
+
+class LanguageModel(Module):
+    """Base of GPT and Llama. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
+
+    Subclasses define `decoder` and `blocks`, and set `lm_head`, which takes the decoder's output to logits.
+    """
+
+    lm_head: Module
+
+    def __init__(self) -> None:
+        self.loss_fn: Callable[..., Tensor] = cross_entropy  # (logits, targets, divisor) -> shape ()
+        self.logits_fn: Module = Identity()
+
+    @property
+    def decoder(self) -> Module:
+        """The module that turns tokens (batch, T) into features (batch, T, D)."""
+        raise NotImplementedError(f"{type(self).__name__} has no decoder")
+
+    @property
+    def blocks(self) -> Sequence[Module]:
+        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
+        raise NotImplementedError(f"{type(self).__name__} has no blocks")
+
+    def forward(
+        self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
+    ) -> Tensor:
+        """Integers (batch, T) -> logits (batch, T, vocab); with targets (batch, T) the loss, of shape ().
+
+        divisor: as in `cross_entropy`. positions (T,): of the tokens in their text, when they are a part of it
+        (context parallelism).
+        """
+        logits = self.lm_head(self.decoder(xp.as_array(tokens), positions))
+        return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)

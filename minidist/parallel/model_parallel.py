@@ -1,0 +1,64 @@
+"""Model parallelism over one mesh axis, applied to a whole model of this package: one function per axis.
+
+    apply_expert_parallel     ep   each rank keeps some of the experts
+    apply_tensor_parallel     tp   each rank keeps its shards of every matrix, also of its experts'
+    apply_context_parallel    cp   each rank has a part of every sequence; attention communicates between the parts
+
+Call them in this order, before parameters become flat arrays. Every rank builds the whole model from the same seed, so
+none of them sends anything.
+
+Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
+"""
+
+from minidist.base import arrays as xp
+from minidist.comm import Comm
+from minidist.nn import GPT, MLP, Llama, Module
+from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
+from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
+from minidist.parallel.tensor import gpt_plan, llama_plan, mlp_plan, parallelize_module
+from minidist.parallel.tensor.parallelize import Plan
+
+
+def apply_expert_parallel(model: Module, comm: Comm) -> Module:
+    """Shard the experts of a GPT over `comm`: an all-to-all brings each token to the rank of its expert, and back."""
+    return parallelize_module(model, comm, {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+
+
+def apply_tensor_parallel(model: Module, comm: Comm, sequence_parallel: bool = False) -> Module:
+    """Split the matrices over `comm`; with sequence_parallel norms and dropout work on 1/t of the sequence."""
+    return parallelize_module(model, comm, tensor_parallel_plan(model, sequence_parallel))
+
+
+def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
+    """Megatron's plan for a language model; for an MLP columns, and rows in the last layer."""
+    if isinstance(model, MLP):
+        return mlp_plan(len(model.layers) - 1)
+    if isinstance(model, Llama):
+        return llama_plan(model.config.vocab_size, sequence_parallel)
+    assert isinstance(model, GPT)
+    plan = expert_gpt_plan if model.config.n_experts else gpt_plan
+    return plan(model.config.vocab_size, sequence_parallel)
+
+
+def apply_context_parallel(model: Module, comm: Comm, length: int, attention: str = "ring") -> xp.Array:
+    """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
+
+    attention: "ring" or "ulysses". Every attention module gets that as its `attention_fn`.
+    """
+    kind = RingAttention if attention == "ring" else UlyssesAttention
+    crossing = kind(comm, length)
+    for module in model.modules():
+        if hasattr(module, "attention_fn"):
+            module.attention_fn = crossing
+    positions = sequence_positions(length, comm.rank, comm.size, part_order(attention))
+    use_positions(model, positions)
+    return positions
+
+
+def use_positions(model: Module, positions: xp.Array) -> None:
+    """Look up position embeddings and rotary angles at `positions`, the tokens' places in the whole text.
+
+    A hook, so that it also holds in a pipeline stage, whose input does not say where its tokens are.
+    """
+    table: Module = model.transformer.wpe if isinstance(model, GPT) else model.model.rotary_emb  # type: ignore[attr-defined]
+    table.register_forward_pre_hook(lambda _, arguments: positions)

@@ -1,0 +1,157 @@
+"""The two ways to split a product Y = X W, and why a transformer uses them in turn.
+
+    column parallel                         row parallel
+    W = | W0 | W1 |    Y = | XW0 | XW1 |    W = | W0 |    X = | X0 | X1 |    Y = X0 W0 + X1 W1
+                                                | W1 |
+    f before: every rank needs all of X     g after: the products are summands of Y
+
+After a column-parallel layer each rank has its own columns of Y, a function of single elements (GELU, ReLU) or of
+single heads (attention) needs no others, and the row-parallel layer takes the columns as they are: two layers, one
+all-reduce in forward and one in backward. The bias of a row-parallel layer is added once, after the sum.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
+"""
+
+from minidist.autograd import Parameter, Tensor, linear, record
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, check_divisible
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce
+from minidist.comm import Comm
+from minidist.nn.layers import AttentionDropout
+from minidist.nn.linear import Conv1D, Linear
+from minidist.nn.module import Module
+from minidist.parallel.clock import advance_clock
+from minidist.parallel.tensor.regions import (
+    copy_to_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_tensor_parallel_region,
+)
+from minidist.parallel.tensor.shard_context import ShardContext
+
+
+class ColumnParallelLinear(Module):
+    """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
+
+    whole: the layer as one device has it; this rank keeps its columns. name: of the layer in the model, for errors.
+    blocks: so many equal blocks of output features are each split (3 for a fused Q|K|V). replicas > 1: so many
+    neighbouring ranks have the same columns (key-value heads, when there are fewer than ranks). Each has a part of
+    their gradient, so backward sums it over those ranks: an all-reduce of the shard's size.
+
+    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first.
+    copy_input=False: x has passed f already (several layers share it). Sends nothing in forward (with
+    sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a regather) in backward.
+    """
+
+    def __init__(
+        self,
+        whole: Linear | Conv1D,
+        context: ShardContext,
+        name: str = "the layer",
+        *,
+        blocks: int = 1,
+        replicas: int = 1,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        copy_input: bool = True,
+    ) -> None:
+        comm = context.comm
+        check_divisible(whole.out_features, f"out features of {name}", comm.size // replicas, "tensor", blocks=blocks)
+        self.comm, self.name, self.activation = comm, whole.name, whole.activation
+        self.gather_output, self.sequence_parallel, self.copy_input = gather_output, sequence_parallel, copy_input
+
+        # The ranks that hold the same columns are neighbours: {0, 1}, {2, 3}, ... with two replicas.
+        first = comm.rank // replicas * replicas
+        self.kv_replica_group = (
+            comm.group(list(range(first, first + replicas)), f"copies{first}") if replicas > 1 else None
+        )
+
+        self.weight_is_in_out = isinstance(whole, Conv1D)
+        dim = 1 if self.weight_is_in_out else 0
+        self.weight = context.shard_of(whole.weight, dim, blocks=blocks, replicas=replicas)
+        self.bias = None if whole.bias is None else context.shard_of(whole.bias, 0, blocks=blocks, replicas=replicas)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out / t), or (..., out) with gather_output."""
+        if self.sequence_parallel:
+            x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
+        elif self.copy_input:
+            x = copy_to_tensor_parallel_region(x, self.comm)
+        weight, bias = self._replicated(self.weight), self.bias and self._replicated(self.bias)
+        y = linear(x, weight, bias, self.activation, self.weight_is_in_out)
+        return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
+
+    def _replicated(self, parameter: Parameter) -> Tensor:
+        """`parameter`, whose gradient backward sums over the ranks that hold the same shard."""
+        group = self.kv_replica_group
+        return parameter if group is None else copy_to_tensor_parallel_region(parameter, group)
+
+
+class RowParallelLinear(Module):
+    """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
+
+    whole, name: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
+    sequence_parallel: y is reduce-scattered to this rank's rows. Sends an all-reduce of y's size in forward (a
+    reduce-scatter, and an all-gather in backward).
+    """
+
+    def __init__(
+        self,
+        whole: Linear | Conv1D,
+        context: ShardContext,
+        name: str = "the layer",
+        *,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+    ) -> None:
+        if whole.activation is not None:
+            raise UsageError(
+                f"{name} has activation {whole.activation!r}, which cannot be applied to the summands of a row-parallel"
+                " layer; give it ColwiseParallel, or take the activation out"
+            )
+        check_divisible(whole.in_features, f"in features of {name}", context.comm.size, "tensor")
+        self.comm, self.name = context.comm, whole.name
+        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        self.weight_is_in_out = isinstance(whole, Conv1D)
+        self.weight = context.shard_of(whole.weight, 0 if self.weight_is_in_out else 1)
+        self.bias = None if whole.bias is None else context.replica_of(whole.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in / t) -> (..., out), or this rank's rows of it with sequence_parallel."""
+        if not self.input_is_parallel:
+            x = scatter_to_tensor_parallel_region(x, self.comm)
+        y = linear(x, self.weight, None, None, self.weight_is_in_out)
+        if not self.sequence_parallel:
+            return row_parallel_sum(y, self.bias, self.comm)
+        y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
+        # Each rank adds the bias to its own rows only, so the bias's gradient is summed over the ranks.
+        return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
+
+
+def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Tensor:
+    """g and the bias in one node: `product` (..., out), which nothing else holds, is summed over the ranks in place."""
+    y, edges = product.data, ((product, None),)
+    if comm.size > 1:
+        advance_clock(comm, "tensor_forward")
+        with purpose("tensor_forward"):
+            all_reduce(comm, y)
+    if bias is None:
+        return record("row_parallel_sum", y, edges, flops=0, storage=y.dtype)
+    y += bias.data
+
+    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        return xp.sum_rows(xp.as_rows(g), out)
+
+    return record("row_parallel_sum", y, edges, ((bias, grad),), flops=y.size, storage=y.dtype)
+
+
+class HeadParallelDropout(AttentionDropout):
+    """The masks of the heads that this rank has: the numbers that one device would draw for them."""
+
+    def __init__(self, whole: AttentionDropout, comm: Comm) -> None:
+        super().__init__(whole.p, whole.heads, first=comm.rank * (whole.heads // comm.size))
+        self.name, self.training = whole.name, whole.training

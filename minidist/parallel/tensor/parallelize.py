@@ -1,0 +1,141 @@
+"""`parallelize_module`: split a model that was built on one device, by a plan that says how each module is split.
+
+    plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+
+Every rank builds the whole model from the same seed and keeps its shards, so the gathered shards *are* the
+single-device weights. A key is a module's qualified name and may hold `*`; what no key names stays whole on every rank.
+Each parameter then carries a `Layout`, which checkpoints, clipping and counting read. The names are PyTorch's.
+
+Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
+
+Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
+"""
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from minidist.base.errors import UsageError, nearest
+from minidist.comm import Comm
+from minidist.nn.module import Module
+from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.tensor.styles import (
+    ColwiseParallel,
+    HeadParallel,
+    LossParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallel,
+)
+
+Plan = Mapping[str, ParallelStyle | list[ParallelStyle]]
+
+
+def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp") -> Module:
+    """Split `module` over `comm` (`mesh["tp"]`) as `plan` says; returns the module that takes its place. Sends nothing.
+
+    plan: {qualified name, "" for the module itself, with `*` for a part: a style or a list of them}. axis: the mesh
+    axis's name, for the layouts. Raises UsageError for a name that no module has, for numbers that do not divide, for a
+    tied parameter that is split in one place only, and for a model that is flat already.
+    """
+    context = ShardContext(comm, axis)
+    for pattern, styles in plan.items():
+        known = [name for name, _ in module.named_modules()]
+        names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        if not names:
+            raise UsageError(f"the plan names {pattern!r}, which is no module{nearest(pattern, known)}")
+        for name in names:
+            for style in styles if isinstance(styles, list) else [styles]:
+                replaced = style.apply(get_module(module, name), name, context)
+                module = _put(module, name, replaced)
+
+    # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
+    split = {whole for whole, shard in context.shards.items() if shard is not whole}
+    for name, parameter in module._all_parameters():
+        if parameter in split:
+            raise UsageError(
+                f"{name!r} shares a parameter that the plan shards elsewhere ({parameter.name!r}); name its module in"
+                " the plan"
+            )
+        if parameter.layout is None:
+            context.replica_of(parameter)
+    return module
+
+
+def get_module(module: Module, name: str) -> Any:
+    """The module of a qualified name; "" is `module` itself."""
+    for part in name.split(".") if name else []:
+        module = module[int(part)] if part.isdigit() else getattr(module, part)  # type: ignore[index]
+    return module
+
+
+def _put(root: Module, name: str, module: Module) -> Module:
+    if not name:
+        return module
+    parent, _, last = name.rpartition(".")
+    if last.isdigit():
+        get_module(root, parent)[int(last)] = module
+    else:
+        setattr(get_module(root, parent), last, module)
+    return root
+
+
+def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+    """Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
+
+    Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
+    reduce-scatters, and 2 all-gathers under purpose `regather`.
+    """
+    sp = sequence_parallel
+    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
+        "": LossParallel(vocab_size),
+        "transformer.wte": VocabParallel(sp),
+        "lm_head": VocabParallel(sp),
+        "transformer.h.*.attn": HeadParallel(),
+        "transformer.h.*.attn.c_attn": ColwiseParallel(blocks=3, sequence_parallel=sp),
+        "transformer.h.*.attn.c_proj": RowwiseParallel(sequence_parallel=sp),
+        "transformer.h.*.mlp.c_fc": ColwiseParallel(sequence_parallel=sp),
+        "transformer.h.*.mlp.c_proj": RowwiseParallel(sequence_parallel=sp),
+    }
+    if sp:
+        for name in ("h.*.ln_1", "h.*.ln_2", "ln_f", "wpe", "drop", "h.*.attn.resid_dropout", "h.*.mlp.dropout"):
+            plan[f"transformer.{name}"] = SequenceParallel()
+    return plan
+
+
+def mlp_plan(layers: int) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+    """An `MLP` with `layers` hidden layers: each splits its output features, the last layer its input features.
+
+    The last two layers are Megatron's pair; those before it gather their outputs.
+    """
+    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
+        f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)
+    }
+    return {**plan, f"layers.{layers}": RowwiseParallel()}
+
+
+def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+    """Megatron's split of a `Llama`: heads and key-value heads, the inner width, and the vocabulary.
+
+    The three projections of an attention share one f, and the two of an MLP, so the counts are those of `gpt_plan`.
+    """
+    sp = sequence_parallel
+    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
+        "": LossParallel(vocab_size),
+        "model.embed_tokens": VocabParallel(sp),
+        "lm_head": VocabParallel(sp),
+        "model.layers.*.self_attn": [HeadParallel(), PrepareModuleInput(sp)],
+        "model.layers.*.self_attn.[qkv]_proj": ColwiseParallel(copy_input=False),
+        "model.layers.*.self_attn.o_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.mlp": PrepareModuleInput(sp),
+        "model.layers.*.mlp.gate_proj": ColwiseParallel(copy_input=False),
+        "model.layers.*.mlp.up_proj": ColwiseParallel(copy_input=False),
+        "model.layers.*.mlp.down_proj": RowwiseParallel(sequence_parallel=sp),
+    }
+    if sp:
+        for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
+            plan[f"model.{name}"] = SequenceParallel()
+    return plan
