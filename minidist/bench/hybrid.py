@@ -21,7 +21,7 @@ from minidist.base.errors import UsageError
 from minidist.bench.harness import environment, mpi_world, report, run_ranks
 from minidist.comm import Comm
 from minidist.comm.mpi.world import MPIWorld
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.train.job import build
 from minidist.train.recipe import parallelize
@@ -75,7 +75,8 @@ def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict
         raise UsageError(f"bench hybrid: --rounds {rounds}; it must be 1 or more")
     layout = {"dp": dp, "tp": tp, "pp": pp, "microbatches": 2, "global_batch": 8}
     for sizes in (LARGE, SMALL):
-        check_axes(config := TrainConfig.make(**layout, **sizes, data="markov"), resolve_batches(config, dp * tp * pp))
+        config = TrainConfig.make(**layout, **sizes, data="markov")
+        check_rules(config, resolve_batches(config, dp * tp * pp))
     return run_ranks("minidist.bench.hybrid", dp * tp * pp, json.dumps(layout), rounds)
 
 

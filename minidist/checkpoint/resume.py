@@ -180,13 +180,7 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def check_saving(config: TrainConfig) -> None:
-    """UsageError when the flags about checkpoints do not fit together, or nothing can be written where they point.
-    Makes the directory.
-    """
-    if config.save is None and (config.resume or config.every is not None):
-        raise UsageError(
-            f"{'--resume' if config.resume else '--every'} needs --save DIR: the directory of the checkpoints"
-        )
+    """Make the directory of --save; UsageError when nothing can be written there."""
     if config.save is not None and not config.resume:
         try:
             Path(config.save).mkdir(parents=True, exist_ok=True)

@@ -14,14 +14,13 @@ from minidist.base.trace import write_traces
 from minidist.checkpoint.resume import check_saving
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.equality.compare import Comparison, compare_rank, expected_snapshots, tier_of
 from minidist.equality.compare_served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes
 from minidist.train.evaluate import evaluation_bytes
-from minidist.train.job import check
 from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
 from minidist.train.strategies.servers import served_bytes
@@ -127,9 +126,8 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     if not 1 <= result <= MOST_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
     batches = resolve_batches(config, result)  # what is wrong is known before anything starts
-    check(config, 1 if size else result)
+    check_rules(config, batches, 1 if size else result)
     check_saving(config)
-    check_axes(config, batches)
     return result
 
 

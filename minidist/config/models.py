@@ -1,6 +1,6 @@
 """The model that a config describes, whole and with its initial values: the same on every rank and on one device.
 
-Proved by: tests/train/test_config.py, tests/train/test_generate.py
+Proved by: tests/config/test_train_config.py, tests/commands/test_generation.py
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bflo
 
 
 def make_model(config: TrainConfig, dataset: Any) -> Any:
-    """The whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
+    """Return the whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
     dtype = named_dtype(DTYPES[config.precision])
     if config.model == "gpt":
         gpt = GPTConfig(
@@ -46,5 +46,11 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
 
 
 def llama_inner(config: TrainConfig) -> int:
-    """Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, so that it splits as they do."""
+    """Return Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, to split as they do."""
     return -(-8 * config.width // (3 * config.heads)) * config.heads
+
+
+def parameter_count(config: TrainConfig) -> int:
+    """Return about how many parameters the model has, without making it."""
+    width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
+    return config.layers * inner * width * width + (256 + config.context) * width

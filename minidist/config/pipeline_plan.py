@@ -2,7 +2,7 @@
 
 The strategies run this plan, and the closed forms count its messages, so both read it here.
 
-Proved by: tests/train/test_pipelines.py, tests/train/test_partition.py
+Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
 from typing import Any
@@ -16,44 +16,36 @@ from minidist.pipeline.runtime import cut_model
 from minidist.pipeline.validate import validate
 
 
-def make_plan(config: TrainConfig, microbatches: int) -> Plan:
-    """The validated plan of one pipeline: of a step, or of the whole stream where updates are asynchronous.
+def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
+    """Return the schedule's plan of one pipeline: of a step, or of the whole stream where updates are asynchronous.
 
-    UsageError when the schedule cannot be made, judged or used for training.
+    Raises UsageError when there is no such schedule, or it cannot be made for these numbers.
     """
-    updates, replicas = updates_of(config.schedule), replicas_of(config)
+    updates = updates_of(config.schedule)
     if updates in ("stash", "vertical-sync"):  # an update after every mini-batch
+        replicas = replicas_of(config)
         options: dict[str, Any] = {"replicas": replicas} if replicas else {}
-        plan = load_plan(config.schedule, config.pp, config.steps * microbatches, config.chunks, **options)
-    elif updates == "2bw":
-        plan = load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=config.steps)
-    else:
-        plan = load_plan(config.schedule, config.pp, microbatches, config.chunks)
-    if plan.updates == "none" or (plan.updates != "flush" and updates == "flush"):
-        trains = (
-            "trains nothing"
-            if plan.updates == "none"
-            else "updates its weights on the way, which train does for schedules by name only"
-        )
-        raise UsageError(f"--schedule {config.schedule} {trains}; train with a synchronous one, such as 1f1b or zb-h1")
+        return load_plan(config.schedule, config.pp, config.steps * microbatches, config.chunks, **options)
+    if updates == "2bw":
+        return load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=config.steps)
+    return load_plan(config.schedule, config.pp, microbatches, config.chunks)
+
+
+def make_plan(config: TrainConfig, microbatches: int) -> Plan:
+    """Return the validated plan that the strategies run, with forwards run again where --recompute asks for them."""
+    plan = load_job_plan(config, microbatches)
     validate(plan)
-    idle = [rank for rank in range(plan.ranks) if not plan.orders[rank]]
-    if idle:
-        raise UsageError(
-            f"--schedule {config.schedule} leaves rank {idle[0]} without a stage; give it one, or leave its line out"
-            f" and take --pp {plan.ranks - len(idle)}"
-        )
     again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
     return recompute(plan) if again else plan
 
 
 def defers_weights(plan: Plan) -> bool:
-    """Does it compute weight gradients (W) apart from input gradients?"""
+    """Return whether the plan computes weight gradients (W) apart from input gradients."""
     return any(action.kind == "W" for rank in range(plan.ranks) for action in plan.actions(rank))
 
 
 def replicas_of(config: TrainConfig) -> list[int] | None:
-    """Ranks of each stage, from --replicas; None when each has one."""
+    """Return the ranks of each stage, from --replicas; None when each has one."""
     if config.replicas is None:
         return None
     try:
@@ -63,14 +55,12 @@ def replicas_of(config: TrainConfig) -> list[int] | None:
 
 
 def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:
-    """`cut_model` at the places of --partition: uniform, parameters, the sizes themselves, or a profile of `minidist
-    profile`.
-    """
+    """Cut the model where --partition says: uniform, parameters, sizes, or a profile of `minidist profile`."""
     return cut_model(model, stages, stage_sizes(config.partition, model, stages))
 
 
 def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
-    """Blocks of each stage; None for as equal as possible. UsageError for what is no partition of this model."""
+    """Return the blocks of each stage; None for as equal as possible. UsageError when they do not fit this model."""
     if partition == "uniform":
         return None
     if partition == "parameters":
@@ -96,6 +86,6 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
 
 
 def count_blocks(model: Any) -> int:
-    """The blocks that a pipeline can deal out to stages."""
+    """Return how many blocks a pipeline can divide among stages."""
     inner: Any = getattr(model, "transformer", None) or getattr(model, "model", None) or model
     return len(inner.h if hasattr(inner, "h") else inner.layers)

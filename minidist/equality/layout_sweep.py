@@ -23,10 +23,9 @@ import numpy as np
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.process import tune_process
 from minidist.comm import SimWorld
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.equality.compare import compare_rank, expected_snapshots, tier_of
-from minidist.train.job import check
 
 JOB: dict[str, Any] = {
     "model": "gpt",
@@ -123,8 +122,7 @@ def refusal(layout: Layout, ranks: int, **job: Any) -> str:
         config = config_of(layout, **job)
         batches = resolve_batches(config, ranks)
         tier_of(config, batches.dims)
-        check(config)
-        check_axes(config, batches)
+        check_rules(config, batches)
     except UsageError as error:
         return str(error)
     return ""

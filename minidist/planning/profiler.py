@@ -16,6 +16,7 @@ from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.config.pipeline_plan import count_blocks
+from minidist.config.rules import MODEL_AND_DATA, check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
@@ -31,7 +32,9 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be at least 1")
     alone = config.model_copy(update={"pp": 1, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "chunks": None})
-    job = build(alone, resolve_batches(alone, 1))
+    batches = resolve_batches(alone, 1)
+    check_rules(alone, batches, rules=MODEL_AND_DATA)
+    job = build(alone, batches)
     blocks = count_blocks(job.model)
     modules, _ = cut_model(job.model, blocks)
     stages = [PipelineStage(module, number) for number, module in enumerate(modules)]

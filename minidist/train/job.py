@@ -4,7 +4,6 @@ Nothing here depends on the number of ranks: weights depend on the seed and on n
 and the step. That is why one device and many can be compared at all.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -13,14 +12,12 @@ from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import GlobalBatchSampler, hold_out, load_dataset
-from minidist.nn.recompute import budget_of
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -93,7 +90,7 @@ def as_input(inputs: Any, dtype: Any) -> Any:
 
 
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Job:
-    """Everything for one rank, from a config that `check` has passed. comm: whose host memory offloading uses."""
+    """Everything for one rank, from a config that `check_rules` has passed. comm: whose host memory offloading uses."""
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset = load_dataset(config.data)
     held_out = None
@@ -105,59 +102,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     return Job(
         config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config), held_out=held_out
     )
-
-
-def check(config: TrainConfig, processes_here: int = 1) -> None:
-    """Raise UsageError when data, model and optimizer do not fit together: said once, before any rank starts.
-
-    processes_here: ranks that share this process's memory; a model that cannot fit is refused with its size.
-    """
-    dataset = load_dataset(config.data)
-    needed = _parameters(config) * 4 * 4 * processes_here  # weights, gradients and Adam's two, 4 bytes each
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    if memory is not None and needed > memory:
-        raise UsageError(
-            f"{_parameters(config):,} parameters on {processes_here:,} ranks in this process need about"
-            f" {needed / 1e9:,.0f} GB and this machine has {memory / 1e9:,.0f} GB; use fewer --layers, a smaller"
-            " --width or fewer ranks"
-        )
-    if config.model != "mlp" and not dataset.is_tokens:
-        raise UsageError(f"--data {config.data} holds samples with labels, not tokens; train it with --model mlp")
-    if config.model == "mlp" and dataset.is_tokens:
-        raise UsageError(f"--data {config.data} holds tokens, not samples with labels; train it with --model gpt")
-    if config.model != "mlp" and config.width % (config.heads * (2 if config.model == "llama" else 1)):
-        each = 2 if config.model == "llama" else 1  # its rotation takes pairs
-        divisors = [h for h in range(1, config.width + 1) if config.width % (each * h) == 0]
-        near = [*[h for h in divisors if h < config.heads][-1:], *[h for h in divisors if h > config.heads][:1]]
-        raise UsageError(
-            f"--width {config.width} is not a multiple of {'2 x ' if each == 2 else ''}--heads {config.heads}; "
-            f"try {' or '.join(f'--heads {h}' for h in near) or f'--width {each * config.heads}'}"
-        )
-    if config.momentum and config.optimizer not in ("sgd", "rmsprop"):
-        raise UsageError(
-            f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}; it belongs to sgd and"
-            " rmsprop"
-        )
-    if config.recompute == "selective" and config.model == "mlp":
-        raise UsageError("--recompute selective is for attention, which an MLP does not have; use --recompute full")
-    if config.model == "mlp" and budget_of(config.recompute) is not None:
-        raise UsageError(
-            f"--recompute {config.recompute} measures one block and takes the others for its like, which layers of an"
-            " MLP are not; use --recompute sqrt or full"
-        )
-    if config.offload == "activations" and config.recompute in ("none", "selective"):
-        raise UsageError(
-            "--offload activations keeps the inputs of recomputed blocks on the host, so it needs --recompute full,"
-            f" sqrt or budget:BYTES, not {config.recompute}"
-        )
-    dataset.samples(config.context)
-    _schedule(config)
-
-
-def _parameters(config: TrainConfig) -> int:
-    """About how many parameters a model has."""
-    width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
-    return config.layers * inner * width * width + (256 + config.context) * width
 
 
 def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:

@@ -1,97 +1,236 @@
 """Settings that do not combine are one sentence with the numbers and the nearest settings that do."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm.launch import execute, writable
 from minidist.commands.runner import number_of_ranks
-from minidist.config.train_config import TrainConfig, resolve_dims
+from minidist.config.resolved_job import ResolvedJob
+from minidist.config.rules import RULES, as_markdown
+from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.equality.compare import tier_of
 from minidist.report.frame import new_figure, save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
 
+PIPEDREAM = {"pp": 2, "schedule": "pipedream", "model": "llama", "microbatches": 1}
+SERVER = {"strategy": "ps", "dp": 2}
+FILE = """
+from minidist.pipeline.plan import get_schedule
+
+def updating(ranks, microbatches):
+    return get_schedule("pipedream").plan(ranks, microbatches)
+"""
+
+# rule -> (settings that break it and no rule above it, the sentence or a part of it)
+CASES = {
+    "memory-of-the-machine": ({"layers": 10**6, "width": 8192}, "parameters on 1 ranks .* use fewer --layers"),
+    "tokens-for-language-models": ({"data": "glyphs"}, "--data glyphs holds labelled samples, .* use --model mlp"),
+    "samples-for-classifiers": ({"model": "mlp", "data": "markov"}, "--data markov holds tokens, .*use --model gpt"),
+    "width-by-heads": (
+        {"model": "llama", "width": 12},
+        "--width 12 is not a multiple of 2 x --heads 4; use --heads 3 or --heads 6",
+    ),
+    "momentum-by-optimizer": ({"momentum": 0.9}, "--momentum 0.9 does not apply to --optimizer adamw; use sgd"),
+    "selective-needs-attention": ({"model": "mlp", "recompute": "selective"}, "an MLP does not have; .*recompute full"),
+    "budget-needs-equal-blocks": (
+        {"model": "mlp", "recompute": "budget:5000"},
+        "--recompute budget:5000 measures one block .* use --recompute sqrt or full",
+    ),
+    "offloaded-activations-need-recomputation": (
+        {"offload": "activations"},
+        "--recompute none recomputes no block; use --recompute full, sqrt or budget:BYTES",
+    ),
+    "resume-needs-save": ({"resume": True}, "--resume needs --save DIR"),
+    "every-needs-save": ({"every": 2}, "--every needs --save DIR"),
+    "compression-with-zero": ({"compression": "fp16", "zero": 1, "dp": 2}, "--zero 1 reduces .* use --zero 0"),
+    "compression-in-half-precision": ({"compression": "sign", "precision": "bf16"}, "bf16 is too coarse"),
+    "server-settings-without-server": ({"servers": 2}, "belong to --strategy ps"),
+    "staleness-of-a-whole-clock": (
+        {**SERVER, "staleness_aware": True},
+        "does not apply to --consistency bsp, .* use ssp:S or asp",
+    ),
+    "server-with-axes": ({**SERVER, "zero": 1}, "does not combine with --zero 1; leave one of them out"),
+    "server-precision": ({**SERVER, "precision": "fp16"}, "fp32 or fp64, not fp16"),
+    "server-with-clip": ({**SERVER, "clip": 1.0}, "--clip does not combine with --strategy ps: no rank has the whole"),
+    "server-with-every": ({**SERVER, "every": 1, "save": "x"}, "--every does not combine with --strategy ps"),
+    "server-with-synchronize-each": ({**SERVER, "synchronize_each": True}, "a worker pushes once per step"),
+    "server-with-check-replicas": ({**SERVER, "check_replicas": True}, "workers have different weights on purpose"),
+    "server-with-compression": ({**SERVER, "compression": "sign"}, "--strategy ps pushes whole gradients"),
+    "server-with-offload": ({**SERVER, "offload": "optimizer"}, "whose optimizer is on the servers"),
+    "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
+    "noise-scale-needs-whole-gradients": ({"noise_scale": True, "dp": 2, "synchronize_each": True}, "leave out --sync"),
+    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "no other axis, no --zero"),
+    "local-steps-precision": ({"local_steps": 2, "dp": 2, "precision": "bf16"}, "fp32 or fp64, not bf16"),
+    "local-steps-with-clip": ({"local_steps": 2, "dp": 2, "clip": 1.0}, "--clip does not combine with --local-steps 2"),
+    "local-steps-with-save": ({"local_steps": 2, "dp": 2, "save": "x"}, "--save does not combine with --local-steps"),
+    "local-steps-with-noise-scale": (
+        {"local_steps": 2, "dp": 2, "noise_scale": True},
+        "--noise-scale does not combine",
+    ),
+    "local-steps-with-synchronize-each": ({"local_steps": 2, "dp": 2, "synchronize_each": True}, "--synchronize-each"),
+    "local-steps-with-check-replicas": ({"local_steps": 2, "dp": 2, "check_replicas": True}, "--check-replicas"),
+    "local-steps-with-compression": ({"local_steps": 2, "dp": 2, "compression": "sign"}, "which sends no gradients"),
+    "evaluation-needs-a-drained-pipeline": (
+        {"pp": 2, "schedule": "pipedream-2bw", "model": "llama", "evaluate_every": 1},
+        "--evaluate-every needs a moment at which no micro-batch is in flight",
+    ),
+    "evaluation-with-server": (
+        {"strategy": "ps", "evaluate_every": 1},
+        "--evaluate-every needs ranks that step together",
+    ),
+    "kv-heads-llama": ({"kv_heads": 2}, "--kv-heads belongs to --model llama, not to gpt"),
+    "kv-heads-share-heads": (
+        {"model": "llama", "kv_heads": 3},
+        "--heads 4 cannot be divided among --kv-heads 3; use one of 1, 2, 4",
+    ),
+    "dropout-gpt": ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt, and llama has none"),
+    "attention-dropout-mlp": ({"model": "mlp", "attention_dropout": 0.1}, "attention, which an MLP does not have"),
+    "sequence-parallel-needs-tp": ({"sequence_parallel": True}, "splits the sequence over .* add --tp 2"),
+    "width-by-tp": (
+        {"tp": 3, "model": "mlp"},
+        "--width 64 cannot be divided among --tp 3; use --width 63 or 66, or --tp 1, 2, 4",
+    ),
+    "heads-by-tp": (
+        {"tp": 3, "width": 48},
+        "--heads 4 cannot be divided among --tp 3; use --heads 3 or 6, or --tp 1, 2, 4",
+    ),
+    "kv-heads-by-tp": (
+        {"tp": 2, "model": "llama", "heads": 6, "kv_heads": 3, "width": 48},
+        "--kv-heads 3 cannot be divided among --tp 2; use --kv-heads 2 or 4, or --tp 1, 3",
+    ),
+    "sequence-parallel-mlp": ({"tp": 2, "sequence_parallel": True, "model": "mlp"}, "which an MLP does not have"),
+    "context-parallel-mlp": ({"cp": 2, "model": "mlp"}, "--cp 2 splits sequences, .* use --dp 2"),
+    "context-parallel-tokens": ({"cp": 65}, "without any of the --context 64 tokens; use at most --cp 64"),
+    "ulysses-heads": (
+        {"cp": 3, "attention": "ulysses"},
+        "the 4 .* heads of a rank cannot be divided among --cp 3 .* use --cp 1, 2, 4, or --attention ring",
+    ),
+    "sequence-parallel-tokens": (
+        {"tp": 2, "sequence_parallel": True, "context": 7},
+        "--context 7 cannot be divided into 2 parts for --sequence-parallel; use --context 4 or 8",
+    ),
+    "experts-gpt": ({"experts": 4, "model": "llama"}, "--experts 4 belongs to --model gpt, not to llama"),
+    "experts-top-k": ({"experts": 1, "top_k": 2}, "--top-k 2 of --experts 1 sends a token to more experts"),
+    "experts-by-ep": (
+        {"experts": 4, "ep": 3, "dp": 3},
+        "--experts 4 cannot be divided among --ep 3; use --experts 3 or 6",
+    ),
+    "experts-with-zero-3": ({"experts": 4, "ep": 2, "dp": 2, "zero": 3}, "with --ep 2 its experts have another group"),
+    "segments-in-a-pipeline": ({"pp": 2, "recompute": "sqrt"}, "--recompute sqrt cuts a model into segments"),
+    "budget-with-messages-in-blocks": (
+        {"tp": 2, "recompute": "budget:40000"},
+        "--recompute budget:40000 runs a block once to measure what it keeps, .* a block sends messages",
+    ),
+    "reshard-after-forward-needs-zero-3": ({"reshard_after_forward": "false"}, "--reshard-after-forward false applies"),
+    "persistence-threshold-needs-zero-3": ({"persistence_threshold": 5}, "--persistence-threshold 5 .* add --zero 3"),
+    "dp-replicate-needs-zero-3": ({"dp_replicate": 2, "dp": 2}, "--dp-replicate 2 .* add --zero 3"),
+    "offloaded-parameters-need-zero-3": ({"offload": "parameters"}, "and --zero 0 has none; add --zero 3"),
+    "copies-share-ranks": (
+        {"zero": 3, "dp": 4, "dp_replicate": 3},
+        "4 data-parallel ranks cannot be divided among --dp-replicate 3; use one of 1, 2, 4",
+    ),
+    "reshard-divides-shards": (
+        {"zero": 3, "dp": 4, "reshard_after_forward": "3"},
+        "--reshard-after-forward 3 with 4 shards: a number must divide them and lie between 1 and 4",
+    ),
+    "reshard-with-recomputation": (
+        {"zero": 3, "dp": 2, "reshard_after_forward": "false", "recompute": "full"},
+        "with --recompute full the forward is not recorded",
+    ),
+    "chunks-need-pp": ({"chunks": 2}, "--chunks 2 belongs to a pipeline; add --pp 2 or more"),
+    "partition-needs-pp": ({"partition": "1,1"}, "--partition 1,1 cuts a pipeline's stages; add --pp 2 or more"),
+    "replicas-need-pp": ({"replicas": "2,1"}, "--replicas 2,1 copies a pipeline's stages"),
+    "replicas-need-pipedream": ({"pp": 3, "replicas": "2,1"}, "stages of --schedule pipedream, not of 1f1b"),
+    "stashing-updates-every-micro-batch": ({**PIPEDREAM, "microbatches": 2}, "a step has 2; use --microbatches 1"),
+    "asynchronous-with-dp": ({**PIPEDREAM, "dp": 2}, "one pipeline, without --dp 2; use --replicas"),
+    "asynchronous-with-tp": ({**PIPEDREAM, "tp": 2}, "one pipeline, without --tp 2; use a synchronous schedule"),
+    "asynchronous-with-cp": ({**PIPEDREAM, "cp": 2}, "one pipeline, without --cp 2; use a synchronous schedule"),
+    "asynchronous-with-clip": ({**PIPEDREAM, "clip": 1.0}, "--clip 1.0 needs the gradients of all stages at one time"),
+    "asynchronous-with-save": (
+        {**PIPEDREAM, "save": "x"},
+        "--save needs a moment at which no micro-batch is in flight",
+    ),
+    "asynchronous-with-check-replicas": ({**PIPEDREAM, "check_replicas": True}, "--check-replicas needs a moment"),
+    "asynchronous-with-recompute": ({**PIPEDREAM, "recompute": "full"}, "--recompute full does not combine"),
+    "asynchronous-with-offload": ({**PIPEDREAM, "offload": "optimizer"}, "--offload optimizer does not combine"),
+    "asynchronous-with-zero": ({**PIPEDREAM, "zero": 1}, "--zero 1 does not combine with --schedule pipedream"),
+    "asynchronous-in-half-precision": ({**PIPEDREAM, "precision": "bf16"}, "--precision bf16 scales losses"),
+    "replicas-of-a-tied-weight": (
+        {**PIPEDREAM, "pp": 3, "model": "gpt", "replicas": "2,1"},
+        "a GPT's embedding is on two of them; use --model llama or mlp",
+    ),
+    "synchronize-each-in-a-pipeline": ({"pp": 2, "synchronize_each": True}, "does not apply to a pipeline"),
+    "schedule-without-backward": ({"pp": 2, "schedule": "forward-only"}, "--schedule forward-only trains nothing"),
+    "file-that-updates-on-the-way": ({"pp": 2, "schedule": "plan.py:updating"}, "only for schedules by name"),
+    "rank-without-a-stage": (
+        {"pp": 2, "schedule": "idle.csv"},
+        "leaves rank 1 without a stage; give it one, or leave its line out and use --pp 1",
+    ),
+    "zero-3-with-deferred-weights": (
+        {"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4},
+        "--schedule zb-v computes weight gradients .* use --zero 2",
+    ),
+    "prefetch-without-effect": ({"dp": 2, "prefetch": 2}, "--prefetch 2 has no effect here, .* belongs to --zero 3"),
+    "reduce-bucket-size-without-effect": ({"reduce_bucket_size": 5}, "--reduce-bucket-size 5 .* --zero 1 or 2"),
+    "bucket-cap-mb-without-effect": ({"zero": 1, "bucket_cap_mb": 1.0}, "--bucket-cap-mb 1.0 .* belongs to --zero 0"),
+    "top-k-without-effect": ({"top_k": 2}, "--top-k 2 has no effect here, because it belongs to --experts"),
+    "capacity-factor-without-effect": ({"capacity_factor": 2.0}, "--capacity-factor 2.0 .* belongs to --experts"),
+    "aux-loss-weight-without-effect": ({"aux_loss_weight": 0.5}, "--aux-loss-weight 0.5 .* belongs to --experts"),
+    "schedule-without-effect": ({"schedule": "gpipe"}, "--schedule gpipe has no effect here, .* --pp 2 or more"),
+    "loss-scale-without-effect": ({"loss_scale": 8.0}, "--loss-scale 8.0 .* belongs to --precision fp16"),
+    "loss-scale-interval-without-effect": ({"loss_scale_interval": 5}, "belongs to --precision fp16"),
+    "loss-scale-hysteresis-without-effect": ({"loss_scale_hysteresis": 5}, "belongs to --precision fp16"),
+    "loss-scale-floor-without-effect": ({"loss_scale_floor": 0.5}, "belongs to --precision fp16"),
+}
+
+
+def ranks_of(config):
+    return resolve_dims(config).ranks + (config.servers if config.strategy == "ps" else 0)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plan.py").write_text(FILE)
+    Path("idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
+    values, sentence = CASES[rule.name]
+    config = TrainConfig.make(**values)
+    job = ResolvedJob(config, resolve_batches(config, ranks_of(config)))
+    assert next(broken.name for broken in RULES if broken.broken(job)) == rule.name
+    with pytest.raises(UsageError, match=sentence) as caught:
+        number_of_ranks(config, None)
+    assert str(caught.value) == rule.sentence(job)
+    assert "\n" not in str(caught.value)
+    assert "{" not in str(caught.value)
+
+
+def test_the_names_of_the_rules_are_unique_and_all_have_a_case():
+    names = [rule.name for rule in RULES]
+    assert len(names) == len(set(names))
+    assert set(CASES) == set(names)
+
+
+def test_the_page_of_rules_is_current():
+    """docs/rules.md is written by `python -m minidist.config.rules > docs/rules.md`."""
+    page = Path(__file__).parents[2] / "docs" / "rules.md"
+    assert page.read_text(encoding="utf-8") == as_markdown()
+
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"tp": 3}, "--heads 4 does not divide over --tp 3; take a --width that is a multiple of 3, or --tp 1, 2, 4"),
-        ({"tp": 3, "width": 48}, "--heads 4 does not divide over --tp 3; take --heads 3 or 6, or --tp 1, 2, 4"),
-        ({"tp": 3, "model": "mlp"}, "--width 64 does not divide over --tp 3; take --width 63 or 66, or --tp 1, 2, 4"),
-        (
-            {"tp": 2, "model": "llama", "heads": 6, "kv_heads": 3, "width": 48},
-            "--kv-heads 3 does not divide over --tp 2",
-        ),
-        (
-            {"sequence_parallel": True},
-            "--sequence-parallel splits the sequence over the tensor-parallel ranks; add --tp 2",
-        ),
-        (
-            {"tp": 2, "sequence_parallel": True, "context": 7},
-            "--context 7 does not divide into 2 parts for --sequence-parallel; take --context 4 or 8",
-        ),
-        ({"tp": 2, "sequence_parallel": True, "model": "mlp"}, "which an MLP does not have"),
-        ({"cp": 65}, "--cp 65 leaves ranks without any of the --context 64 tokens; take at most 64"),
-        ({"cp": 2, "model": "mlp"}, "--cp 2 splits sequences, which an MLP does not have; take --dp 2"),
-        (
-            {"cp": 3, "attention": "ulysses"},
-            (
-                "deals the 4 .* heads of a rank to --cp 3 ranks, which does not divide; take --cp 1, 2, 4, or"
-                " --attention ring"
-            ),
-        ),
-        ({"experts": 4, "ep": 3, "dp": 3}, "--experts 4 do not divide over --ep 3; take --experts 3 or 6"),
-        ({"ep": 2, "dp": 2}, "--experts 0 do not divide over --ep 2; take --experts 2"),
+        ({"tp": 3}, "--heads 4 .* use a --width that is a multiple of 3, or --tp 1, 2, 4"),
+        ({"ep": 2, "dp": 2}, "--experts 0 cannot be divided among --ep 2; use --experts 2"),
         ({"ep": 2, "experts": 4}, "--ep 2 does not divide --dp 1"),
-        ({"experts": 1, "top_k": 2}, "--top-k 2 of --experts 1: a token cannot visit more experts than there are"),
-        ({"experts": 4, "model": "llama"}, "--experts belongs to --model gpt, not to llama"),
-        (
-            {"pp": 2, "schedule": "pipedream-2bw", "model": "llama", "evaluate_every": 1},
-            "--evaluate-every needs a moment at which no micro-batch is under way",
-        ),
-        ({"strategy": "ps", "evaluate_every": 1}, "--evaluate-every belongs to ranks that step together"),
-        (
-            {"tp": 2, "recompute": "budget:40000"},
-            (
-                "--recompute budget:40000 runs a block once to see what it keeps, and with --tp, --cp or --ep a block"
-                " sends messages"
-            ),
-        ),
-        (
-            {"experts": 4, "ep": 2, "dp": 2, "zero": 3},
-            "--zero 3 gathers a block over one group of ranks, and with --ep 2 its experts have another",
-        ),
-        (
-            {"model": "llama", "heads": 4, "kv_heads": 3},
-            "--heads 4 do not share --kv-heads 3 evenly; take one of 1, 2, 4",
-        ),
-        ({"model": "gpt", "kv_heads": 2}, "--kv-heads belongs to --model llama"),
-        (
-            {"model": "mlp", "recompute": "budget:5000"},
-            "--recompute budget:5000 measures one block .* use --recompute sqrt or full",
-        ),
-        ({"zero": 3, "reshard_after_forward": "²"}, "--reshard-after-forward '²'; it must be true, false or a number"),
-        ({"recompute": "budget:²"}, "must be one of none, full, selective, sqrt, budget:BYTES"),
+        ({"zero": 3, "reshard_after_forward": "\u00b2"}, "--reshard-after-forward '\u00b2'; it must be true, false"),
+        ({"recompute": "budget:\u00b2"}, "must be one of none, full, selective, sqrt, budget:BYTES"),
         (
             {"save": "/dev/null/checkpoints"},
             "checkpoints cannot be written to --save /dev/null/checkpoints: .*; choose another directory",
-        ),
-        ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt"),
-        ({"model": "llama", "width": 12}, "--width 12 is not a multiple of 2 x --heads 4; try --heads 3 or --heads 6"),
-        (
-            {"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4},
-            "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule zb-v",
-        ),
-        ({"dp": 2, "prefetch": 2}, "--prefetch 2 has no effect here; it belongs to --zero 3"),
-        ({"zero": 1, "bucket_cap_mb": 1.0}, "--bucket-cap-mb 1.0 has no effect here; it belongs to --zero 0"),
-        ({"top_k": 2}, "--top-k 2 has no effect here; it belongs to --experts"),
-        ({"loss_scale": 8.0}, "--loss-scale 8.0 has no effect here; it belongs to --precision fp16"),
-        ({"schedule": "gpipe"}, "--schedule gpipe has no effect here; it belongs to --pp 2 or more"),
-        (
-            {"pp": 2, "schedule": "pipedream", "model": "llama", "save": "x"},
-            "--save needs a moment at which no micro-batch is under way",
         ),
     ],
 )
@@ -113,7 +252,7 @@ def test_what_does_not_fit_is_one_sentence(values, sentence):
 def test_what_a_sentence_proposes_works(values):
     with pytest.raises(UsageError) as caught:
         number_of_ranks(TrainConfig.make(**values), None)
-    name, numbers = re.findall(r"(?:take|try) --(\S+) (\d+)", str(caught.value))[-1]
+    name, numbers = re.findall(r"use --(\S+) (\d+)", str(caught.value))[-1]
     fixed = {**values, name: int(numbers)}
     number_of_ranks(TrainConfig.make(**fixed), None)
 

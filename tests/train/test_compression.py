@@ -9,7 +9,7 @@ from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.error_feedback import load_residuals
 from minidist.comm import SimWorld
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import tier_of
 from minidist.planning.volumes import closed_form_bytes
@@ -27,7 +27,7 @@ def config(**values):
 
 def run(ranks, **values):
     made, world = config(**values), SimWorld(ranks)
-    check_axes(made, resolve_batches(made, ranks))
+    check_rules(made, resolve_batches(made, ranks))
     results = world.run(train, made)
     return made, world, results
 
@@ -121,7 +121,7 @@ def test_a_residual_is_not_lost_in_silence(tmp_path):
 def test_what_does_not_go_together(values, sentence):
     made = config(**values)
     with pytest.raises(UsageError, match=sentence):
-        check_axes(made, resolve_batches(made, 2))
+        check_rules(made, resolve_batches(made, 2))
 
 
 def test_more_elements_than_a_bucket_has():

@@ -10,7 +10,7 @@ import pytest
 
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import hold_out, load_dataset
 from minidist.equality.compare import Judge, expected_snapshots, tier_of
@@ -99,7 +99,7 @@ def test_every_layout_has_the_loss_of_one_device(ranks, values):
     values = {**JOB, "precision": "fp64", "reduction": "ordered", "steps": 2, "dropout": 0.0, **values}
     config = TrainConfig.make(**values, evaluate_every=2)
     batches = resolve_batches(config, ranks)
-    check_axes(config, batches)
+    check_rules(config, batches)
     judges = [
         Judge(expected_snapshots(config, ranks, rank), tier_of(config, batches.dims))
         for rank in range(2 if config.local_steps else 1)

@@ -6,7 +6,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.local_steps import replicas
@@ -101,4 +101,4 @@ def test_a_planted_bug_is_caught():
 def test_what_it_does_not_go_with(values, sentence):
     made = config(local_steps=2, **values)
     with pytest.raises(UsageError, match=sentence):
-        check_axes(made, resolve_batches(made, 2))
+        check_rules(made, resolve_batches(made, 2))

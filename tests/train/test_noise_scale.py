@@ -11,7 +11,7 @@ from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.commands.runner import Summary, run_training
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.nn import FlatParameters
 from minidist.parallel.noise_scale import NoiseScale, estimate
@@ -97,4 +97,4 @@ def test_a_gradient_that_is_lost_in_its_noise():
 def test_what_it_does_not_go_with(values):
     made = config(**values)
     with pytest.raises(UsageError, match="--noise-scale compares"):
-        check_axes(made, resolve_batches(made, 1 if not values else 2))
+        check_rules(made, resolve_batches(made, 1 if not values else 2))

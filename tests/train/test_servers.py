@@ -15,7 +15,7 @@ from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.equality.compare_served import compare_served, serve_and_keep
 from minidist.lesson.mpi_leg import mpiexec
@@ -219,13 +219,13 @@ BAD = {
     ),
     "bound": ({"consistency": "ssp:-2"}, 3, "bound -2; it must be at least 0"),
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
-    "zero": ({"zero": 2}, 3, "does not go with --zero 2"),
-    "clip": ({"clip": 1.0}, 3, "--clip does not go with --strategy ps"),
-    "every": ({"save": "x", "every": 1}, 3, "--every does not go with"),
-    "each": ({"synchronize_each": True}, 3, "--synchronize-each does not go with"),
+    "zero": ({"zero": 2}, 3, "does not combine with --zero 2"),
+    "clip": ({"clip": 1.0}, 3, "--clip does not combine with --strategy ps"),
+    "every": ({"save": "x", "every": 1}, 3, "--every does not combine with"),
+    "each": ({"synchronize_each": True}, 3, "--synchronize-each does not combine with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
     "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),
-    "rates": ({"staleness_aware": True}, 3, "--staleness-aware has no meaning with --consistency bsp"),
+    "rates": ({"staleness_aware": True}, 3, "--staleness-aware does not apply to --consistency bsp"),
     "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
 }
 
@@ -235,7 +235,7 @@ def test_wrong_flags(what):
     values, ranks, sentence = BAD[what]
     made = config(**values)
     with pytest.raises(UsageError, match=sentence):
-        check_axes(made, resolve_batches(made, ranks))
+        check_rules(made, resolve_batches(made, ranks))
 
 
 def test_the_reference_shares_no_order_with_the_servers():

@@ -6,7 +6,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.checks import check_axes
+from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.planning.volumes import closed_form_bytes
@@ -103,7 +103,7 @@ def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
 def test_flags_that_do_not_go_together_are_one_sentence(flags, sentence):
     config = TrainConfig.make(**GPT, **flags)
     with pytest.raises(UsageError, match=sentence):
-        check_axes(config, resolve_batches(config, 4))
+        check_rules(config, resolve_batches(config, 4))
 
 
 @pytest.mark.parametrize("zero", [0, 2, 3])

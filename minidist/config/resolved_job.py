@@ -1,0 +1,149 @@
+"""A job as the rules see it: its settings by name, and what follows from them.
+
+Proved by: tests/config/test_rules.py
+"""
+
+import os
+from functools import cached_property
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.config.models import parameter_count
+from minidist.config.pipeline_plan import load_job_plan, make_plan
+from minidist.config.train_config import Batches, TrainConfig, updates_of
+from minidist.data import load_dataset
+from minidist.nn.recompute import budget_of
+from minidist.parallel.compression import check_compression
+from minidist.parallel.context import part_order, sequence_positions
+from minidist.parallel.parameter_server import parse_consistency
+
+
+class ResolvedJob:
+    """A job as the rules see it: the fields of its config by name, and what follows from them."""
+
+    def __init__(self, config: TrainConfig, batches: Batches, processes_here: int = 1) -> None:
+        self.config, self.batches, self.dims, self.processes_here = config, batches, batches.dims, processes_here
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks, also where the config leaves them open."""
+        return self.dims.dp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that share the gradients of one stage."""
+        return self.dims.dp * self.dims.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which one copy of the model is sharded."""
+        return self.data_ranks // self.dp_replicate  # type: ignore[no-any-return]
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of one pipeline in one step."""
+        return self.batches.accumulation
+
+    @cached_property
+    def dataset(self) -> Any:
+        """The data set; raises UsageError when there is none."""
+        return load_dataset(self.config.data)
+
+    @cached_property
+    def half(self) -> bool:
+        """Whether values have 16 bits."""
+        return self.config.precision in ("fp16", "bf16")
+
+    @cached_property
+    def budget(self) -> int | None:
+        """Bytes of `--recompute budget:BYTES`; raises UsageError for an unknown word."""
+        return budget_of(self.config.recompute)
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether whole blocks run again in backward."""
+        return self.budget is not None or self.config.recompute in ("full", "sqrt")
+
+    @cached_property
+    def compressor(self) -> str:
+        """Name of the compressor; raises UsageError for an unknown one."""
+        return check_compression(self.config.compression)[0]
+
+    @property
+    def server(self) -> bool:
+        """Whether a parameter server takes the place of reductions."""
+        return self.config.strategy == "ps"
+
+    @cached_property
+    def server_axes(self) -> str:
+        """The flags of axes that whole models on workers leave no room for."""
+        names = ("pp", "cp", "tp", "ep", "zero")
+        set_ones = [name for name in names if getattr(self.config, name) > (name != "zero")]
+        return " ".join(f"--{name} {getattr(self.config, name)}" for name in set_ones)
+
+    @cached_property
+    def aggregates(self) -> bool:
+        """Whether the servers apply a whole clock's gradients at once; raises UsageError for an unknown consistency."""
+        try:
+            return parse_consistency(self.config.consistency).aggregate
+        except UsageError as error:
+            raise UsageError(f"--consistency: {error}") from None
+
+    @property
+    def replicas_only(self) -> bool:
+        """Whether the ranks are nothing but replicas of the whole model."""
+        return not (self.server or self.zero or self.experts) and self.dims.dp == self.dims.ranks
+
+    @cached_property
+    def updates(self) -> str:
+        """When the schedule updates the weights; "flush" without a pipeline."""
+        return updates_of(self.config.schedule) if self.config.pp > 1 else "flush"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the pipeline never drains, so that no moment has all gradients of one step."""
+        return self.updates != "flush"
+
+    @cached_property
+    def plan(self) -> Any:
+        """The validated plan of the pipeline; raises when it cannot be made."""
+        return make_plan(self.config, self.batches.accumulation)
+
+    @cached_property
+    def loaded_plan(self) -> Any:
+        """The plan as its schedule gives it."""
+        return load_job_plan(self.config, self.batches.accumulation)
+
+    @cached_property
+    def sequence_parts(self) -> set[int]:
+        """Tokens of one sequence on the context-parallel ranks."""
+        length, cp, order = self.config.context, self.config.cp, part_order(self.config.attention)
+        return {len(sequence_positions(length, rank, cp, order)) for rank in range(cp)}
+
+    @property
+    def heads_of_rank(self) -> int:
+        """Key-value heads of one tensor-parallel rank."""
+        return max(1, (self.config.kv_heads or self.config.heads) // self.config.tp)
+
+    @property
+    def head_unit(self) -> int:
+        """The width of a head is a multiple of this: Llama's rotation takes pairs."""
+        return 2 if self.config.model == "llama" else 1
+
+    @cached_property
+    def parameters(self) -> int:
+        """About how many parameters the whole model has."""
+        return parameter_count(self.config)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Weights, gradients and Adam's two states of all ranks of this process, in 4 bytes each."""
+        return self.parameters * 4 * 4 * self.processes_here
+
+    @cached_property
+    def machine_bytes(self) -> float:
+        """Memory of this machine; infinite where the system does not tell."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")

@@ -1,0 +1,660 @@
+"""Which settings do not combine: every rule in one list, with its condition, its sentence and its remedy.
+
+To add a rule, add it to the section that it belongs to, and a case to tests/config/test_rules.py. A job that breaks a
+rule is refused before any rank starts, with one sentence: the message, a semicolon, the remedy.
+
+    Rule("experts-gpt", lambda j: j.experts and j.model != "gpt",
+         "--experts {experts} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
+         "leave it out")
+
+The rules are checked in order and the first broken one is reported, so a rule may rely on all rules above it.
+`python -m minidist.config.rules` writes them as docs/rules.md.
+
+Proved by: tests/config/test_rules.py
+"""
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.config.models import make_model
+from minidist.config.pipeline_plan import cut_stages, defers_weights
+from minidist.config.resolved_job import ResolvedJob
+from minidist.config.train_config import Batches, TrainConfig, flag
+from minidist.optim import WarmupCosine
+
+Value = Callable[[ResolvedJob], Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One combination that is refused.
+
+    broken: whether a job breaks the rule. message, remedy: the two halves of the sentence, in which {name} is an entry
+    of `values`, or an attribute of the ResolvedJob.
+    """
+
+    name: str
+    broken: Callable[[ResolvedJob], Any]
+    message: str
+    remedy: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def sentence(self, job: ResolvedJob) -> str:
+        """Return the sentence with the numbers of `job`."""
+        template = f"{self.message}; {self.remedy}"
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+        return template.format(
+            **{name: self.values[name](job) if name in self.values else getattr(job, name) for name in names}
+        )
+
+
+def multiples(number: int, unit: int) -> str:
+    """Return the multiples of `unit` next to `number`, as text."""
+    below, above = number // unit * unit, (number // unit + 1) * unit
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def divisors(number: int) -> str:
+    """Return the divisors of `number`, as text."""
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def neighbours(number: int, choices: list[int]) -> list[int]:
+    """Return the nearest choice below `number` and the nearest one above."""
+    return [*[n for n in choices if n < number][-1:], *[n for n in choices if n > number][:1]]
+
+
+def heads_for_width(job: ResolvedJob) -> str:
+    """Return the numbers of heads next to the job's that fit its width, or a width that fits its heads."""
+    fitting = [h for h in range(1, job.width + 1) if job.width % (job.head_unit * h) == 0]
+    near = neighbours(job.heads, fitting)
+    return " or ".join(f"--heads {h}" for h in near) or f"--width {job.head_unit * job.heads}"
+
+
+def heads_for_tp(job: ResolvedJob) -> str:
+    """Return the numbers of heads next to the job's that divide among --tp and fit the width."""
+    near = neighbours(job.heads, [n for n in range(job.tp, job.width + 1, job.tp) if job.width % n == 0])
+    return f"--heads {' or '.join(map(str, near))}" if near else f"a --width that is a multiple of {job.tp}"
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+MODEL_AND_DATA = (
+    Rule(
+        "memory-of-the-machine",
+        lambda j: j.needed_bytes > j.machine_bytes,
+        "{parameters:,} parameters on {processes_here:,} ranks in this process need about {needed:,.0f} GB and this"
+        " machine has {machine:,.0f} GB",
+        "use fewer --layers, a smaller --width or fewer ranks",
+        {"needed": lambda j: j.needed_bytes / 1e9, "machine": lambda j: j.machine_bytes / 1e9},
+    ),
+    Rule(
+        "tokens-for-language-models",
+        lambda j: j.model != "mlp" and not j.dataset.is_tokens,
+        "--data {data} holds labelled samples, not tokens",
+        "use --model mlp",
+    ),
+    Rule(
+        "samples-for-classifiers",
+        lambda j: j.model == "mlp" and j.dataset.is_tokens,
+        "--data {data} holds tokens, not labelled samples",
+        "use --model gpt or llama",
+    ),
+    Rule(
+        "width-by-heads",
+        lambda j: j.model != "mlp" and j.width % (j.heads * j.head_unit),
+        "--width {width} is not a multiple of {pairs}--heads {heads}",
+        "use {choices}",
+        {"pairs": lambda j: "2 x " if j.head_unit == 2 else "", "choices": heads_for_width},
+    ),
+    Rule(
+        "momentum-by-optimizer",
+        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop"),
+        "--momentum {momentum} does not apply to --optimizer {optimizer}",
+        "use sgd or rmsprop, or leave it out",
+    ),
+    Rule(
+        "selective-needs-attention",
+        lambda j: j.recompute == "selective" and j.model == "mlp",
+        "--recompute selective recomputes attention, which an MLP does not have",
+        "use --recompute full",
+    ),
+    Rule(
+        "budget-needs-equal-blocks",
+        lambda j: j.model == "mlp" and j.budget is not None,
+        "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
+        " are not",
+        "use --recompute sqrt or full",
+    ),
+    Rule(
+        "offloaded-activations-need-recomputation",
+        lambda j: j.offload == "activations" and j.recompute in ("none", "selective"),
+        "--offload activations keeps the inputs of recomputed blocks on the host, and --recompute {recompute}"
+        " recomputes no block",
+        "use --recompute full, sqrt or budget:BYTES",
+    ),
+)
+
+CHECKPOINTS = (
+    Rule(
+        "resume-needs-save",
+        lambda j: j.resume and j.save is None,
+        "--resume needs --save DIR, the directory of the checkpoints",
+        "add it, or leave --resume out",
+    ),
+    Rule(
+        "every-needs-save",
+        lambda j: j.every is not None and j.save is None,
+        "--every needs --save DIR, the directory of the checkpoints",
+        "add it, or leave --every out",
+    ),
+)
+
+COMPRESSION = (
+    Rule(
+        "compression-with-zero",
+        lambda j: j.compressor != "none" and j.zero,
+        "--compression {compression} is a hook of data parallelism, and --zero {zero} reduces gradients in another way",
+        "use --zero 0",
+    ),
+    Rule(
+        "compression-in-half-precision",
+        lambda j: j.compressor != "none" and j.half,
+        "--compression {compression} does its arithmetic in the gradients' precision, and {precision} is too coarse for"
+        " it",
+        "use --precision fp32 or fp64",
+    ),
+)
+
+PARAMETER_SERVER = (
+    Rule(
+        "server-settings-without-server",
+        lambda j: not j.server and (j.consistency != "bsp" or j.servers != 1 or j.staleness_aware),
+        "--servers, --consistency and --staleness-aware belong to --strategy ps",
+        "add it, or leave them out",
+    ),
+    Rule(
+        "staleness-of-a-whole-clock",
+        lambda j: j.server and j.aggregates and j.staleness_aware,
+        "--staleness-aware does not apply to --consistency {consistency}, whose updates are a whole clock's",
+        "use ssp:S or asp",
+    ),
+    Rule(
+        "server-with-axes",
+        lambda j: j.server and j.server_axes,
+        "--strategy ps has whole models on its workers, so it does not combine with {server_axes}",
+        "leave one of them out",
+    ),
+    Rule(
+        "server-precision",
+        lambda j: j.server and j.half,
+        "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
+        "use --precision fp32",
+    ),
+    *(
+        Rule(
+            f"server-with-{name.replace('_', '-')}",
+            lambda j, name=name: j.server and getattr(j, name),
+            f"{flag(name)} does not combine with --strategy ps: {why}",
+            "leave it out",
+        )
+        for name, why in (
+            ("clip", "no rank has the whole gradient, whose norm it would need"),
+            ("every", "no moment lies between two steps, and the job is saved once, at its end"),
+            ("synchronize_each", "a worker pushes once per step"),
+            ("check_replicas", "workers have different weights on purpose"),
+        )
+    ),
+    Rule(
+        "server-with-compression",
+        lambda j: j.server and j.compressor != "none",
+        "--compression {compression} is a hook of data parallelism, and --strategy ps pushes whole gradients",
+        "leave it out",
+    ),
+    Rule(
+        "server-with-offload",
+        lambda j: j.server and j.offload != "none",
+        "--offload {offload} does not combine with --strategy ps, whose optimizer is on the servers",
+        "leave it out",
+    ),
+)
+
+REPLICAS = (
+    Rule(
+        "noise-scale-needs-replicas",
+        lambda j: j.noise_scale and (not j.replicas_only or j.dp == 1),
+        "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero and"
+        " no --strategy ps",
+        "change the layout, or leave it out",
+    ),
+    Rule(
+        "noise-scale-needs-whole-gradients",
+        lambda j: j.noise_scale and (j.synchronize_each or j.compressor != "none" or j.half),
+        "--noise-scale compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
+        "leave out --synchronize-each, --compression and --precision fp16 or bf16",
+    ),
+    Rule(
+        "local-steps-need-replicas",
+        lambda j: j.local_steps and not j.replicas_only,
+        "--local-steps {local_steps} lets whole replicas train alone, so it combines with --dp and no other axis, no"
+        " --zero and no --strategy ps",
+        "change the layout, or leave it out",
+    ),
+    Rule(
+        "local-steps-precision",
+        lambda j: j.local_steps and j.half,
+        "--local-steps {local_steps} averages weights in fp32 or fp64, not {precision}",
+        "use --precision fp32",
+    ),
+    *(
+        Rule(
+            f"local-steps-with-{name.replace('_', '-')}",
+            lambda j, name=name: j.local_steps and getattr(j, name),
+            f"{flag(name)} does not combine with --local-steps {{local_steps}}: between two averages the replicas have"
+            " different weights and gradients",
+            "leave it out",
+        )
+        for name in ("clip", "save", "noise_scale", "synchronize_each", "check_replicas")
+    ),
+    Rule(
+        "local-steps-with-compression",
+        lambda j: j.local_steps and j.compressor != "none",
+        "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
+        "leave it out",
+    ),
+    Rule(
+        "evaluation-needs-a-drained-pipeline",
+        lambda j: j.evaluate_every and j.asynchronous,
+        "--evaluate-every needs a moment at which no micro-batch is in flight, and --schedule {schedule} never drains",
+        "use a synchronous one, such as 1f1b",
+    ),
+    Rule(
+        "evaluation-with-server",
+        lambda j: j.evaluate_every and j.server,
+        "--evaluate-every needs ranks that step together, which the workers of --strategy ps do not",
+        "leave out one of the two",
+    ),
+)
+
+ARCHITECTURE = (
+    Rule(
+        "kv-heads-llama",
+        lambda j: j.kv_heads is not None and j.model != "llama",
+        "--kv-heads belongs to --model llama, not to {model}",
+        "leave it out",
+    ),
+    Rule(
+        "kv-heads-share-heads",
+        lambda j: j.model == "llama" and j.heads % (j.kv_heads or j.heads),
+        "--heads {heads} cannot be divided among --kv-heads {kv_heads}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.heads)},
+    ),
+    Rule(
+        "dropout-gpt",
+        lambda j: j.dropout and j.model != "gpt",
+        "--dropout {dropout} belongs to --model gpt, and {model} has none",
+        "leave it out",
+    ),
+    Rule(
+        "attention-dropout-mlp",
+        lambda j: j.attention_dropout and j.model == "mlp",
+        "--attention-dropout {attention_dropout} is for attention, which an MLP does not have",
+        "leave it out",
+    ),
+)
+
+TENSOR_PARALLEL = (
+    Rule(
+        "sequence-parallel-needs-tp",
+        lambda j: j.tp == 1 and j.sequence_parallel,
+        "--sequence-parallel splits the sequence over the tensor-parallel ranks",
+        "add --tp 2 or more, or use --cp 2",
+    ),
+    Rule(
+        "width-by-tp",
+        lambda j: j.tp > 1 and j.model == "mlp" and j.width % j.tp,
+        "--width {width} cannot be divided among --tp {tp}",
+        "use --width {near}, or --tp {choices}",
+        {"near": lambda j: multiples(j.width, j.tp), "choices": lambda j: divisors(j.width)},
+    ),
+    Rule(
+        "heads-by-tp",
+        lambda j: j.tp > 1 and j.model != "mlp" and j.heads % j.tp,
+        "--heads {heads} cannot be divided among --tp {tp}",
+        "use {near}, or --tp {choices}",
+        {"near": heads_for_tp, "choices": lambda j: divisors(j.heads)},
+    ),
+    Rule(
+        "kv-heads-by-tp",
+        lambda j: j.tp > 1 and j.model != "mlp" and j.kv_heads and j.tp % j.kv_heads and j.kv_heads % j.tp,
+        "--kv-heads {kv_heads} cannot be divided among --tp {tp}",
+        "use --kv-heads {near}, or --tp {choices}",
+        {"near": lambda j: multiples(j.kv_heads, j.tp), "choices": lambda j: divisors(j.kv_heads)},
+    ),
+    Rule(
+        "sequence-parallel-mlp",
+        lambda j: j.sequence_parallel and j.model == "mlp",
+        "--sequence-parallel is for sequences, which an MLP does not have",
+        "leave it out",
+    ),
+)
+
+CONTEXT_PARALLEL = (
+    Rule(
+        "context-parallel-mlp",
+        lambda j: j.cp > 1 and j.model == "mlp",
+        "--cp {cp} splits sequences, which an MLP does not have",
+        "use --dp {cp}",
+    ),
+    Rule(
+        "context-parallel-tokens",
+        lambda j: j.cp > j.context,
+        "--cp {cp} leaves ranks without any of the --context {context} tokens",
+        "use at most --cp {context}",
+    ),
+    Rule(
+        "ulysses-heads",
+        lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
+        "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",
+        "use --cp {choices}, or --attention ring",
+        {"choices": lambda j: divisors(j.heads_of_rank)},
+    ),
+    Rule(
+        "sequence-parallel-tokens",
+        lambda j: j.sequence_parallel and any(n % j.tp for n in j.sequence_parts),
+        "--context {context} cannot be divided into {parts} parts for --sequence-parallel",
+        "use --context {near}",
+        {"parts": lambda j: j.cp * j.tp, "near": lambda j: multiples(j.context, 2 * j.cp * j.tp)},
+    ),
+)
+
+EXPERTS = (
+    Rule(
+        "experts-gpt",
+        lambda j: j.experts and j.model != "gpt",
+        "--experts {experts} belongs to --model gpt, not to {model}",
+        "leave it out",
+    ),
+    Rule(
+        "experts-top-k",
+        lambda j: j.experts and j.top_k > j.experts,
+        "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
+        "use --top-k 1",
+    ),
+    Rule(
+        "experts-by-ep",
+        lambda j: j.experts % j.ep or (j.ep > 1 and not j.experts),
+        "--experts {experts} cannot be divided among --ep {ep}",
+        "use --experts {near}",
+        {"near": lambda j: multiples(j.experts, j.ep)},
+    ),
+    Rule(
+        "experts-with-zero-3",
+        lambda j: j.ep > 1 and j.zero == 3,
+        "--zero 3 gathers a block over one group of ranks, and with --ep {ep} its experts have another group",
+        "use --zero 2",
+    ),
+)
+
+MEMORY = (
+    Rule(
+        "segments-in-a-pipeline",
+        lambda j: j.pp > 1 and j.recomputes_blocks and j.recompute != "full",
+        "--recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
+        "use full or selective",
+    ),
+    Rule(
+        "budget-with-messages-in-blocks",
+        lambda j: j.budget is not None and j.dims.splits_sums,
+        "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
+        " messages",
+        "use sqrt or full",
+    ),
+    *(
+        Rule(
+            f"{name.replace('_', '-')}-needs-zero-3",
+            lambda j, name=name: j.zero != 3 and getattr(j, name) != TrainConfig.model_fields[name].default,
+            f"{flag(name)} {{{name}}} applies to sharded parameters",
+            "add --zero 3, or leave it out",
+        )
+        for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate")
+    ),
+    Rule(
+        "offloaded-parameters-need-zero-3",
+        lambda j: j.offload == "parameters" and j.zero != 3,
+        "--offload parameters keeps shards of parameters on the host, and --zero {zero} has none",
+        "add --zero 3",
+    ),
+    Rule(
+        "copies-share-ranks",
+        lambda j: j.data_ranks % j.dp_replicate,
+        "{data_ranks} data-parallel ranks cannot be divided among --dp-replicate {dp_replicate}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.data_ranks)},
+    ),
+    Rule(
+        "reshard-divides-shards",
+        lambda j: not isinstance(j.reshard, bool) and (not 1 < j.reshard < j.shards or j.shards % j.reshard),
+        "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
+        " {shards}",
+        "use such a number, true or false",
+    ),
+    Rule(
+        "reshard-with-recomputation",
+        lambda j: j.reshard is not True and j.recomputes_blocks,
+        "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
+        " {recompute} the forward is not recorded",
+        "leave out one of the two",
+    ),
+)
+
+PIPELINE = (
+    Rule(
+        "chunks-need-pp",
+        lambda j: j.pp == 1 and j.chunks,
+        "--chunks {chunks} belongs to a pipeline",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "partition-needs-pp",
+        lambda j: j.pp == 1 and j.partition != "uniform",
+        "--partition {partition} cuts a pipeline's stages",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "replicas-need-pp",
+        lambda j: j.pp == 1 and j.replicas is not None,
+        "--replicas {replicas} copies a pipeline's stages",
+        "add --pp 2 or more and --schedule pipedream",
+    ),
+    Rule(
+        "replicas-need-pipedream",
+        lambda j: j.pp > 1 and j.replicas is not None and j.updates != "stash",
+        "--replicas {replicas} copies stages of --schedule pipedream, not of {schedule}",
+        "use --dp for copies of whole pipelines",
+    ),
+    Rule(
+        "stashing-updates-every-micro-batch",
+        lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
+        "--schedule {schedule} updates after every micro-batch, and a step has {microbatches}",
+        "use --microbatches 1, or pipedream-2bw",
+    ),
+    *(
+        Rule(
+            f"asynchronous-with-{name}",
+            lambda j, name=name: j.asynchronous and getattr(j, name) > 1,
+            f"--schedule {{schedule}} runs on one pipeline, without --{name} {{{name}}}",
+            f"use {instead}",
+        )
+        for name, instead in (
+            ("dp", "--replicas 2,1,.."),
+            ("tp", "a synchronous schedule"),
+            ("cp", "a synchronous schedule"),
+        )
+    ),
+    Rule(
+        "asynchronous-with-clip",
+        lambda j: j.asynchronous and j.clip is not None,
+        "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
+        "leave it out",
+    ),
+    *(
+        Rule(
+            f"asynchronous-with-{name.replace('_', '-')}",
+            lambda j, name=name: j.asynchronous and getattr(j, name),
+            f"{flag(name)} needs a moment at which no micro-batch is in flight, and --schedule {{schedule}} never"
+            " drains",
+            "use a synchronous one, such as 1f1b",
+        )
+        for name in ("save", "check_replicas")
+    ),
+    *(
+        Rule(
+            f"asynchronous-with-{name}",
+            lambda j, name=name: j.asynchronous and getattr(j, name) not in ("none", 0),
+            f"--{name} {{{name}}} does not combine with --schedule {{schedule}}",
+            "use a synchronous schedule, such as 1f1b",
+        )
+        for name in ("recompute", "offload", "zero")
+    ),
+    Rule(
+        "asynchronous-in-half-precision",
+        lambda j: j.asynchronous and j.half,
+        "--precision {precision} scales losses step by step, and --schedule {schedule} has no steps",
+        "use fp32",
+    ),
+    Rule(
+        "replicas-of-a-tied-weight",
+        lambda j: j.asynchronous and j.replicas is not None and j.model == "gpt",
+        "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them",
+        "use --model llama or mlp",
+    ),
+    Rule(
+        "synchronize-each-in-a-pipeline",
+        lambda j: j.pp > 1 and j.synchronize_each,
+        "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
+        "leave it out",
+    ),
+    Rule(
+        "schedule-without-backward",
+        lambda j: j.pp > 1 and j.loaded_plan.updates == "none",
+        "--schedule {schedule} trains nothing",
+        "train with a synchronous one, such as 1f1b or zb-h1",
+    ),
+    Rule(
+        "file-that-updates-on-the-way",
+        lambda j: j.pp > 1 and j.loaded_plan.updates != "flush" and not j.asynchronous,
+        "--schedule {schedule} updates its weights on the way, which training does only for schedules by name",
+        "train with a synchronous one, such as 1f1b or zb-h1",
+    ),
+    Rule(
+        "rank-without-a-stage",
+        lambda j: j.pp > 1 and not all(j.plan.orders),
+        "--schedule {schedule} leaves rank {idle} without a stage",
+        "give it one, or leave its line out and use --pp {used}",
+        {
+            "idle": lambda j: list(map(bool, j.plan.orders)).index(False),
+            "used": lambda j: sum(map(bool, j.plan.orders)),
+        },
+    ),
+    Rule(
+        "zero-3-with-deferred-weights",
+        lambda j: j.pp > 1 and j.zero == 3 and defers_weights(j.plan),
+        "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule {schedule} computes weight"
+        " gradients (W) later than that",
+        "use --zero 2, or 1f1b",
+    ),
+)
+
+# A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
+EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
+    ("prefetch", lambda j: j.zero == 3, "--zero 3"),
+    ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
+    ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
+    ("top_k", lambda j: j.experts > 0, "--experts"),
+    ("capacity_factor", lambda j: j.experts > 0, "--experts"),
+    ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
+    ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
+    ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("loss_scale_interval", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("loss_scale_hysteresis", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("loss_scale_floor", lambda j: j.precision == "fp16", "--precision fp16"),
+)
+
+WITHOUT_EFFECT = tuple(
+    Rule(
+        f"{name.replace('_', '-')}-without-effect",
+        lambda j, name=name, effective=effective: (
+            getattr(j, name) != TrainConfig.model_fields[name].default and not effective(j)
+        ),
+        f"{flag(name)} {{{name}}} has no effect here, because it belongs to {other}",
+        "add that, or leave it out",
+    )
+    for name, effective, other in EFFECTS
+)
+
+SECTIONS: dict[str, tuple[Rule, ...]] = {
+    "Model and data": MODEL_AND_DATA,
+    "Checkpoints": CHECKPOINTS,
+    "Gradient compression": COMPRESSION,
+    "Parameter server": PARAMETER_SERVER,
+    "Replicas, local steps and evaluation": REPLICAS,
+    "Models": ARCHITECTURE,
+    "Tensor parallelism": TENSOR_PARALLEL,
+    "Context parallelism": CONTEXT_PARALLEL,
+    "Experts": EXPERTS,
+    "Memory": MEMORY,
+    "Pipelines": PIPELINE,
+    "Settings without effect": WITHOUT_EFFECT,
+}
+RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
+
+
+def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
+    """Raise UsageError with the sentence of the first rule that the job breaks.
+
+    processes_here: ranks that share this process's memory.
+    """
+    job = ResolvedJob(config, batches, processes_here)
+    for rule in rules:
+        if rule.broken(job):
+            raise UsageError(rule.sentence(job))
+
+    # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
+    job.dataset.samples(config.context)
+    if config.decay == "cosine":
+        WarmupCosine(config.warmup, config.steps)
+    if config.pp > 1:
+        cut_stages(config, make_model(config, job.dataset), job.plan.stages)
+
+
+# --- docs/rules.md ----------------------------------------------------------------------------------------------------
+
+
+def as_markdown() -> str:
+    """Return the rules as docs/rules.md: {field} becomes FIELD, as a reader of `--help` knows it."""
+
+    def shown(template: str) -> str:
+        words = []
+        for text, name, _, _ in string.Formatter().parse(template):
+            words += [text.replace("|", "\\|"), f"*{name.upper()}*" if name else ""]
+        return "".join(words)
+
+    lines = [
+        "# Settings that do not combine",
+        "",
+        "A job that breaks one of these rules is refused with one sentence before any rank starts. The first broken",
+        "rule is reported. `python -m minidist.config.rules` writes this page from `minidist/config/rules.py`.",
+    ]
+    for title, rules in SECTIONS.items():
+        lines += ["", f"## {title}", "", "| rule | what is refused | what to do |", "|---|---|---|"]
+        lines += [f"| `{rule.name}` | {shown(rule.message)} | {shown(rule.remedy)} |" for rule in rules]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")
