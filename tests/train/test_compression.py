@@ -115,7 +115,7 @@ def test_a_residual_is_not_lost_in_silence(tmp_path):
     [
         ({"compression": "topk"}, "such as topk:0.01"),
         ({"compression": "zip"}, "it must be one of none, fp16"),
-        ({"compression": "sign", "zero": 1}, "--zero 1 reduces by another way"),
+        ({"compression": "sign", "zero": 1}, "--zero 1 reduces gradients in another way"),
     ],
 )
 def test_what_does_not_go_together(values, sentence):

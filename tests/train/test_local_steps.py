@@ -91,11 +91,11 @@ def test_a_planted_bug_is_caught():
         ({"zero": 1}, "no --zero"),
         ({"tp": 2}, "no other axis"),
         ({"strategy": "ps"}, "no --strategy ps"),
-        ({"clip": 1.0}, "--clip does not go"),
-        ({"save": "x"}, "--save does not go"),
+        ({"clip": 1.0}, "--clip does not combine"),
+        ({"save": "x"}, "--save does not combine"),
         ({"compression": "sign"}, "sends no gradients"),
         ({"precision": "bf16"}, "averages weights in fp32"),
-        ({"noise_scale": True}, "--noise-scale does not go"),
+        ({"noise_scale": True}, "--noise-scale does not combine"),
     ],
 )
 def test_what_it_does_not_go_with(values, sentence):

@@ -124,7 +124,7 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
     with pytest.raises(SystemExit) as end:
         main(["compare", "--matrix", *flags])
     assert end.value.code == 2
-    assert "is one of what --matrix goes through" in capsys.readouterr().err
+    assert "is varied by --matrix" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from minidist.autograd import FlopCounter, Tensor, checkpoint
 from minidist.autograd.backward_hook import backward_hook
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.commands.runner import number_of_ranks
 from minidist.config.train_config import TrainConfig
 from minidist.equality.compare import compare_rank, expected_snapshots
 from minidist.optim import Adam, ParameterSlice
 from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
-from minidist.train.job import check
 from minidist.train.trainer import train
 
 GPT = {
@@ -182,7 +182,7 @@ def test_a_resumed_offloaded_job_has_the_same_bits(zero, offload, tmp_path):
 
 
 def test_wrong_settings_are_one_sentence():
-    with pytest.raises(UsageError, match="needs --recompute full"):
-        check(TrainConfig.make(offload="activations"))
+    with pytest.raises(UsageError, match="use --recompute full"):
+        number_of_ranks(TrainConfig.make(offload="activations"), None)
     with pytest.raises(UsageError, match="above 0"):
         SimWorld(1).run(lambda comm: HostPool(comm, 0))

@@ -224,7 +224,7 @@ BAD = {
     "every": ({"save": "x", "every": 1}, 3, "--every does not combine with"),
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not combine with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
-    "offload": ({"offload": "optimizer"}, 3, "lives on the servers"),
+    "offload": ({"offload": "optimizer"}, 3, "is on the servers"),
     "rates": ({"staleness_aware": True}, 3, "--staleness-aware does not apply to --consistency bsp"),
     "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
 }

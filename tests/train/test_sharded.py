@@ -90,14 +90,14 @@ def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"zero": 2, "dp_replicate": 2}, "--dp-replicate 2 is about sharded parameters; add --zero 3"),
-        ({"zero": 3, "dp_replicate": 3}, "take one of 1, 2, 4"),
+        ({"zero": 2, "dp_replicate": 2}, "--dp-replicate 2 applies to sharded parameters; add --zero 3"),
+        ({"zero": 3, "dp_replicate": 3}, "use one of 1, 2, 4"),
         ({"zero": 3, "reshard_after_forward": "3"}, "must divide them and lie between 1 and 4"),
         ({"zero": 3, "reshard_after_forward": "maybe"}, "must be true, false or a number"),
-        ({"zero": 3, "reshard_after_forward": "false", "recompute": "sqrt"}, "take one of them"),
+        ({"zero": 3, "reshard_after_forward": "false", "recompute": "sqrt"}, "leave out one of the two"),
         ({"zero": 1, "offload": "parameters"}, "add --zero 3"),
         ({"recompute": "budget"}, "budget:BYTES"),
-        ({"recompute": "budget:9000", "tp": 2}, "take sqrt or full"),
+        ({"recompute": "budget:9000", "tp": 2}, "use sqrt or full"),
     ],
 )
 def test_flags_that_do_not_go_together_are_one_sentence(flags, sentence):
