@@ -7,7 +7,7 @@ in each rank a pytest runs all selected tests of that module with that n, in the
     writes tests.json  ------------->   select these tests
     reads rank-*.jsonl <-------------   {"start": id}, {"report": ...}, {"done": id}
 
-A test passes when it passes on every rank. After a failure the other ranks may sit in a receive that nobody will ever
+A test passes when it passes on every rank. After a failure the other ranks may sit in a receive that no rank will ever
 send to, so they get a short grace and then the group is killed and started again from the next test. A test that
 exceeds its timeout fails with the stacks of all ranks. Nothing here can hang.
 """
@@ -290,7 +290,7 @@ class Launch:
         return any(report.failed for reports in self.reports[item.nodeid].values() for report in reports)
 
     def follow(self, item):
-        """Wait until every rank has ended the test. Answers "", or why that will not happen."""
+        """Wait until every rank has ended the test. Returns "", or why that will not happen."""
         timeout = item.get_closest_marker("mpi").kwargs.get("timeout", DEFAULT_TIMEOUT)
         deadline, begun, grace = time.monotonic() + STARTUP_TIMEOUT, False, None
         while True:
@@ -315,7 +315,7 @@ class Launch:
             time.sleep(0.01)
 
     def finish(self):
-        """Wait for the processes to end after the last test. Answers "", or the stacks of those that do not."""
+        """Wait for the processes to end after the last test. Returns "", or the stacks of those that do not."""
         try:
             self.process.wait(STARTUP_TIMEOUT)
         except subprocess.TimeoutExpired:

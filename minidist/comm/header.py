@@ -4,6 +4,8 @@ Receiving float32 data into a float64 buffer gives numbers that look like number
 meet exchange each other's bytes in silence. So every message carries a header: operation, dtype, size, shape. In the
 simulated world the two are compared when send meets receive; under MPI the header travels first, as a message of its
 own, and is compared before the payload is received (an MPI library may crash on a message longer than its buffer).
+
+Proved by: tests/comm/test_header.py, tests/comm/mpi/test_failures.py
 """
 
 import hashlib
@@ -35,18 +37,21 @@ class Header(NamedTuple):
 
 @cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The dtype in words: "float32", "bfloat16"; the dtype's own `str` takes a microsecond."""
+    """Return the dtype in words: "float32", "bfloat16". Cached: the dtype's own `str` takes a microsecond."""
     return str(dtype)
 
 
 def header_of(operation: str, array: np.ndarray) -> Header:
-    """The header of one side of a message."""
+    """Return the header of one side of a message."""
     return Header(operation, dtype_name(array.dtype), array.nbytes, array.shape)
 
 
 @lru_cache(4096)
 def pack(header: Header) -> bytes:
-    """64 bytes. Longer names end in a digest of themselves; of more than five dims the leading ones are multiplied."""
+    """Return the header in 64 bytes.
+
+    Longer names end in a digest of themselves; of more than five dims the leading ones are multiplied.
+    """
     shape = header.shape
     if len(shape) > _DIMS:
         shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
@@ -60,15 +65,16 @@ def _fit(text: str, width: int) -> bytes:
 
 
 def unpack(data: bytes) -> Header:
-    """What `pack` packed."""
+    """Return the header that `pack` packed."""
     operation, dtype, nbytes, *dims = _LAYOUT.unpack(data)
     shape = tuple(n for n in dims if n != _ABSENT)
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), nbytes, shape)
 
 
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
-    """Raise MismatchError naming both sides when the headers differ. name: of the operation expected, if packing has
-    cut it.
+    """Raise MismatchError naming both sides when the headers differ.
+
+    name: of the operation expected, in full where packing has shortened it.
     """
     if sent == expected:
         return

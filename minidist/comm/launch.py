@@ -4,6 +4,8 @@
     mpiexec -n 4 python program.py         four processes, this one a rank of them
 
 Process settings (BLAS threads, memory allocator) are made here, never at import.
+
+Proved by: tests/comm/mpi/test_failures.py, tests/test_mpi_examples.py
 """
 
 import argparse
@@ -33,12 +35,12 @@ def launch(
     argv: Sequence[str] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Run `main(comm, *arguments)` on every rank; returns the results of the ranks in this process.
+    """Run `main(comm, *arguments)` on every rank; return the results of the ranks in this process.
 
     Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves
     everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong
-    input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. `os._exit` leaves no chance to say a
-    word: under MPI the launcher decides what becomes of the others, and may report success; never call it in a rank.
+    input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never call `os._exit` in a rank: it
+    leaves no chance to report, the launcher decides what becomes of the other ranks, and may report success.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     flags, rest = parser().parse_known_args(words)
@@ -50,7 +52,7 @@ def launch(
         for word in rest:
             if is_mistyped(word):
                 raise UsageError(f"unknown flag {word}{nearest(word.split('=')[0], FLAGS)}")
-        return run(
+        return execute(
             main,
             *arguments,
             ranks=ranks if flags.ranks is None else flags.ranks,
@@ -59,7 +61,7 @@ def launch(
             eager_bytes=flags.eager_bytes,
             synchronous=flags.synchronous,
             **options,
-        )
+        ).local
     except SystemExit as end:
         for note in getattr(end, "__notes__", ()):
             print(f"minidist: SystemExit {end.code} {note}; the run ends", file=sys.stderr)
@@ -70,7 +72,7 @@ def launch(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags that every program started by `launch` understands."""
+    """Return the parser of the flags that every program started by `launch` understands."""
     result = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     result.add_argument("--help", "-h", action="store_true", help="show this and leave")
     result.add_argument("--ranks", type=int, help="virtual ranks; not under mpiexec")
@@ -81,20 +83,18 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-LONGEST = 1e9  # seconds that a thread can be told to wait, and more than thirty years
+MAX_TIMEOUT_S = 1e9  # more than thirty years; the longest time that a thread can wait is near it
 FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous")
 
 
 def is_mistyped(word: str) -> bool:
-    """Is a flag that nobody here knows nearly one of ours? Others are the program's own."""
+    """Return whether an unknown flag is nearly one of ours. Any other is the program's own."""
     name = word.split("=")[0]
     return name.startswith("--") and bool(difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.85))
 
 
 def writable(path: str | Path, flag: str = "--trace") -> None:
-    """Raise UsageError now, and not after the run, when the file of `flag` cannot be written to `path`. Makes its
-    folder.
-    """
+    """Make the folder of the file of `flag`; raise UsageError now, not after the run, when it cannot be written."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("a"):
@@ -106,13 +106,16 @@ def writable(path: str | Path, flag: str = "--trace") -> None:
 
 
 def under_mpiexec() -> bool:
-    """Has a launcher started this process?"""
+    """Return whether a launcher has started this process."""
     return launched_size() is not None
 
 
 @dataclass
 class Outcome:
-    """What a run left behind. `results`, `traces`: of all ranks, in rank order; under MPI on rank 0 only (else empty)."""
+    """What a run returns.
+
+    results, traces: of all ranks, in rank order; under MPI on rank 0 only, elsewhere they are empty.
+    """
 
     world: str  # "simulated" | "mpi"
     size: int
@@ -122,13 +125,8 @@ class Outcome:
 
     @property
     def is_root(self) -> bool:
-        """Is this the process that may print?"""
+        """Whether this is the process that prints."""
         return bool(self.results)
-
-
-def run(main: Callable[..., Any], *arguments: Any, trace: str | None = None, **options: Any) -> list[Any]:
-    """`launch` without the command line: the results of the ranks in this process."""
-    return execute(main, *arguments, trace=trace, **options).local
 
 
 def execute(
@@ -141,11 +139,13 @@ def execute(
     synchronous: bool = False,
     **options: Any,
 ) -> Outcome:
-    """Run on every rank, gather results and traces. Errors are raised in the simulated world and end the job under MPI."""
+    """Run on every rank; gather results and traces. An error is raised in the simulated world, and ends an MPI job."""
     tune()
-    if not 0 <= timeout <= LONGEST:
+
+    # Refuse wrong options before any rank starts.
+    if not 0 <= timeout <= MAX_TIMEOUT_S:
         raise UsageError(
-            f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {LONGEST:g}"
+            f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {MAX_TIMEOUT_S:g}"
         )
     if eager_bytes < 0:
         raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
@@ -158,6 +158,7 @@ def execute(
         raise UsageError(
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
+
     if size is None:
         world = SimWorld(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
         try:
@@ -175,7 +176,7 @@ def execute(
 
 
 def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
-    """Be one rank. Any exception is printed with this rank's number and ends the whole job: nobody is left waiting."""
+    """Be one rank. Any exception is printed with this rank's number and ends the whole job: no rank is left waiting."""
     world = MPIWorld(**options)
     try:
         try:
@@ -185,16 +186,16 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
                 raise
             world.finish()  # `sys.exit()` is one way to return
             local = [None]
-        everybody = world.base.gather((local[0], world.trace))  # our own business: not in the trace
+        everything = world.base.gather((local[0], world.trace))  # on MPI's own communicator: not in the trace
         world.close()
     except BaseException as error:
         end_job(world, error)
-    results = [result for result, _ in everybody or ()]
-    return Outcome("mpi", world.size, local, results, [trace for _, trace in everybody or ()])
+    results = [result for result, _ in everything or ()]
+    return Outcome("mpi", world.size, local, results, [trace for _, trace in everything or ()])
 
 
 def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
-    """Say once what went wrong on this rank and end all processes. Does not return."""
+    """Print what went wrong on this rank and end all processes. Does not return."""
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
@@ -219,10 +220,6 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
 
 
 def tune() -> None:
-    """Process settings: one BLAS thread a rank, unless the user chose a number, and memory that stays warm."""
-    tune_process(None if blas_threads_are_set() else 1)
-
-
-def blas_threads_are_set() -> bool:
-    """Did the user choose the number of BLAS threads?"""
-    return any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    """Set one BLAS thread per rank, unless the user chose a number, and an allocator that keeps memory."""
+    chosen = any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    tune_process(None if chosen else 1)

@@ -1,5 +1,9 @@
-"""What the launcher says of this process, asked before MPI is imported; and whether launcher and library belong
-together.
+"""How many processes the launcher started, and which of them this is, before MPI is imported.
+
+Every launcher sets environment variables. They are compared with what the MPI library says, because a launcher and a
+library of two different MPIs make every process rank 0 of 1, and every check passes vacuously.
+
+Proved by: tests/comm/mpi/test_failures.py
 """
 
 import os
@@ -9,7 +13,7 @@ from minidist.base.errors import LauncherError
 
 
 def import_mpi() -> Any:
-    """mpi4py's MPI module, imported at the first use (0.1 to 1 s), or one sentence that says how to get it."""
+    """Return mpi4py's MPI module, imported at the first use (0.1 to 1 s); LauncherError says how to get it."""
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -18,7 +22,7 @@ def import_mpi() -> Any:
 
 
 def launched_size(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> int | None:
-    """How many processes the launcher says it started; None when there is no launcher."""
+    """Return how many processes the launcher says it started; None when there is no launcher."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MINIDIST_SIZE"):
         if environment.get(name, "").isdigit():
             return int(environment[name])
@@ -26,7 +30,7 @@ def launched_size(environment: "os._Environ[str] | dict[str, str]" = os.environ)
 
 
 def launched_rank(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> int:
-    """Which of the launcher's processes this is; 0 when there is no launcher."""
+    """Return which of the launcher's processes this is; 0 when there is no launcher."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "MINIDIST_RANK"):
         if environment.get(name, "").isdigit():
             return int(environment[name])
@@ -34,7 +38,7 @@ def launched_rank(environment: "os._Environ[str] | dict[str, str]" = os.environ)
 
 
 def check_launcher(size: int, library: str) -> None:
-    """Launcher and library of two different MPIs make every process rank 0 of 1, and everything passes vacuously."""
+    """Raise LauncherError when the launcher and the library belong to two different MPIs."""
     expected = launched_size()
     if expected is not None and expected != size:
         raise LauncherError(

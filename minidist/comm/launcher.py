@@ -1,7 +1,9 @@
-"""Finding and calling `mpiexec`: the one that belongs to the MPI library of this Python's mpi4py.
+"""Finds and calls `mpiexec`: the one that belongs to the MPI library of this Python's mpi4py.
 
 Every MPI's launcher takes `-n 4 program`; the rest differs. Open MPI refuses more ranks than cores, binds each rank to
 a core of its own and does not run as root, unless told otherwise; MPICH and Intel MPI need nothing.
+
+Proved by: tests/comm/mpi/test_failures.py
 """
 
 import os
@@ -16,7 +18,7 @@ from minidist.base.errors import LauncherError
 
 
 def find_mpiexec() -> str:
-    """Path of mpiexec: beside this Python (a wheel puts it there), else on PATH; LauncherError when there is none."""
+    """Return mpiexec's path: beside this Python (a wheel puts it there), else on PATH; LauncherError without one."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
@@ -28,7 +30,7 @@ def find_mpiexec() -> str:
 
 @cache
 def launcher_version(mpiexec: str) -> str:
-    """What `mpiexec --version` says of itself, on one line."""
+    """Return what `mpiexec --version` says of itself, on one line."""
     answer = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60)
     text = (answer.stdout or answer.stderr).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -39,7 +41,7 @@ def launcher_version(mpiexec: str) -> str:
 
 
 def mpiexec_command(ranks: int, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment that start `program` (after the interpreter) on `ranks` processes here."""
+    """Return the command line and the environment that start `program` (after the interpreter) on `ranks` processes."""
     mpiexec = find_mpiexec()
     environment = {**os.environ, "MINIDIST_SIZE": str(ranks)}  # a launcher of another MPI then is noticed at once
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -55,12 +57,12 @@ def run_under_mpiexec(
 ) -> subprocess.CompletedProcess[str]:
     """Start `program` on `ranks` processes, let its standard error through, and return when it has ended.
 
-    Raises LauncherError when it failed, with the end of what it said.
+    Raises LauncherError when it failed.
     """
     command, environment = mpiexec_command(ranks, program)
     answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout)
     if answer.returncode:
         raise LauncherError(
-            f"{' '.join(command[:4])} ... ended with exit code {answer.returncode}; its report stands above"
+            f"{' '.join(command[:4])} ... ended with exit code {answer.returncode}; see its report above"
         )
     return answer

@@ -1,12 +1,14 @@
 """Ranks in a grid: the *axes* of a mesh are the kinds of parallelism, and a slice along one axis is a communicator.
 
-init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))        the last axis is the fastest:
+    init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))        the last axis is the fastest:
 
-          tp 0  tp 1
-pp 0 dp 0    0     1        mesh["tp"] of rank 5 is {4, 5}: its neighbours differ in tp only
-     dp 1    2     3        mesh["dp"] of rank 5 is {5, 7}
-pp 1 dp 0    4     5        mesh["pp"] of rank 5 is {1, 5}
-     dp 1    6     7
+                 tp 0  tp 1
+    pp 0  dp 0    0     1        mesh["tp"] of rank 5 is {4, 5}: its neighbours differ in tp only
+          dp 1    2     3        mesh["dp"] of rank 5 is {5, 7}
+    pp 1  dp 0    4     5        mesh["pp"] of rank 5 is {1, 5}
+          dp 1    6     7
+
+Proved by: tests/comm/test_mesh.py
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ class Mesh:
             )
         self.ranks = np.arange(comm.size).reshape(self.shape)
         self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
-        # Made at once and in order, so that every rank numbers them alike.
+        # Made at once and in order, so that every rank gives them the same numbers.
         self._comms: dict[tuple[str, ...], Comm] = {(name,): self._slice((name,)) for name in self.axis_names}
 
     def __repr__(self) -> str:
@@ -56,7 +58,7 @@ class Mesh:
         return self.comm.group(self.ranks[index].reshape(-1).tolist(), "x".join(names) + self._others(axes))
 
     def _others(self, axes: list[int]) -> str:
-        """Which of the parallel slices this is, as text: part of the communicator's name."""
+        """Return which of the parallel slices this is, as text: part of the communicator's name."""
         return "".join(f"_{self.axis_names[a]}{self.coordinate[a]}" for a in range(len(self.shape)) if a not in axes)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
@@ -66,14 +68,14 @@ class Mesh:
         return self._comms[names]
 
     def size(self, name: str) -> int:
-        """Number of ranks along an axis."""
+        """Return the number of ranks along an axis."""
         return self.shape[self._index(name)]
 
     def get_local_rank(self, name: str) -> int:
-        """This rank's coordinate on an axis."""
+        """Return this rank's coordinate on an axis."""
         return self.coordinate[self._index(name)]
 
 
 def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:
-    """A mesh over all ranks of `comm`, last axis fastest. Sends nothing: every rank computes every slice."""
+    """Return a mesh over all ranks of `comm`, last axis fastest. Sends nothing: every rank computes every slice."""
     return Mesh(comm, mesh_shape, mesh_dim_names)

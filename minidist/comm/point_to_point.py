@@ -154,8 +154,8 @@ class PointToPoint:
     the number of each member in the communicator, which differs from its own only in a part of a collective call.
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
     match_key: what both sides of a message must have equal. tag, site: of messages that do not name a tag, and where
-    they are sent (None: look for the caller's line at each message). nodes: the ranks node by node, when a `TwoLevel`
-    has said so.
+    they are sent (None: look for the caller's line at each message). nodes: the ranks node by node, where a `TwoLevel`
+    knows them.
 
     Arrays must be C-contiguous; nothing is copied.
     """

@@ -13,13 +13,13 @@ class Waiting:
     """A blocked stream of a rank: `peers` are the world ranks that could end its wait."""
 
     rank: int
-    lane: str
+    stream: str
     peers: tuple[int, ...]
     what: str
 
     def __str__(self) -> str:
-        lane = "" if self.lane == "main" else f" ({self.lane})"
-        return f"rank {self.rank}{lane} waits in {self.what}"
+        stream = "" if self.stream == "main" else f" ({self.stream})"
+        return f"rank {self.rank}{stream} waits in {self.what}"
 
 
 def error_line(error: BaseException | None) -> str:

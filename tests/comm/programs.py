@@ -1,4 +1,4 @@
-"""Programs that both worlds run: every collective, blocking and in lanes, groups, messages of all sizes."""
+"""Programs that both worlds run: every collective, blocking and in streams, groups, messages of all sizes."""
 
 import hashlib
 
@@ -20,7 +20,7 @@ def digest(values):
 
 
 def every_collective(comm):
-    """Each algorithm, blocking and in a lane, with an even and a ragged cut, in turn over the dtypes."""
+    """Each algorithm, blocking and in a stream, with an even and a ragged cut, in turn over the dtypes."""
     n, results = comm.size, []
     dtypes = [DTYPES[name] for name in sorted(DTYPES)]
     for i, (operation, algorithm) in enumerate(ALL):
@@ -39,7 +39,7 @@ def every_collective(comm):
 
 
 def two_levels(comm):
-    """Each two-level collective on equal nodes, dealt round, and on ragged ones; blocking and in a lane; ragged counts."""
+    """Each two-level collective on equal nodes and on ragged ones; blocking and in a stream; ragged counts."""
     n, rank, results = comm.size, comm.rank, []
     rng = np.random.default_rng(rank)
     for color in (rank % max(1, n // 2), 0 if rank < n // 3 else 1):
@@ -57,8 +57,8 @@ def two_levels(comm):
     return digest(results)
 
 
-def groups_and_lanes(comm):
-    """Split, mesh and duplicate; lanes of all of them at once, waited for in another order than posted."""
+def groups_and_streams(comm):
+    """Split, mesh and duplicate; streams of all of them at once, waited for in another order than started."""
     n = comm.size
     odd = comm.split(comm.rank % 2, key=-comm.rank)
     mesh = init_device_mesh(comm, (n // 2, 2) if n % 2 == 0 else (1, n), ("dp", "tp"))
@@ -72,7 +72,7 @@ def groups_and_lanes(comm):
             algorithm = ("ring", "ordered")[i % 2]
             works.append(all_reduce(comms[i % 6], array, algorithm=algorithm, async_op=True))
             comm.progress()
-    gathered = all_gather(odd, arrays[0].copy() * 0 + comm.rank)  # beside the lanes
+    gathered = all_gather(odd, arrays[0].copy() * 0 + comm.rank)  # beside the streams
     for i in (5, 11, 0, 6, 1, 7, 10, 4, 9, 3, 2, 8):
         works[i].wait()
     return digest([*arrays, gathered])
@@ -105,7 +105,7 @@ def messages_of_all_sizes(comm):
 
 
 def wildcards(comm):
-    """Rank 0 receives from anybody, in several tags, early and late, small and large, and answers."""
+    """Rank 0 receives from any rank, in several tags, early and late, small and large, and replies."""
     if comm.rank == 0:
         small = [np.zeros(1, ml_dtypes.bfloat16) for _ in range(2 * (comm.size - 1))]
         large = [np.zeros(40_000) for _ in range(comm.size - 1)]
@@ -125,11 +125,11 @@ def wildcards(comm):
 
 
 def any_while_others_are_late(comm):
-    """Rank 0 has receives from 1 and from anybody open; rank 1 sends only after rank 0 has heard of rank 2."""
+    """Rank 0 has receives from 1 and from any rank open; rank 1 sends only after rank 0 has heard of rank 2."""
     got = np.zeros(2)
     if comm.rank == 0:
-        late, anybody = comm.irecv(got[:1], 1), comm.irecv(got[1:], ANY)
-        anybody.wait()
+        late, from_any = comm.irecv(got[:1], 1), comm.irecv(got[1:], ANY)
+        from_any.wait()
         comm.send(got[1:], 1, tag=5)
         late.wait()
     elif comm.rank == 1:

@@ -9,7 +9,7 @@ import pytest
 from minidist.comm import SimWorld, replay
 from tests.comm import programs
 
-PROGRAMS = ["every_collective", "two_levels", "groups_and_lanes", "messages_of_all_sizes"]
+PROGRAMS = ["every_collective", "two_levels", "groups_and_streams", "messages_of_all_sizes"]
 SENDS = {"synchronous": 0, "buffered": 1 << 30}
 
 
@@ -110,7 +110,7 @@ def test_payloads_are_asked_for_in_the_order_of_their_headers(comm):
 
 @pytest.mark.mpi(2)
 def test_the_bytes_of_the_headers_are_recorded(comm):
-    programs.groups_and_lanes(comm)
+    programs.groups_and_streams(comm)
     assert {message.header_bytes for message in comm.trace.messages} == {64}
 
 
@@ -120,7 +120,7 @@ def test_without_checks_there_are_no_headers(comm):
 
     world = MPIWorld(checks=False, record=True, timeout=0)
     programs.every_collective(world.comm)
-    programs.groups_and_lanes(world.comm)
+    programs.groups_and_streams(world.comm)
     assert all(message.header_bytes == 0 for message in world.trace.messages)
     programs.messages_of_all_sizes(world.comm)
     world.finish()
@@ -165,7 +165,7 @@ def test_without_a_record_nothing_is_kept(comm):
 
     world = MPIWorld(record=False, timeout=0)
     for _ in range(3):
-        programs.groups_and_lanes(world.comm)
+        programs.groups_and_streams(world.comm)
     assert not world.trace.messages
     assert not world.expected
     assert not world.unwaited
@@ -176,7 +176,7 @@ def test_without_a_record_nothing_is_kept(comm):
 
 @pytest.mark.mpi(2)
 def test_a_trace_is_json(comm):
-    programs.groups_and_lanes(comm)
+    programs.groups_and_streams(comm)
     from dataclasses import asdict
 
     for message in comm.trace.messages:

@@ -131,7 +131,7 @@ class MPIWorld:
             self.watchdog.stop()
         self.base.Free()
 
-    # messages ----------------------------------------------------------------------------------------------------------
+    # messages ---------------------------------------------------------------------------------------------------------
 
     def register(self, comm: PointToPoint) -> None:
         """Make one MPI communicator for messages and one for collectives. Blocks until all members are here."""
@@ -310,7 +310,7 @@ class MPIWorld:
             self._header_came(self.expected[index], status.Get_source())
 
     def _first_of(self, handles: list[Any], status: Any) -> int:
-        """Wait for one of several MPI requests; return its index. Inside MPI that is fastest, but there a rank spins."""
+        """Wait for one of several MPI requests; return its index. Inside MPI that is fastest, but it spins."""
         if not self.oversubscribed:
             if len(handles) == 1:
                 handles[0].Wait(status)

@@ -1,8 +1,10 @@
-"""Which of several waiting messages does a wildcard receive get? Under MPI: nobody knows, whichever came first.
+"""Which of several waiting messages a wildcard receive gets. Under MPI it is whichever came first, so it differs.
 
-In the simulated world the choice is made when nobody can run any further, one match at a time, by a *chooser*: a
-function from the list of candidates to the index of one. The same program can so be run in its most likely order, in a
+In the simulated world the choice is made when no stream can run any further, one match at a time, by a *chooser*: a
+function from the list of candidates to the index of one. So the same program can be run in its most likely order, in a
 random but repeatable one, in every possible one, or in the very order that a real run took.
+
+Proved by: tests/comm/sim/test_choosers.py
 """
 
 import random
@@ -17,7 +19,7 @@ T = TypeVar("T")
 
 
 class Candidate(NamedTuple):
-    """One possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
+    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
 
     context, tag: of the receive; a rank may have several wildcard receives open.
     """
@@ -33,25 +35,25 @@ Chooser = Callable[[Sequence[Candidate]], int]
 
 
 def earliest(candidates: Sequence[Candidate]) -> int:
-    """The message that is there first; ties by receiver, then sender. The default."""
+    """Choose the message that is there first; ties by receiver, then sender. The default."""
     return min(range(len(candidates)), key=candidates.__getitem__)
 
 
 def seeded(seed: int) -> Chooser:
-    """A random order, the same for the same seed."""
+    """Return a chooser of a random order, the same for the same seed."""
     generator = random.Random(seed)
     return lambda candidates: generator.randrange(len(candidates))
 
 
 def drawn(data: Any) -> Chooser:
-    """Let hypothesis draw (and shrink) the order: `data` is the value of `hypothesis.strategies.data()`."""
+    """Return a chooser that lets hypothesis draw and shrink the order: `data` is a `hypothesis.strategies.data()`."""
     from hypothesis import strategies
 
     return lambda candidates: data.draw(strategies.integers(0, len(candidates) - 1), label="wildcard choice")
 
 
 def replay(traces: Sequence[Trace]) -> Chooser:
-    """The order of a recorded run: each wildcard receive gets the sender that it got there."""
+    """Return a chooser of a recorded run's order: each wildcard receive gets the sender that it got there."""
     recorded: dict[tuple[int, str, int], deque[int]] = defaultdict(deque)  # by receiver, context, tag
     for trace in traces:
         for message in trace.messages:
@@ -67,7 +69,7 @@ def replay(traces: Sequence[Trace]) -> Chooser:
                 return index
         wanted = {receiver: queue[0] for (receiver, _, _), queue in recorded.items() if queue}
         raise MismatchError(
-            f"the recorded run cannot be replayed: it goes on with {wanted} (receiver: sender), "
+            f"the recorded run cannot be replayed: its next messages are {wanted} (receiver: sender), "
             f"but the waiting messages are {[(c.receiver, c.sender) for c in candidates]}; "
             "replay the same program on the same number of ranks"
         )
@@ -76,13 +78,13 @@ def replay(traces: Sequence[Trace]) -> Chooser:
 
 
 def explore(run: Callable[[Chooser], T], limit: int = 100_000) -> Iterator[T]:
-    """Every possible order, once each: yields `run(chooser)` for each. Depth first over the tree of choices.
+    """Yield `run(chooser)` for every possible order, once each, depth first over the tree of choices.
 
     `run` builds a fresh world with the chooser that it is given, runs it and returns what the caller wants to look at.
     """
-    path: list[int] = []
+    path: list[int] = []  # the choice taken at each depth of the run
     for _ in range(limit):
-        widths: list[int] = []
+        widths: list[int] = []  # how many candidates there were at each depth
 
         def choose(candidates: Sequence[Candidate], widths: list[int] = widths) -> int:
             depth = len(widths)
@@ -92,6 +94,8 @@ def explore(run: Callable[[Chooser], T], limit: int = 100_000) -> Iterator[T]:
             return path[depth]
 
         yield run(choose)
+
+        # The next leaf of the tree: the last choice that has another candidate takes it.
         while path and path[-1] + 1 >= widths[len(path) - 1]:
             path.pop()
         if not path:

@@ -1,13 +1,17 @@
-"""What a message costs: the alpha-beta model, with one port in and one port out for each lane of a rank.
+"""What a message costs: the alpha-beta model, with one port in and one port out for each stream of a rank.
 
     sender    post ──▶ depart = max(post, out_free)          out_free = depart + beta n
     wire      arrival = depart + alpha + beta n
     receiver  landed = max(arrival, in_free + beta n, receive posted)                  in_free = landed
               its wait ends at max(landed, now): what has landed already costs nothing
 
-Every term depends only on the order in which a lane's program posts and waits, never on the order in which a scheduler
-happens to run the ranks. So a program without wildcards has exactly one virtual time. The price: contention inside the
-fabric is not modelled here (it would depend on the schedule); it can be replayed from a trace afterwards.
+Every term depends only on the order in which a stream's program posts and waits, never on the order in which a
+scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. The price: contention
+inside the fabric is not modelled, since it would depend on the schedule.
+
+Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta.
+
+Proved by: tests/comm/sim/test_clock.py, tests/comm/sim/test_world.py
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +23,11 @@ from minidist.base.errors import UsageError
 
 @dataclass(frozen=True)
 class LinkModel:
-    """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s a rank.
+    """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s per rank.
 
-    alpha: seconds of latency a message. beta: seconds a byte. flops: floating-point operations a second a rank.
-    memory_bandwidth: bytes a second a rank. link: optional `(source, destination) -> (alpha, beta)` in world ranks, for
-    networks whose links differ (fast inside a node, slow across nodes).
+    alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
+    rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
+    ranks, for networks whose links differ (fast inside a node, slow across nodes).
     """
 
     alpha: float = 1e-6
@@ -40,16 +44,16 @@ class LinkModel:
                 )
         for name in ("flops", "memory_bandwidth"):
             if not getattr(self, name) > 0:
-                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be above 0 a second")
+                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be above 0 per second")
 
     def cost(self, source: int, destination: int) -> tuple[float, float]:
-        """(alpha, beta) of the link between two world ranks."""
+        """Return (alpha, beta) of the link between two world ranks."""
         return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Ranks between which there are links of the least cost are a node; where all links are alike all are one.
+        """Return the places in `members` (world ranks) node by node.
 
-        Returns places in `members`, world ranks, node by node.
+        Ranks joined by the cheapest links form a node; with uniform links all ranks are one node.
         """
         n = len(members)
         costs = (
@@ -68,5 +72,5 @@ class LinkModel:
         return nodes
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
-        """Time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
+        """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
         return sum(max(flops / self.flops, moved / self.memory_bandwidth) for flops, moved in operations)

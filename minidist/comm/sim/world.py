@@ -1,9 +1,9 @@
 """The simulated world: ranks are greenlets in this process, time is virtual, and a deadlock is a certainty.
 
-This module runs the ranks; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a run
-is deterministic; when no greenlet can run, none ever will, and the report can say exactly which rank waits for which.
-Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering deadlocks
-here, always, instead of on the day when its messages grow.
+This module runs the ranks; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a
+run is deterministic; when no greenlet can run, none ever will, and the report can say exactly which rank waits for
+which. Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering
+deadlocks here, always, instead of on the day when its messages grow.
 
     hub (the scheduler) ──▶ a stream runs until it blocks ──▶ hub ──▶ the next stream that is ready
     none is ready:  [1] match one receive from any rank, else  [2] notify of a death, else  [3] all have returned, or

@@ -139,7 +139,7 @@ def main(comm):
     assert f"while it handles ValueError: boom, raised at program.py:{run.line('raise')}" in output
 
 
-def test_a_deadlock_in_a_lane_names_the_collective(run):
+def test_a_deadlock_in_a_stream_names_the_collective(run):
     code, output = run(
         """
 def main(comm):
@@ -283,7 +283,7 @@ def main(comm):
 
 CHANGED = {
     "a send": ("comm.isend(array, 1 - comm.rank)", "the buffer of its send to rank .* was changed"),
-    "what a lane sends": (
+    "what a stream sends": (
         "all_reduce(comm, array, async_op=True)",
         "the buffer of its all_reduce/ring: send to rank .* was changed",
     ),
@@ -426,7 +426,7 @@ def test_ranks_that_pass_unlike_arguments_are_told_at_the_first_message(run, wha
     assert re.search(r"rank \d sent .*, rank \d expected .* at \S*program.py:\d+", output), output
 
 
-@pytest.mark.parametrize("where", ["main", "lane"])
+@pytest.mark.parametrize("where", ["main", "stream"])
 def test_a_rank_that_raises_ends_the_job_under_plain_python(run, where):
     call = "wrong()" if where == "main" else "comm.collective('mine').run_async(wrong).wait()"
     code, output = run(
@@ -445,7 +445,7 @@ def main(comm):
     assert "minidist: rank 1 of 3 raised; the job ends." in output, output
     assert "KeyError: 'lost'" in output
     assert "printed before 1" in output  # not lost in a buffer
-    assert ("raised in lane:world of rank 1" in output) == (where == "lane")
+    assert ("raised in lane:world of rank 1" in output) == (where == "stream")
 
 
 def test_wrong_input_has_exit_code_2(run):

@@ -16,7 +16,7 @@ from minidist.comm.sim.choosers import Candidate, drawn
 
 
 def server(comm, messages=1, seconds=None):
-    """Rank 0 receives from anybody; returns the order. Each other rank sends `messages`."""
+    """Rank 0 receives from any rank; returns the order. Each other rank sends `messages`."""
     if comm.rank == 0:
         got, order = np.zeros(1), []
         for _ in range(messages * (comm.size - 1)):
@@ -58,7 +58,7 @@ def test_explore_finds_every_order_exactly_once(ranks, messages, eager_bytes):
 
 
 def test_explore_finds_the_one_order_that_deadlocks():
-    """Rank 0 takes one message from anybody and one from rank 1: right only when the first was rank 2's."""
+    """Rank 0 takes one message from any rank and one from rank 1: right only when the first was rank 2's."""
 
     def program(comm):
         got = np.zeros(1)
@@ -105,9 +105,9 @@ def test_a_wildcard_posted_first_chooses_first():
     def program(comm):
         if comm.rank == 0:
             a, b = np.zeros(1), np.zeros(1)
-            anybody, rank1 = comm.irecv(a, ANY), comm.irecv(b, 1)
+            from_any, rank1 = comm.irecv(a, ANY), comm.irecv(b, 1)
             comm.barrier()
-            comm.waitall([rank1, anybody])
+            comm.waitall([rank1, from_any])
             return a[0], b[0]
         if comm.rank == 2:
             comm.barrier()
@@ -126,8 +126,8 @@ def test_a_wildcard_posted_first_chooses_first_among_messages_that_wait_already(
         if comm.rank == 0:
             comm.recv(np.empty(0), 1, tag=9)  # the other two messages are queued now
             a, b = np.zeros(1), np.zeros(1)
-            anybody, rank1 = comm.irecv(a, ANY), comm.irecv(b, 1)
-            comm.waitall([rank1, anybody])
+            from_any, rank1 = comm.irecv(a, ANY), comm.irecv(b, 1)
+            comm.waitall([rank1, from_any])
             return a[0], b[0]
         requests = [comm.isend(np.array([float(i)]), 0) for i in (1, 2)]
         comm.send(np.empty(0), 0, tag=9)
@@ -141,8 +141,8 @@ def test_a_specific_receive_posted_first_matches_first():
     def program(comm):
         if comm.rank == 0:
             a, b = np.zeros(1), np.zeros(1)
-            rank1, anybody = comm.irecv(a, 1), comm.irecv(b, ANY)
-            comm.waitall([anybody, rank1])
+            rank1, from_any = comm.irecv(a, 1), comm.irecv(b, ANY)
+            comm.waitall([from_any, rank1])
             return a[0], b[0]
         for i in (1, 2):
             comm.send(np.array([float(i)]), 0)

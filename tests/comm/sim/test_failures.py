@@ -1,6 +1,4 @@
-"""A rank that is killed: it stops, who waits on it is told and may go on, who waits for anybody goes on with the
-others.
-"""
+"""A rank that is killed: it stops, a rank that waits for it is notified and may go on, and the others go on."""
 
 from contextlib import suppress
 
@@ -70,7 +68,7 @@ def test_the_news_takes_one_latency():
     assert isolating(2, links=LinkModel(alpha=0.25, beta=0.0)).run(program) == [None, 3.25]
 
 
-def test_in_the_picture_of_a_run_with_a_death_nobody_waits_for_ever():
+def test_in_the_picture_of_a_run_with_a_death_no_rank_waits_for_ever():
     def program(comm):
         request = comm.irecv(one(), 1 - comm.rank)
         if comm.rank == 0:
@@ -86,7 +84,7 @@ def test_in_the_picture_of_a_run_with_a_death_nobody_waits_for_ever():
 
 
 def counting(comm):
-    """Ranks 1.. send numbers to rank 0, which receives from anybody until everybody has said goodbye, or is dead."""
+    """Ranks 1.. send numbers to rank 0, which receives from any rank until each has said goodbye, or is dead."""
     if comm.rank:
         for value in (1.0, 2.0, 0.0):  # 0: goodbye
             comm.send(one(10 * comm.rank + value), 0)
@@ -124,7 +122,7 @@ def test_a_wildcard_goes_on_with_the_others_in_every_order(eager_bytes, after):
         assert len(orders) == [1, 4, 10][after]  # all interleavings of `after` messages among 3
 
 
-def test_a_synchronous_send_that_nobody_had_received_is_gone_and_a_buffered_one_arrives():
+def test_a_synchronous_send_that_was_not_received_is_gone_and_a_buffered_one_arrives():
     def program(comm):
         if comm.rank == 0:
             request = comm.isend(one(7), 1)
@@ -142,7 +140,7 @@ def test_a_synchronous_send_that_nobody_had_received_is_gone_and_a_buffered_one_
 
 
 def test_a_rank_may_kill_another_which_communicates_no_more():
-    """Not even in its `finally`; and whoever kills goes on at once."""
+    """Not even in its `finally`; and the rank that kills it goes on at once."""
     said = []
 
     def program(comm):
@@ -177,7 +175,7 @@ def test_a_collective_that_a_rank_died_in_raises_in_its_wait_and_the_survivors_m
     assert isolating(3).run(program) == [4.0, None, 4.0]
 
 
-def test_an_error_that_nobody_catches_ends_the_run():
+def test_an_error_that_is_not_caught_ends_the_run():
     def program(comm):
         if comm.rank == 1:
             comm.world.kill(1)
@@ -202,7 +200,7 @@ def test_by_default_a_death_ends_the_run_as_under_mpi():
 
 
 def test_the_living_are_still_watched():
-    """A deadlock among them, and a message of theirs that nobody receives, are reported as ever."""
+    """A deadlock among them, and a message of theirs that is never received, are reported as ever."""
 
     def stuck(comm):
         if comm.rank == 2:
@@ -251,7 +249,7 @@ def test_of_each_death_a_wildcard_is_told_once():
 
 
 @given(st.integers(2, 5), st.data())
-def test_wherever_it_dies_nobody_hangs(ranks, data):
+def test_wherever_it_dies_no_rank_hangs(ranks, data):
     """A rank dies at any message of a collective: every survivor ends with the sum or with the news."""
     victim, after = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 4 * (ranks - 1)))
 
@@ -259,7 +257,7 @@ def test_wherever_it_dies_nobody_hangs(ranks, data):
         try:
             return all_reduce(comm, one(1.0))[0]
         except RankDeadError as error:
-            comm.world.kill(comm.rank)  # gives up, so that nobody waits for it
+            comm.world.kill(comm.rank)  # gives up, so that no rank waits for it
             return error
 
     world = isolating(ranks, eager_bytes=data.draw(st.sampled_from(SENDS)))

@@ -205,7 +205,7 @@ def test_a_deadlock_of_nonblocking_operations_names_the_wait_too():
     assert re.search(rf"{line(program, 'irecv')}, waited for at \S*{line(program, 'request.wait')}", str(caught.value))
 
 
-def test_a_deadlock_in_a_lane_names_the_collective_and_its_line():
+def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
     def program(comm):
         if comm.rank == 0:
             all_reduce(comm, numbers(1), async_op=True).wait()
@@ -291,7 +291,7 @@ def test_a_mismatch_of_dtypes_of_equal_shape():
 
 
 def test_a_receive_that_was_posted_late_lands_no_earlier():
-    """The port is free and the message there: the receive ends when it was posted, not before; the next one after it."""
+    """The port is free and the message there: the receive ends when it was posted, and the next one after it."""
 
     def program(comm):
         if comm.rank == 0:
@@ -408,8 +408,8 @@ def test_filling_an_array_changes_its_checksum(dtype):
 
 
 @pytest.mark.parametrize("when", ["at once", "before its turn", "on its way"])
-def test_an_array_that_changes_while_a_lane_works_on_it(when):
-    """Whether the lane has begun or not, and also what it will send later."""
+def test_an_array_that_changes_while_a_stream_works_on_it(when):
+    """Whether the stream has begun or not, and also what it will send later."""
 
     def program(comm):
         array, other = np.ones(5), np.ones(5)
@@ -431,7 +431,7 @@ def test_an_array_that_changes_while_a_lane_works_on_it(when):
     SimWorld(3, checks=False).run(program)
 
 
-def test_works_of_one_lane_may_use_one_array():
+def test_works_of_one_stream_may_use_one_array():
     def program(comm):
         array = np.ones(5)
         works = [all_reduce(comm, array, async_op=True) for _ in range(3)]
@@ -489,7 +489,7 @@ def test_a_sendrecv_of_one_buffer():
     assert line(program, "array[1:3]") in str(caught.value)
 
 
-def test_a_buffer_that_changes_while_a_lane_sends_it():
+def test_a_buffer_that_changes_while_a_stream_sends_it():
     with pytest.raises(BufferReuseError, match="rank 0: the buffer of its mine: send"):
         SimWorld(2).run(late_receiver)
 
@@ -500,7 +500,7 @@ def late_receiver(comm):
     call = comm.collective("mine")
     if comm.rank == 0:
         work = call.run_async(lambda: call.send(array, 1))
-        comm.send(np.empty(0), 1, tag=1)  # the lane runs meanwhile
+        comm.send(np.empty(0), 1, tag=1)  # the stream runs meanwhile
         array[0] = 7.0
         comm.send(np.empty(0), 1, tag=1)
     else:
@@ -513,7 +513,7 @@ def late_receiver(comm):
 WRONG = {
     "a rank that is not there": (lambda c: c.send(numbers(1), 2), r"send names rank 2, but world has ranks 0\.\.1"),
     "a negative rank": (lambda c: c.recv(numbers(1), -2), "names rank -2"),
-    "a send to anybody": (lambda c: c.send(numbers(1), ANY), "names rank -1"),
+    "a send to any rank": (lambda c: c.send(numbers(1), ANY), "names rank -1"),
     "a negative tag": (lambda c: c.isend(numbers(1), 0, tag=-1), r"tag -1 is outside 0\.\.16383"),
     "a tag too large": (lambda c: c.irecv(numbers(1), 0, tag=1 << 14), "tag 16384 is outside"),
     "strides": (lambda c: c.send(np.ones((4, 4))[:, 1], 1), r"strides \(32,\).*ascontiguousarray"),
@@ -566,7 +566,7 @@ def test_an_exception_ends_the_run_and_names_its_rank():
     assert caught.value.__notes__ == ["raised on rank 2 of 3, virtual time 0.5 s"]
 
 
-def test_an_exception_in_a_lane_names_rank_and_lane():
+def test_an_exception_in_a_stream_names_rank_and_stream():
     def program(comm):
         call = comm.collective("mine")
         call.run_async(lambda: 1 // comm.rank).wait()
@@ -587,7 +587,7 @@ def test_clean_up_on_other_ranks_runs_and_does_not_hide_the_error():
         finally:
             cleaned.append(comm.rank)
             if comm.rank == 1:
-                comm.barrier()  # nobody will come
+                comm.barrier()  # no other rank will come
             if comm.rank == 2:
                 raise ValueError("second")
 
@@ -679,10 +679,10 @@ def test_a_slow_program_that_communicates_is_not_stopped_and_nothing_is_raised_l
         pass
 
 
-# --- lanes ---
+# --- streams ---
 
 
-def test_a_lane_is_first_in_first_out_and_has_its_own_clock():
+def test_a_stream_is_first_in_first_out_and_has_its_own_clock():
     seconds = {"a": 0.5, "b": 0.25}
     order = []
 
@@ -712,7 +712,7 @@ def test_a_lane_is_first_in_first_out_and_has_its_own_clock():
     assert order == ["a", "b"]
 
 
-def test_lanes_of_several_communicators_run_at_once():
+def test_streams_of_several_communicators_run_at_once():
     """Each rank sums over its row and its column at the same time; the clock shows that neither waits for the other."""
 
     def program(comm, beta):
@@ -733,7 +733,7 @@ def test_lanes_of_several_communicators_run_at_once():
     assert all(r[2] == pytest.approx(8 * 1024 * 2.0**-20) for r in results)  # of one, not of two
 
 
-def test_a_lane_may_wait_for_another_lane():
+def test_a_stream_may_wait_for_another_stream():
     def program(comm):
         inner = comm.dup()
         array = numbers(comm.rank + 1)
@@ -747,7 +747,7 @@ def test_a_lane_may_wait_for_another_lane():
 variable = contextvars.ContextVar("variable", default="outside")
 
 
-def test_a_lane_sees_the_context_of_each_post():
+def test_a_stream_sees_the_context_of_each_start():
     def program(comm):
         works = []
         for name in ("first", "second"):
@@ -825,10 +825,10 @@ def test_a_slow_link_between_two_ranks():
 
 
 class Shuffled(deque):
-    """A ready queue that hands out its lanes in a random order."""
+    """A ready queue that hands out its streams in a random order."""
 
-    def __init__(self, lanes, seed):
-        super().__init__(lanes)
+    def __init__(self, streams, seed):
+        super().__init__(streams)
         self.random = random.Random(seed)
 
     def popleft(self):
@@ -848,19 +848,19 @@ class ShuffledWorld(SimWorld):
 
 
 def busy_program(comm, seed):
-    """Computes, sends, receives and reduces, blocking and in lanes of two communicators, as drawn from `seed`."""
+    """Computes, sends, receives and reduces, blocking and in streams of two communicators, as drawn from `seed`."""
     plan = random.Random(seed)  # the same on all ranks
     mine = random.Random(seed * 1000 + comm.rank)
     half = comm.split(comm.rank % 2, key=-comm.rank)
     works, total = [], 0.0
     for _ in range(12):
         comm.compute(seconds=mine.random())
-        action = plan.choice(["reduce", "lane", "half", "shift", "exchange"])
+        action = plan.choice(["reduce", "async", "half", "shift", "exchange"])
         size = plan.randrange(1, 20)
         array = np.arange(size) + mine.random()
         if action == "reduce":
             total += all_reduce(comm, array, algorithm=plan.choice(["ring", "ordered", "naive"])).sum()
-        elif action == "lane":
+        elif action == "async":
             works.append(all_reduce(comm, array, async_op=True))
         elif action == "half":
             works.append(all_reduce(half, array, async_op=True))
@@ -894,8 +894,8 @@ def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, ea
             [(m.posted, m.start, m.end, *m.signature()) for m in trace.messages if m.lane == "main"]
             for trace in world.traces
         ]
-        lanes = [sorted((m.lane, m.posted, m.end, m.tag) for m in trace.messages) for trace in world.traces]
-        return results, ends, lanes
+        messages = [sorted((m.lane, m.posted, m.end, m.tag) for m in trace.messages) for trace in world.traces]
+        return results, ends, messages
 
     links = LinkModel(alpha=1e-3, beta=1e-4)
     expected = run(SimWorld(ranks, eager_bytes=eager_bytes, links=links))
@@ -904,7 +904,7 @@ def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, ea
 
 
 def ask_anybody(comm):
-    """Rank 0 receives twice from each other rank, whoever comes."""
+    """Rank 0 receives twice from each other rank, in any order."""
     got = np.zeros(1)
     if comm.rank == 0:
         return [comm.recv(got, ANY) for _ in range(2 * comm.size - 2)]
@@ -923,7 +923,7 @@ def test_a_seeded_order_does_not_depend_on_the_schedule_either(seed, schedule):
 
 
 def test_messages_of_different_communicators_never_meet():
-    """Same ranks, same tags, other contexts: a duplicate, a split into everybody, and the calls of collectives."""
+    """Same ranks, same tags, other contexts: a duplicate, a split into all ranks, and the calls of collectives."""
 
     def program(comm):
         comms = [comm, comm.dup(), comm.split(0), comm.dup(), comm.group(range(comm.size), "all")]
