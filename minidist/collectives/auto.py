@@ -119,7 +119,7 @@ def _bytes(size: int) -> Any:
 
 @lru_cache(256)
 def _slowest(links: LinkModel, members: tuple[int, ...]) -> tuple[bool, float, float]:
-    """Are all links alike? And the greatest alpha and beta."""
+    """Return whether all links have the same cost, and the greatest alpha and beta."""
     if links.link is None:
         return True, links.alpha, links.beta
     costs = {links.cost(a, b) for a in members for b in members if a != b} or {(0.0, 0.0)}

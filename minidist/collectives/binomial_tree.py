@@ -13,6 +13,7 @@ move ranges. The latency grows with log2 n; each message is the whole array, so 
 it.
 
 Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
+Proved by: tests/collectives/test_collectives.py, tests/collectives/test_papers.py
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,12 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def lowest_bit(number: int, ranks: int) -> int:
-    """The lowest bit that is set in a rank's distance from the root; for the root the first power of two >= ranks."""
+    """Return the lowest bit set in a rank's distance from the root; for the root the first power of two >= ranks."""
     return number & -number if number else 1 << (ranks - 1).bit_length()
 
 
 def children(number: int, ranks: int) -> list[int]:
-    """A rank's children, nearest first (all as distances from the root)."""
+    """Return a rank's children, nearest first (all as distances from the root)."""
     bit, result = 1, []
     while bit < lowest_bit(number, ranks) and number + bit < ranks:
         result.append(number + bit)
@@ -40,7 +41,7 @@ def children(number: int, ranks: int) -> list[int]:
 
 
 def subtree(number: int, ranks: int) -> range:
-    """A rank and all below it."""
+    """Return a rank and all below it, which are a range."""
     return range(number, min(number + lowest_bit(number, ranks), ranks))
 
 
@@ -100,7 +101,7 @@ def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool =
 
 @algorithm("broadcast", "binomial", sends=broadcast_sends, seconds=down_seconds)
 def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
-    """Receive from the parent, send to the children, farthest first: the root sends ceil(log2 n) times the array."""
+    """Receive from the parent and send to the children, farthest first: ceil(log2 n) messages leave the root."""
     n = comm.size
     me = (comm.rank - root) % n
     if me:
@@ -112,7 +113,7 @@ def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
 
 @algorithm("reduce", "binomial", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=up_seconds)
 def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
-    """Add what the children send, nearest first, and send the sum to the parent: one message from each but the root."""
+    """Add what the children send, nearest first, and send the sum to the parent: one message from all but the root."""
     n = comm.size
     me, total = (comm.rank - root) % n, array
     for child in children(me, n):
@@ -157,7 +158,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta, cut=True),
 )
 def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
-    """Each rank sends its whole subtree's shards to its parent in one message."""
+    """Send the whole subtree's shards to the parent in one message."""
     n = comm.size
     me = (comm.rank - root) % n
     below = subtree(me, n)
@@ -180,13 +181,15 @@ def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -
     seconds=lambda nbytes, n, alpha, beta: down_seconds(nbytes, n, alpha, beta, cut=True),
 )
 def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
-    """Each rank receives its subtree's chunks in one message and passes on its children's.
+    """Receive the subtree's chunks in one message and pass on the children's.
 
     Only the root knows the sizes: a rank with children gets, before the chunks, their sizes (8 B each).
     """
     n = comm.size
     me = (comm.rank - root) % n
     below, parent = subtree(me, n), (root + me - lowest_bit(me, n)) % n
+
+    # A leaf knows its size; any other rank receives the sizes of its subtree first.
     if len(below) == 1 and me:
         comm.recv(out.reshape(-1), parent)
         return out
@@ -199,6 +202,8 @@ def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out:
         assert array is not None
         counts[...] = np.roll(sizes, -root)
         held = _rotated(array.reshape(-1), offsets(sizes)[root])
+
+    # Pass each child's part on, the farthest child first: it has the most ranks below it.
     start = offsets(counts.tolist())
     sends = []
     for child in reversed(children(me, n)):

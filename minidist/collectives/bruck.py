@@ -1,6 +1,6 @@
 """Bruck's all-to-all: a chunk travels in hops of 1, 2, 4, ... ranks, many chunks in one message. For short chunks.
 
-Pairwise exchange needs n-1 messages a rank. Here a chunk that must go i ranks far goes in the hops of i's binary
+Pairwise exchange needs n-1 messages per rank. Here a chunk that must go i ranks far goes in the hops of i's binary
 digits, together with all others that make the same hop:
 
     distance   1   2   3   4   5   6   7              5 ranks far = hop 1, then hop 4
@@ -8,12 +8,13 @@ digits, together with all others that make the same hop:
     hop 2          x   x           x   x              ... to rank + 2
     hop 4                  x   x   x   x              ... to rank + 4
 
-So ceil(log2 n) messages; the price is that a chunk is sent as often as its distance has ones: about n/2 chunks a
-message, (n/2) log2 n in all instead of n-1. With chunks of unequal size nobody knows what passes through; then the
+So ceil(log2 n) messages; the price is that a chunk is sent as often as its distance has ones: about n/2 chunks per
+message, (n/2) log2 n in all instead of n-1. With chunks of unequal size no rank knows what passes through it; then the
 sizes (8 B each) go ahead of every message.
 
 Source: Bruck, Ho, Kipnis, Upfal, Weathersby, Efficient algorithms for all-to-all communications in multiport
 message-passing systems, IEEE TPDS 8 (1997).
+Proved by: tests/collectives/test_collectives.py, tests/collectives/test_papers.py
 """
 
 from collections.abc import Sequence
@@ -50,28 +51,34 @@ def seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
 
 @algorithm("all_to_all", "bruck", sends=sends, seconds=seconds)
 def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
-    """ceil(log2 n) messages a rank. `receive_sizes` being the very list `send_sizes` says: all chunks everywhere are
-    equal.
-    """
+    """Send ceil(log2 n) messages per rank. When both size lists are the very same list, all chunks are equal."""
     n, rank = comm.size, comm.rank
     equal = send_sizes is receive_sizes
     flat, start = array.reshape(-1), offsets(send_sizes)
-    # chunks[i]: the one that started its way at distance i from its goal
+    # chunks[i]: the one that started at distance i from its destination
     chunks = [flat[start[(rank + i) % n] : start[(rank + i) % n + 1]] for i in range(n)]
+
+    # One hop for each binary digit of the distances.
     distance = 1
     while distance < n:
         to, source = (rank + distance) % n, (rank - distance) % n
         moving = [i for i in range(n) if i & distance]
+
+        # Pack what makes this hop into one message.
         counts = np.array([chunks[i].size for i in moving], dtype=np.int64)
         outgoing, place = np.empty_like(flat, shape=(int(counts.sum()),)), offsets(counts.tolist())
         for k, i in enumerate(moving):
             outgoing[place[k] : place[k + 1]] = chunks[i]
+
+        # Learn how much arrives: the sizes travel ahead, unless all chunks are equal.
         arriving, sends = counts, []
         if not equal:
             arriving = np.empty_like(counts)
             receive = comm.irecv(arriving, source)
             sends = [comm.isend(counts, to), comm.isend(outgoing, to)]
             comm.wait(receive)
+
+        # Exchange the message and unpack it.
         incoming, place = np.empty_like(flat, shape=(int(arriving.sum()),)), offsets(arriving.tolist())
         if equal:
             comm.sendrecv(outgoing, to, incoming, source)
@@ -81,6 +88,8 @@ def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], rec
         for k, i in enumerate(moving):
             chunks[i] = incoming[place[k] : place[k + 1]]
         distance *= 2
+
+    # chunks[i] came from rank - i.
     goal = offsets(receive_sizes)
     out = np.empty_like(flat, shape=(goal[-1],))
     for i in range(n):

@@ -7,10 +7,11 @@ the odd one and waits for the result; the q others work under *folded* numbers. 
     rank          0 ──▶ 1    2 ──▶ 3    4    5
     folded number       0          1    2    3
 
-A folded number stands for one or two neighbouring ranks, so a range of folded numbers is a range of ranks, and what
+A folded number represents one or two neighbouring ranks, so a range of folded numbers is a range of ranks, and what
 belongs to it lies side by side in memory.
 
 Source: Rabenseifner, Optimization of collective reduction operations, ICCS 2004, section 4.
+Proved by: tests/collectives/test_papers.py, tests/collectives/test_closed_form.py
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Fold:
-    """n ranks as `power` (q) folded numbers; `extra` (e) of them stand for two ranks."""
+    """n ranks as `power` (q) folded numbers; `extra` (e) of them represent two ranks."""
 
     def __init__(self, ranks: int) -> None:
         self.power = 1 << (ranks.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""The same bits whatever the ring, the buckets or the number of messages: contributions are added in rank order.
+"""A sum whose bits do not depend on chunks, buckets or messages: contributions are added in rank order.
 
 Floating-point addition is not associative: a ring adds chunk j starting at rank j+1, so moving a chunk boundary changes
 bits of the result. Here every rank sends chunk j straight to rank j, which holds all n contributions and adds them
@@ -7,11 +7,13 @@ bits of the result. Here every rank sends chunk j straight to rank j, which hold
     rank 0 ──chunk 1──▶ 1        each rank: n-1 messages out, n-1 in, the ring's volume (n-1)/n of the array;
            ──chunk 2──▶ 2        the price is memory: n-1 chunks wait side by side, where a ring needs two
            ──chunk 3──▶ 3
+
+Proved by: tests/collectives/test_ordered.py
 """
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.layout import chunk_sizes, cut
 from minidist.base.memory import track
 from minidist.collectives import ring
 from minidist.collectives.operations import accumulate, divide
@@ -31,23 +33,20 @@ def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float)
     seconds=reduce_scatter_seconds,
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
-    """Rank r sends chunk j to rank j (`array.nbytes - chunk r` in all) and adds what it gets in rank order.
-
-    Rank r sends to r+1, r+2, ... and waits for r-1, r-2, ...: so messages leave and arrive one after the other, and the
-    whole takes alpha + beta (n-1) chunk on the alpha-beta clock.
-    """
-    n, rank = comm.size, comm.rank
-    flat, start = array.reshape(-1), offsets(sizes)
+    """Send chunk j to rank j (`array.nbytes - chunk r` leave rank r) and add what arrives in rank order."""
+    n, rank, chunks = comm.size, comm.rank, cut(array.reshape(-1), sizes)
     contributions = [
-        track(np.empty_like(out), "communication") if other != rank else flat[start[rank] : start[rank + 1]]
-        for other in range(n)
+        chunks[rank] if other == rank else track(np.empty_like(out), "communication") for other in range(n)
     ]
-    sources = [(rank - distance) % n for distance in range(1, n)]
-    receives = [comm.irecv(contributions[source], source) for source in sources]
-    targets = [(rank + distance) % n for distance in range(1, n)]
-    sends = [comm.isend(flat[start[target] : start[target + 1]], target) for target in targets]
+
+    # Send to r+1, r+2, ... and receive from r-1, r-2, ...: so messages leave and arrive one after the other, and no
+    # two ranks send to the same one at the same moment.
+    receives = [comm.irecv(contributions[(rank - distance) % n], (rank - distance) % n) for distance in range(1, n)]
+    sends = [comm.isend(chunks[(rank + distance) % n], (rank + distance) % n) for distance in range(1, n)]
     comm.waitall(receives)
     comm.waitall(sends)
+
+    # The declared order: 0 + 1 + ... + (n-1).
     out[...] = contributions[0]
     for contribution in contributions[1:]:
         accumulate(op, out, contribution)
@@ -67,8 +66,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Ordered reduce-scatter, then the ring's all-gather, which only copies: the ring's volume and messages."""
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
-    start = offsets(sizes)
-    mine = flat[start[comm.rank] : start[comm.rank + 1]]
+    mine = cut(flat, sizes)[comm.rank]
     mine[...] = reduce_scatter(comm, flat, sizes, np.empty_like(mine), op)
     ring.all_gather(comm, mine, sizes, flat)
     return array

@@ -6,9 +6,10 @@
 
 All-reduce exchanges the whole array in each round: the fewest rounds there can be, but log2 n times the bytes, where
 the ring sends less than twice. All-gather exchanges what is known so far and is as good as the ring in bytes too. When
-n is no power of two, see `folding`: two more rounds.
+n is not a power of two, see `folding`: two more rounds.
 
 Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19 (2005).
+Proved by: tests/collectives/test_papers.py, tests/collectives/test_collectives.py
 """
 
 from collections.abc import Sequence
@@ -39,8 +40,10 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> 
 
 @algorithm("all_reduce", "recursive_doubling", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
-    """log2 n messages a rank, each the whole array. Lower ranks' values come first, so all ranks have the same bits."""
+    """Exchange the whole array log2 n times. Lower ranks' values come first, so all ranks have the same bits."""
     fold, rank = Fold(comm.size), comm.rank
+
+    # Fold: a rank that gives waits for the result, its neighbour works for both.
     if fold.gives(rank):
         comm.send(array, rank + 1)
         comm.recv(array, rank + 1)
@@ -49,12 +52,15 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     if fold.takes(rank):
         comm.recv(incoming, rank - 1)
         combine(op, incoming, array, out=array)
+
+    # Rounds 1, 2, 3, ... of the picture.
     distance = 1
     while distance < fold.power:
         partner = fold.rank(fold.number(rank) ^ distance)
         comm.sendrecv(array, partner, incoming, partner)
         combine(op, *((incoming, array) if partner < rank else (array, incoming)), out=array)
         distance *= 2
+
     if op == "avg":
         divide(array, comm.size)
     if fold.takes(rank):
@@ -86,7 +92,7 @@ def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float) -> flo
     seconds=lambda nbytes, n, alpha, beta: all_gather_seconds([nbytes / n] * n, alpha, beta),
 )
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
-    """log2 n messages a rank, each twice as long as the one before: everything but the rank's own shard in all."""
+    """Exchange log2 n messages, each twice as long as the one before: everything but the own shard in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
     mine = out[start[rank] : start[rank + 1]]
     if not same_memory(mine, shard):

@@ -6,10 +6,11 @@ Reduce-scatter, 4 ranks, chunks 0..3; each rank keeps the half that holds its ow
     round 2    0 ──1──▶ 1     2 ──3──▶ 3     1 ──0──▶ 0     3 ──2──▶ 2       a quarter
 
 *Rabenseifner's* all-reduce is this and then the all-gather of recursive doubling: 2 log2 n messages and the ring's
-2 (n-1)/n of the array, the best of both for long messages. When n is no power of two, see `folding`: two messages more,
-each the whole array.
+2 (n-1)/n of the array, the best of both for long messages. When n is not a power of two, see `folding`: two messages
+more, each the whole array.
 
 Source: Rabenseifner, Optimization of collective reduction operations, ICCS 2004.
+Proved by: tests/collectives/test_papers.py, tests/collectives/test_collectives.py
 """
 
 from collections.abc import Sequence
@@ -47,9 +48,11 @@ def reduce_scatter_seconds(sizes: Sequence[float], alpha: float, beta: float) ->
     seconds=lambda nbytes, n, alpha, beta: reduce_scatter_seconds([nbytes / n] * n, alpha, beta),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
-    """log2 n messages a rank, each half as long as the one before: everything but the rank's own chunk in all."""
+    """Exchange log2 n messages, each half as long as the one before: everything but the own chunk in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
     flat = array.reshape(-1)
+
+    # Fold: a rank that gives waits for its chunk, its neighbour works for both.
     if fold.gives(rank):
         comm.send(flat, rank + 1)
         comm.recv(out, rank + 1)
@@ -59,6 +62,8 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
         incoming = np.empty_like(flat)
         comm.recv(incoming, rank - 1)
         combine(op, incoming, total, out=total)
+
+    # The rounds of the picture; then each folded number has the sum of its one or two chunks.
     scatter_halving(comm, fold, total, offsets(fold.merge(sizes)), op)
     if fold.takes(rank):
         theirs = total[start[rank - 1] : start[rank]]
@@ -103,7 +108,7 @@ def equal_shares(nbytes: float, ranks: int) -> list[float]:
     seconds=lambda nbytes, n, alpha, beta: all_reduce_seconds(equal_shares(nbytes, n), n, alpha, beta),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
-    """Recursive halving, then doubling, in place: 2 log2 n messages a rank."""
+    """Recursive halving, then doubling, in place: 2 log2 n messages per rank."""
     fold, rank = Fold(comm.size), comm.rank
     flat = array.reshape(-1)
     if fold.gives(rank):
@@ -114,6 +119,8 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         incoming = np.empty_like(flat)
         comm.recv(incoming, rank - 1)
         combine(op, incoming, flat, out=flat)
+
+    # Reduce-scatter by halving, divide the own chunk, all-gather by doubling.
     start, me = offsets(chunk_sizes(flat.size, fold.power)), fold.number(rank)
     scatter_halving(comm, fold, flat, start, op)
     if op == "avg":

@@ -1,16 +1,17 @@
 """The ring: every rank talks to its two neighbours only, and every link carries the same bytes all the time.
 
-Reduce-scatter, 4 ranks; chunk j travels once around and picks up each rank's part on its way home to rank j:
+Reduce-scatter, 4 ranks; chunk j travels once around, collects each rank's part and ends at rank j:
 
     step 1    0 ──3──▶ 1 ──0──▶ 2 ──1──▶ 3 ──2──▶ 0        rank r sends chunk r-1, receives r-2 and adds its own part
     step 2    0 ──2──▶ 1 ──3──▶ 2 ──0──▶ 3 ──1──▶ 0        ... passes on what it has just added
     step 3    0 ──1──▶ 1 ──2──▶ 2 ──3──▶ 3 ──0──▶ 0        chunk r has arrived at rank r: complete
 
-All-gather is the same walk without the adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
+All-gather takes the same steps without adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
 which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of
 a sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
+Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_form.py
 """
 
 import numpy as np
@@ -29,11 +30,11 @@ from minidist.comm.point_to_point import PointToPoint
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
-    """Rank r sends every chunk but its own to rank r+1: `array.nbytes - chunk r`, in n-1 messages."""
+    """Send every chunk but the own to the next rank: `array.nbytes - chunk r` leave rank r, in n-1 messages."""
     n, rank = comm.size, comm.rank
     chunks = cut(array.reshape(-1), sizes)
     travelling = chunks[(rank - 1) % n]  # what this rank sends next
-    for step in range(1, n):
+    for step in range(1, n):  # the steps of the picture
         mine = chunks[(rank - 1 - step) % n]
         incoming = out if step == n - 1 else track(np.empty_like(mine), "communication")
         comm.sendrecv(travelling, (rank + 1) % n, incoming, (rank - 1) % n)
@@ -53,7 +54,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
-    """Rank r sends every chunk but that of rank r+1 to rank r+1, in n-1 messages."""
+    """Send every chunk but the next rank's to the next rank, in n-1 messages."""
     n, rank, chunks = comm.size, comm.rank, cut(out, sizes)
     if not same_memory(chunks[rank], shard):
         chunks[rank][...] = shard.reshape(-1)
@@ -72,10 +73,9 @@ def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.
     seconds=lambda nbytes, n, alpha, beta: 2 * ((n - 1) * (alpha + beta * nbytes / n)),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
-    """Reduce-scatter, then all-gather: 2 (n-1) messages a rank.
+    """Reduce-scatter, then all-gather: 2 (n-1) messages per rank.
 
-    The sums grow inside `array`, which is to be overwritten anyway, so one chunk of memory is all that is needed beside
-    it.
+    The sums grow inside `array`, which is overwritten anyway, so one more chunk of memory is enough.
     """
     n, rank = comm.size, comm.rank
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
@@ -99,7 +99,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes),
 )
 def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
-    """A chain of n-1 messages from the root around the ring, each the whole array."""
+    """Pass the whole array along a chain of n-1 messages from the root around the ring."""
     distance = (comm.rank - root) % comm.size
     if distance > 0:
         comm.recv(array, (comm.rank - 1) % comm.size)
@@ -115,7 +115,7 @@ def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes),
 )
 def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
-    """A chain that ends at the root: each rank adds its part to what arrives and passes it on; n-1 messages in all."""
+    """Add along a chain that ends at the root: each rank adds its part to what arrives and passes it on."""
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
     total = array

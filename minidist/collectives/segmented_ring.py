@@ -10,6 +10,7 @@ all links are busy at once, and only the first segment feels the length of the c
 All-reduce is the ring's with every chunk in segments: the latency of a step hides behind the segments that follow.
 
 Source: van de Geijn and Watts, SUMMA, 1997 (the pipelined ring broadcast); Open MPI's `ring_segmented` all-reduce.
+Proved by: tests/collectives/test_papers.py
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ SEGMENT_BYTES = 64 * 1024
 
 
 def segments(nbytes: int) -> int:
-    """Into how many pieces, nearly equal, an array of so many bytes is cut."""
+    """Return into how many pieces, nearly equal, an array of so many bytes is cut."""
     return max(1, -(-nbytes // SEGMENT_BYTES))
 
 
@@ -52,7 +53,7 @@ def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float
     seconds=chain_seconds,
 )
 def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
-    """A pipeline from the root around the ring: each rank but the last sends the array once, in segments."""
+    """Pass the segments from the root around the ring: each rank but the last sends the array once."""
     n, distance = comm.size, (comm.rank - root) % comm.size
     pieces = in_segments(array.reshape(-1), segments(array.nbytes))
     receives = [comm.irecv(piece, (comm.rank - 1) % n) for piece in pieces] if distance else []
@@ -73,7 +74,7 @@ def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     seconds=chain_seconds,
 )
 def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
-    """The pipeline that ends at the root: each rank adds its part to every segment and passes it on."""
+    """Add along the chain that ends at the root: each rank adds its part to every segment and passes it on."""
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
     total = np.empty_like(array) if distance else array
@@ -113,7 +114,7 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> 
 
 @algorithm("all_reduce", "segmented_ring", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
-    """The ring's steps, chunks and sums (the same bits), each chunk in k segments: 2 (n-1) k messages a rank.
+    """The ring's steps, chunks and sums (the same bits), each chunk in k segments: 2 (n-1) k messages per rank.
 
     What arrives in one step is what leaves in the next, segment by segment: steps 1 to n-1 add, the others copy.
     """
@@ -134,6 +135,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     def send(step: int, i: int) -> Request:
         return comm.isend(chunks[(rank - step) % n][i], (rank + 1) % n)
 
+    # Each segment has one receive and one send under way; when both are done it starts those of its next step.
     receives, sends = [receive(1, i) for i in range(k)], [send(1, i) for i in range(k)]
     for step in range(1, 2 * n - 1):
         for i in range(k):

@@ -4,19 +4,20 @@ Two nodes of three ranks; links inside a node are fast, those between nodes slow
 
     1 reduce-scatter inside    0 ─ 1 ─ 2        3 ─ 4 ─ 5       rank l of a node has chunk l of its node's sum
     2 all-reduce across        0 ═ 3    1 ═ 4    2 ═ 5          ranks of equal number: chunk l of the sum over all
-    3 all-gather inside        0 ─ 1 ─ 2        3 ─ 4 ─ 5       everybody has everything
+    3 all-gather inside        0 ─ 1 ─ 2        3 ─ 4 ─ 5       every rank has the whole sum
 
 Across nodes a rank sends 2 (M-1)/M of N/L bytes (M nodes of L ranks), L times less than a ring over all whose links all
 carry 2 (n-1)/n of N. Reduce-scatter is the first two steps with one less across, all-gather the last two. Nodes of
-unequal
-size have no partner for every chunk: there rank 0 of each node, its leader, works for all (reduce inside, across among
-leaders, broadcast inside), as it does in broadcast, reduce and barrier, where a slow link carries the array once.
+unequal size have no partner for every chunk: there rank 0 of each node, its leader, works for all (reduce inside,
+across among leaders, broadcast inside), as it does in broadcast, reduce and barrier, where a slow link carries the
+array once.
 
-Which ranks are a node? `TwoLevel(comm, color)` is told, and tells its communicator. Any other one asks the world: ranks
-between which the links are the fastest there are (simulated), or processes of one host (MPI).
+Which ranks form a node? `TwoLevel(comm, color)` gives its communicator the nodes. Any other one asks the world: ranks
+joined by the fastest links form a node in the simulated world, processes of one host under MPI.
 
 Source: Jia et al., Highly scalable deep learning training system with mixed-precision, 2018, section 3.4 (hierarchical
 all-reduce).
+Proved by: tests/collectives/test_two_level.py
 """
 
 from collections.abc import Sequence
@@ -31,19 +32,19 @@ from minidist.comm.communicator import CollectiveCall
 
 
 class Levels:
-    """A call's ranks in nodes, seen from one of them: `inside` its node, and `across`, those of its place in each
-    node.
+    """The ranks of a call, sorted into nodes and seen from one of them.
 
-    With nodes of unequal size there is an `across` for the leaders only; for the others it is themselves alone.
+    inside: the ranks of its node. across: the ranks of its place in every node. With nodes of unequal size only the
+    leaders have one; for any other rank it is the rank alone.
     """
 
     def __init__(self, comm: CollectiveCall) -> None:
         self.comm = comm
         self.nodes = nodes = comm.nodes or comm.world.nodes(comm.members)
-        self.home = next(i for i, node in enumerate(nodes) if comm.rank in node)
-        place = nodes[self.home].index(comm.rank)
+        self.node = next(i for i, node in enumerate(nodes) if comm.rank in node)
+        place = nodes[self.node].index(comm.rank)
         self.equal = len({len(node) for node in nodes}) == 1
-        self.inside = comm.sub(nodes[self.home])
+        self.inside = comm.sub(nodes[self.node])
         together = self.equal or place == 0
         self.across = comm.sub([node[place] for node in nodes if len(node) > place] if together else [comm.rank])
 
@@ -57,16 +58,16 @@ class Levels:
         return [sum(sizes[node[place]] for node in self.nodes) for place in range(self.inside.size)]
 
     def leaders(self) -> CollectiveCall:
-        """Rank 0 of each node, its caller one of them."""
+        """The first rank of each node; the caller must be one of them."""
         return self.comm.sub([node[0] for node in self.nodes])
 
     def node_of(self, rank: int) -> int:
-        """The number of a rank's node."""
+        """Return the number of a rank's node."""
         return next(i for i, node in enumerate(self.nodes) if rank in node)
 
 
 def reordered(flat: np.ndarray, sizes: Sequence[int], order: Sequence[int], back: bool = False) -> np.ndarray:
-    """Chunks of `flat` from the order of the ranks into `order`, or back. No copy when the two are the same."""
+    """Copy the chunks of `flat` from rank order into `order`, or back. No copy when the two are the same."""
     if list(order) == list(range(len(sizes))):
         return flat
     result, start, moved = np.empty_like(flat), offsets(list(sizes)), offsets([sizes[rank] for rank in order])
@@ -80,7 +81,7 @@ def reordered(flat: np.ndarray, sizes: Sequence[int], order: Sequence[int], back
 def sends_inside_and_across(
     operation: str, sizes: Sequence[Sequence[int]], node: int, rank: int
 ) -> tuple[Volume, Volume]:
-    """What rank `rank` of node `node` sends inside its node and to other nodes, with M equal nodes of L ranks.
+    """Return what rank `rank` of node `node` sends inside its node and to other nodes, with M equal nodes of L ranks.
 
     operation: all_reduce, reduce_scatter or all_gather. sizes[m][l]: elements of the chunk of rank l of node m; an
     all-reduce cuts the array first into L parts, then each part into M.
@@ -93,7 +94,7 @@ def sends_inside_and_across(
 def two_level_seconds(
     nbytes: float, nodes: int, ranks: int, fast: tuple[float, float], slow: tuple[float, float]
 ) -> float:
-    """All-reduce of `nodes` equal nodes of `ranks` ranks; fast, slow: (alpha, beta) inside a node and across.
+    """Return the seconds of an all-reduce of equal nodes; fast, slow: (alpha, beta) inside a node and across.
 
     A reduce-scatter or an all-gather takes half of it.
     """
@@ -104,9 +105,11 @@ def two_level_seconds(
 # The registered formulas are those of ranks that are all in one node.
 @algorithm("all_reduce", "two_level", **formulas("all_reduce", "ring"))
 def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
-    """Equal nodes: a rank sends 2 (L-1)/L of the array inside and 2 (M-1)/M of its chunk across."""
+    """Sum inside, across and inside again; of equal nodes a rank sends 2 (M-1)/M of 1/L of the array across."""
     levels = Levels(comm)
     inner, inside, across = "sum" if op == "avg" else op, levels.inside, levels.across  # divided once, at the end
+
+    # Steps 1, 2 and 3 of the picture.
     if levels.equal:
         flat, sizes = array.reshape(-1), chunk_sizes(array.size, inside.size)
         start = offsets(sizes)
@@ -118,6 +121,8 @@ def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
         flat[start[inside.rank] : start[inside.rank + 1]] = mine
         ring.all_gather(inside, flat[start[inside.rank] : start[inside.rank + 1]], sizes, flat)
         return array
+
+    # Unequal nodes: the leaders work for all.
     total = binomial_tree.reduce(inside, array, 0, inner)
     if total is not None:
         ring.all_reduce(across, total, inner)
@@ -129,10 +134,12 @@ def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
 
 @algorithm("reduce_scatter", "two_level", **formulas("reduce_scatter", "ring"))
 def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
-    """Inside, each place gets the chunks of that place in all nodes; across, each of them its own."""
+    """Reduce-scatter inside each node, then across; a leader works for its node where nodes are unequal."""
     levels = Levels(comm)
     inner, inside, across, nodes = "sum" if op == "avg" else op, levels.inside, levels.across, levels.nodes
     flat = array.reshape(-1)
+
+    # Steps 1 and 2: each place gets the chunks of that place in all nodes, then each rank its own.
     if levels.equal:
         totals = levels.totals(sizes)
         held = np.empty_like(flat, shape=(totals[inside.rank],))
@@ -141,10 +148,12 @@ def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], ou
         if op == "avg":
             divide(out, comm.size)
         return out
+
+    # Unequal nodes: the leaders reduce, exchange whole nodes' chunks, and scatter them inside.
     total = binomial_tree.reduce(inside, flat, 0, inner)
-    mine, node_sizes = nodes[levels.home], [sum(sizes[rank] for rank in node) for node in nodes]
+    mine, node_sizes = nodes[levels.node], [sum(sizes[rank] for rank in node) for node in nodes]
     if total is not None:
-        ours = np.empty_like(flat, shape=(node_sizes[levels.home],))
+        ours = np.empty_like(flat, shape=(node_sizes[levels.node],))
         by_node = reordered(total, sizes, [rank for node in nodes for rank in node])
         ring.reduce_scatter(across, by_node, node_sizes, ours, inner)
         if op == "avg":
@@ -155,10 +164,12 @@ def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], ou
 
 @algorithm("all_gather", "two_level", **formulas("all_gather", "ring"))
 def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
-    """Across, each place collects its shards of all nodes; inside, the places share them."""
+    """All-gather across the nodes, then inside; a leader works for its node where nodes are unequal."""
     levels = Levels(comm)
     inside, across, nodes = levels.inside, levels.across, levels.nodes
     flat = shard.reshape(-1)
+
+    # Step 2 without sums, then step 3. The chunks lie by (place, node) on the way.
     if levels.equal:
         totals, order = levels.totals(sizes), levels.order
         straight = order == list(range(len(sizes)))
@@ -170,7 +181,9 @@ def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: n
         if not straight:
             out[...] = reordered(held, sizes, order, back=True)
         return out
-    together = binomial_tree.gather(inside, flat, [sizes[rank] for rank in nodes[levels.home]], 0)
+
+    # Unequal nodes: the leaders gather, exchange whole nodes' shards, and broadcast them inside.
+    together = binomial_tree.gather(inside, flat, [sizes[rank] for rank in nodes[levels.node]], 0)
     order = [rank for node in nodes for rank in node]
     held = np.empty_like(out)
     if together is not None:
@@ -182,38 +195,38 @@ def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: n
 
 @algorithm("broadcast", "two_level", **formulas("broadcast", "binomial"))
 def broadcast(comm: CollectiveCall, array: np.ndarray, root: int) -> np.ndarray:
-    """Inside the root's node, among the leaders, inside the other nodes: M-1 slow messages in all."""
+    """Broadcast inside the root's node, among the leaders, inside the other nodes: M-1 slow messages in all."""
     levels = Levels(comm)
-    home = levels.node_of(root)
-    if levels.home == home:
-        binomial_tree.broadcast(levels.inside, array, levels.nodes[home].index(root))
+    at_root = levels.node_of(root)
+    if levels.node == at_root:
+        binomial_tree.broadcast(levels.inside, array, levels.nodes[at_root].index(root))
     if levels.inside.rank == 0:
-        binomial_tree.broadcast(levels.leaders(), array, home)
-    return array if levels.home == home else binomial_tree.broadcast(levels.inside, array, 0)
+        binomial_tree.broadcast(levels.leaders(), array, at_root)
+    return array if levels.node == at_root else binomial_tree.broadcast(levels.inside, array, 0)
 
 
 @algorithm("reduce", "two_level", **formulas("reduce", "binomial"))
 def reduce(comm: CollectiveCall, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
-    """Inside the other nodes, among the leaders, inside the root's node: M-1 slow messages in all."""
+    """Reduce inside the other nodes, among the leaders, inside the root's node: M-1 slow messages in all."""
     levels = Levels(comm)
-    inner, home = "sum" if op == "avg" else op, levels.node_of(root)
+    inner, at_root = "sum" if op == "avg" else op, levels.node_of(root)
     part: np.ndarray | None = array
-    if levels.home != home:
+    if levels.node != at_root:
         part = binomial_tree.reduce(levels.inside, array, 0, inner)
     if levels.inside.rank == 0 and len(levels.nodes) > 1:
         assert part is not None
-        part = binomial_tree.reduce(levels.leaders(), part, home, inner)
-    if levels.home != home:
+        part = binomial_tree.reduce(levels.leaders(), part, at_root, inner)
+    if levels.node != at_root:
         return None
     assert part is not None
-    total = binomial_tree.reduce(levels.inside, part, levels.nodes[home].index(root), inner)
+    total = binomial_tree.reduce(levels.inside, part, levels.nodes[at_root].index(root), inner)
     if total is not None and op == "avg":
         divide(total, comm.size)
     return total
 
 
 def barrier(comm: CollectiveCall) -> None:
-    """Dissemination inside, among the leaders, and inside again."""
+    """Synchronize inside each node, among the leaders, and inside again."""
     levels = Levels(comm)
     levels.inside.barrier()
     if levels.inside.rank == 0:
