@@ -1,4 +1,4 @@
-"""What the layers themselves send, in closed form: tiles, parts of sequences, dealt-out experts.
+"""What a model's layers send in a run: each technique's closed form, summed over layers, stages and micro-batches.
 
 With A = b T w, the activation of a micro-batch of b sequences, all t tensor-parallel ranks together send
 
@@ -8,13 +8,13 @@ With A = b T w, the activation of a micro-batch of b sequences, all t tensor-par
     head         -                                     1 all-reduce                     sequence parallel: (t-1) A
     loss         3 all-reduces of b T numbers          -                                -
 
-Sequence parallel gathers and reduce-scatters instead, the same bytes, and adds up the gradients of norms, of biases
-behind the sum and of the position table. Ring attention sends K and V round, (P-1) hops of 2 b T k, in forward and,
-with their gradients, (2P-1) hops in backward; Ulysses (P-1)/P of q, k, v and the output each way. Experts: (e-1) E C w
-each way, there and back.
+Each line is a `..._volume` function in the technique's own module. Sequence parallelism gathers and reduce-scatters
+instead, the same bytes, and sums the gradients of norms, of biases behind the sum and of the position table.
 
 What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first
-step, the empty pass by which a pipeline learns the shapes at its borders.
+step, the empty pass by which a pipeline learns the shapes at its stages' boundaries.
+
+Proved by: tests/planning/test_volumes.py
 """
 
 from collections import Counter
@@ -25,6 +25,19 @@ from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
 from minidist.parallel.context import part_order, sequence_positions
+from minidist.parallel.context.ring_attention import ring_attention_volume
+from minidist.parallel.context.ulysses import ulysses_volume
+from minidist.parallel.expert.dispatch import dispatch_volume
+from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
+from minidist.parallel.tensor.layers import (
+    column_parallel_volume,
+    column_row_volume,
+    kv_replicas_volume,
+    row_parallel_volume,
+)
+from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
+from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
+from minidist.parallel.volume import Volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.plans import crossings_of
 from minidist.train.job import build
@@ -61,7 +74,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
 
 
 def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
-    """The same of one forward pass of all micro-batches."""
+    """Elements, by purpose, that all ranks together send inside layers in one forward pass of all micro-batches."""
     stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
     layers, total = Layers(config, batches), Counter[str]()
     for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
@@ -94,89 +107,103 @@ def blocks_of_stages(config: TrainConfig, batches: Batches, stages: int) -> list
 
 
 class Layers:
-    """Elements that one replica's ranks send for one micro-batch."""
+    """Elements that one replica's ranks send for one micro-batch: the sum of what each technique states of itself."""
 
     def __init__(self, config: TrainConfig, batches: Batches) -> None:
         self.config, self.dims, self.rows = config, batches.dims, batches.micro_batch
         self.activation = self.rows * config.context * config.width  # of all context-parallel ranks together
-        self.others = self.dims.tp - 1
-        self.split = config.sequence_parallel
         kv_heads = config.kv_heads or config.heads
-        self.keys = kv_heads * (config.width // config.heads)  # width of the keys, and of the values
-        self.copies = max(1, self.dims.tp // kv_heads)  # neighbours that have the same ones
+        self.key_width = kv_heads * (config.width // config.heads)  # of the keys, and of the values
+        self.kv_replicas = max(1, self.dims.tp // kv_heads)
         self.classes = getattr(load_dataset(config.data), "classes", 0)
 
     def forward(self, blocks: range, first: bool, last: bool) -> Elements:
         """Of some blocks, with the embedding (first) and with head and loss (last)."""
-        if self.config.model == "mlp":
-            return self._mlp_forward(blocks)
-        reduced = 0 if not self.others else 2 * self.others * self.activation
-        sums = (
-            self._sums_of_a_block() * len(blocks)
-            + (0.5 if self.split else 1) * first
-            + (0.5 if self.split else 0) * last
+        return Counter(
+            {
+                FORWARD: self._tensor(blocks, first, last).forward + self._attention().forward * len(blocks),
+                DISPATCH: self._dispatch().forward * len(blocks),
+            }
         )
-        number = 2 if self.config.precision in ("fp16", "bf16") else 1  # float32 among elements of two bytes
-        losses = 3 * 2 * self.others * self.rows * self.config.context * last * number
-        result = self.attention(len(blocks))
-        result[FORWARD] += int(reduced * sums) + losses + self._tiles_of_experts() * len(blocks)
-        result[DISPATCH] += self._dispatch() * len(blocks)
-        return result
 
     def backward(self, blocks: range, first: bool, last: bool) -> Elements:
-        """The same in backward."""
-        if self.config.model == "mlp":
-            inputs = sum(1 for i in blocks if 0 < i < self.config.layers)  # the first layer's input needs no gradient
-            return Counter({BACKWARD: 2 * self.others * self.rows * self.config.width * inputs})
-        reduced = 2 * self.others * self.activation
-        sums = (
-            self._sums_of_a_block() * len(blocks)
-            + (0.5 if self.split else 0) * first
-            + (0.5 if self.split else 1) * last
+        """As `forward`, for the backward pass."""
+        tensor = self._tensor(blocks, first, last)
+        return Counter(
+            {
+                BACKWARD: tensor.backward + self._attention().backward * len(blocks),
+                REGATHER: tensor.regather,
+                DISPATCH: self._dispatch().backward * len(blocks),
+            }
         )
-        result = self.attention(len(blocks), backward=True)
-        result[BACKWARD] += int(reduced * sums) + self._tiles_of_experts() * len(blocks)
-        result[DISPATCH] += self._dispatch() * len(blocks)
-        # Neighbours with the same key-value heads add up the gradients of their weights.
-        result[BACKWARD] += 2 * (self.copies - 1) * 2 * self.keys * self.config.width * self.dims.cp * len(blocks)
-        if self.split:
-            result[REGATHER] += self.others * self.activation * (self._sums_of_a_block() * len(blocks) + last)
-            gpt = self.config.model == "gpt"
-            vectors = (
-                (4 + self._sums_of_a_block() if gpt else 2) * len(blocks)
-                + (2 if gpt else 1) * last
-                + self.config.context * (gpt and first)
-            )
-            result[BACKWARD] += 2 * self.others * self.config.width * vectors * self.dims.cp
-        return result
 
-    def _sums_of_a_block(self) -> int:
-        """Behind attention and, unless experts are there, behind the MLP."""
-        return 1 if self.config.experts else 2
+    def attention(self, blocks: int) -> Elements:
+        """Of the attention of so many blocks, forward."""
+        return Counter({FORWARD: self._attention().forward * blocks})
 
-    def attention(self, blocks: int, backward: bool = False) -> Elements:
-        """Across the parts of the sequences."""
-        config, cp = self.config, self.dims.cp
-        if cp == 1:
-            return Counter()
-        tokens = self.rows * config.context
-        keys = tokens * self.keys * self.copies
-        if config.attention == "ring":
-            sent = 2 * keys * (2 * cp - 1 if backward else cp - 1)
+    def _tensor(self, blocks: range, first: bool, last: bool) -> Volume:
+        """Of tensor, sequence and vocabulary parallelism."""
+        config, tp = self.config, self.dims.tp
+        if tp == 1:
+            return Volume()
+        if config.model == "mlp":
+            return self._mlp(blocks)
+        split = config.sequence_parallel
+        total = self._block() * len(blocks)
+        if first:
+            total += embedding_volume(self.activation, tp, split)
+        if last:
+            total += head_volume(self.activation, tp, split)
+            # The loss travels in float32, which counts as two elements where the others are of 16 bits.
+            number = 2 if config.precision in ("fp16", "bf16") else 1
+            total += cross_entropy_volume(self.rows * config.context, tp) * number
+        if split:
+            # Each context-parallel rank sums its own gradients of these.
+            total += sequence_parallel_volume(self._replicated(len(blocks), first, last), tp) * self.dims.cp
+        return total
+
+    def _block(self) -> Volume:
+        """Of a transformer block: attention is a pair of layers, the MLP another one, or a mixture of experts."""
+        config, tp, split = self.config, self.dims.tp, self.config.sequence_parallel
+        total = column_row_volume(self.activation, tp, split)
+        if config.experts:
+            total += expert_tensor_volume(self._slots(), self.activation, tp, split)
         else:
-            sent = (2 * tokens * config.width + 2 * keys) // cp * (cp - 1)
-        return Counter({BACKWARD if backward else FORWARD: sent * blocks})
+            total += column_row_volume(self.activation, tp, split)
+        key_and_value = 2 * self.key_width * config.width
+        return total + kv_replicas_volume(key_and_value, self.kv_replicas) * self.dims.cp
 
-    def _dispatch(self) -> int:
-        """The two all-to-alls of a block; a replica has 1 / ep of them."""
-        ep = self.dims.ep
-        return 2 * self._slots() * (ep - 1) * self.dims.tp // ep
+    def _replicated(self, blocks: int, first: bool, last: bool) -> int:
+        """Elements of the parameters that every rank holds and uses on its part of the sequence."""
+        config = self.config
+        if config.model == "llama":  # two norms' weights in a block, and the last norm's
+            return config.width * (2 * blocks + last)
+        # Two norms of weight and bias in a block, the biases behind its sums, the last norm and the position table.
+        biases = 1 if config.experts else 2
+        return config.width * ((4 + biases) * blocks + 2 * last + config.context * first)
 
-    def _tiles_of_experts(self) -> int:
-        """The sum of the slots over the tiles, and with the sequence split the tokens, gathered before the router."""
-        if not self.config.experts:
-            return 0
-        return self.others * (2 * self._slots() + (self.activation if self.split else 0))
+    def _mlp(self, blocks: range) -> Volume:
+        """Of an MLP's layers: columns, the last two a pair; the first layer's input needs no gradient."""
+        tp, last, hidden = self.dims.tp, self.config.layers, self.rows * self.config.width
+        total = Volume()
+        for i in blocks:
+            if i < last:
+                total += column_parallel_volume(hidden if i else 0, hidden, tp, gather_output=i < last - 1)
+            else:
+                total += row_parallel_volume(self.rows * self.classes, tp)
+        return total
+
+    def _attention(self) -> Volume:
+        """Of one block's attention between the parts of the sequences."""
+        cp, tokens = self.dims.cp, self.rows * self.config.context
+        keys = tokens * self.key_width * self.kv_replicas
+        if self.config.attention == "ring":
+            return ring_attention_volume(keys, cp)
+        return ulysses_volume(tokens * self.config.width, keys, cp)
+
+    def _dispatch(self) -> Volume:
+        """Of one block's all-to-alls, on all tensor-parallel ranks."""
+        return dispatch_volume(self._slots() * self.dims.tp, self.dims.ep)
 
     def _slots(self) -> int:
         """Elements in all experts' slots for one micro-batch, of all groups: each context-parallel rank has one."""
@@ -188,9 +215,3 @@ class Layers:
             expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts
         ]
         return config.experts * sum(capacities) * config.width
-
-    def _mlp_forward(self, blocks: range) -> Elements:
-        last = self.config.layers
-        gathered = sum(1 for i in blocks if i < last - 1)
-        sent = self.rows * (gathered * self.config.width + 2 * self.classes * (last in blocks))
-        return Counter({FORWARD: self.others * sent})

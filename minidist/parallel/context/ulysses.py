@@ -29,6 +29,7 @@ from minidist.nn.llama import grouped_query_attention
 from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.regions import contiguous
+from minidist.parallel.volume import Volume
 
 
 class UlyssesAttention(Module):
@@ -127,3 +128,12 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
     ends = offsets(counts)
     slabs = [received[ends[j] : ends[j + 1]].reshape(shapes[j]) for j in range(comm.size)]
     return xp.concatenate(slabs, axis=1 if to_heads else 2)
+
+
+def ulysses_volume(queries: int, keys: int, ranks: int) -> Volume:
+    """Elements that a layer's four all-to-alls send per pass: q, k, v in and the output out.
+
+    queries, keys: elements of Q and of K of the whole sequence; (P-1)/P of each is for another rank.
+    """
+    sent = (2 * queries + 2 * keys) // ranks * (ranks - 1)
+    return Volume(forward=sent, backward=sent)

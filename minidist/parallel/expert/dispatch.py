@@ -31,6 +31,7 @@ from minidist.parallel.gradients import GradientReducer
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import ParallelStyle
+from minidist.parallel.volume import Volume
 
 
 class ExpertParallel(ParallelStyle):
@@ -129,3 +130,12 @@ class ExpertDataParallel(Module):
         """Forget all gradients."""
         for flat in self.flats:
             flat.zero_grad()
+
+
+def dispatch_volume(slots: int, ranks: int) -> Volume:
+    """Elements that a layer's two all-to-alls send per pass; slots: elements in all slots (experts, capacity, D).
+
+    (P-1)/P of them go to another rank, whether the slots are full or not, there and back.
+    """
+    sent = 2 * slots * (ranks - 1) // ranks
+    return Volume(forward=sent, backward=sent)

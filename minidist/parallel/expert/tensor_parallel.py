@@ -29,6 +29,7 @@ from minidist.parallel.tensor.regions import (
 )
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import ParallelStyle
+from minidist.parallel.volume import Volume
 
 
 @dataclass
@@ -73,3 +74,12 @@ def expert_gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[st
     plan = {name: style for name, style in gpt_plan(vocab_size, sequence_parallel).items() if ".mlp." not in name}
     plan["transformer.h.*.mlp"] = ExpertTensorParallel(sequence_parallel)
     return plan
+
+
+def expert_tensor_volume(slots: int, activation: int, ranks: int, sequence_parallel: bool) -> Volume:
+    """Elements that `ExpertTensorParallel` sends: an all-reduce of the slots, and a gather of the tokens when split.
+
+    slots: elements in the slots of the experts of one tensor-parallel group; activation: elements of the tokens.
+    """
+    sent = (ranks - 1) * (2 * slots + (activation if sequence_parallel else 0))
+    return Volume(forward=sent, backward=sent)

@@ -20,6 +20,7 @@ from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.module import Module
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.volume import Volume
 
 
 class SequenceParallelLayerNorm(Module):
@@ -71,3 +72,8 @@ class SequenceParallelDropout(Dropout):
         """This rank's part of what the ranks of `comm` hold together: a whole text, or a context-parallel rank's part."""
         length, positions = super().places(rows * self.comm.size, place)
         return length, own_part(self.comm, xp.arange(length) if positions is None else xp.as_array(positions), 0)
+
+
+def sequence_parallel_volume(parameters: int, ranks: int) -> Volume:
+    """Elements sent to sum the gradients of `parameters` replicated elements, each used on 1/t of the sequence."""
+    return Volume(backward=2 * (ranks - 1) * parameters)
