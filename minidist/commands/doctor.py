@@ -1,29 +1,28 @@
-"""What this machine has, and what is missing for what: the first thing to look at when something does not start."""
+"""`minidist doctor`: what this machine has, and what is missing for what.
+
+It is the first thing to look at when something does not start. Under a launcher (`mpiexec -n 4 minidist doctor`) all
+ranks report, and rank 0 prints what they found together: who started them, on which hosts, with which software, how
+many cores and BLAS threads each has, and how fast their messages are. docs/clusters.md says how to read it.
+
+Proved by: tests/commands/test_doctor.py
+"""
 
 import importlib.util
 import os
 import platform
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from minidist import __version__
 from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process
+from minidist.comm.launched import launched_size
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.commands.output import Result, json_or_table
-
-
-@json_or_table
-def doctor() -> Result:
-    """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what."""
-    findings = examine()
-
-    def show() -> None:
-        for finding in findings:
-            print(f"{'ok ' if finding.ok else '-- '} {finding.name:12} {finding.text}")
-
-    return Result([vars(finding) for finding in findings], show)
 
 
 @dataclass
@@ -35,18 +34,41 @@ class Finding:
     text: str
 
 
-def examine() -> list[Finding]:
-    """Look at everything once. Importing the MPI library happens in here and nowhere before."""
+@json_or_table
+def doctor() -> Result | None:
+    """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what. Under mpiexec also
+    what the ranks see of each other.
+    """
+    findings = examine()
+    if findings is None:
+        return None
+
+    def show() -> None:
+        for finding in findings:
+            print(f"{'ok ' if finding.ok else '-- '} {finding.name:12} {finding.text}")
+
+    return Result([vars(finding) for finding in findings], show)
+
+
+def examine() -> list[Finding] | None:
+    """Look at everything once; None on ranks other than 0. Nothing imports the MPI library before this."""
+    together = ranks_together()
+    if together is None:
+        return None
     return [
         Finding("minidist", True, f"{__version__}, Python {platform.python_version()} at {sys.executable}"),
         _blas(),
         Finding("cores", True, f"{len(os.sched_getaffinity(0))} usable by this process"),
         _memory(),
         *_mpi(),
+        *together,
         _gpu(),
         _package("torch", "comparisons in `minidist bench` (pip install 'minidist[peers]')"),
         _package("jupytext", "building lessons (pip install 'minidist[lessons]')"),
     ]
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
 
 
 def _blas() -> Finding:
@@ -81,7 +103,7 @@ def _mpi() -> list[Finding]:
     try:
         from mpi4py import MPI
 
-        library = " ".join(MPI.Get_library_version().replace("\0", "").split(",")[0].splitlines()[0].split())
+        library = _library(MPI)
     except ImportError as error:
         return [Finding("mpi", False, f"mpi4py does not find its MPI library: {error}"), launcher]
     same = ("MPICH" in library) == ("MPICH" in launcher.text) or not launcher.ok
@@ -89,7 +111,13 @@ def _mpi() -> list[Finding]:
         launcher = Finding(
             "mpiexec", False, f"{launcher.text}: not the launcher of {library}; every process would be rank 0 of 1"
         )
-    return [Finding("mpi", True, library.splitlines()[0][:80]), launcher]
+    return [Finding("mpi", True, library), launcher]
+
+
+def _library(MPI: Any) -> str:
+    """Return the name and the version of the MPI library, on one line."""
+    first = MPI.Get_library_version().replace("\0", "").split(",")[0].splitlines()[0]
+    return " ".join(first.split())[:80]
 
 
 def _gpu() -> Finding:
@@ -107,3 +135,177 @@ def _package(name: str, use: str) -> Finding:
         return Finding(name, True, f"{version(name)}, for {use.split(' (')[0]}")
     except PackageNotFoundError:
         return Finding(name, False, f"not installed; only needed for {use}")
+
+
+# --- all ranks of a launcher ------------------------------------------------------------------------------------------
+
+# Launchers by the variables in which they tell a process its rank and the number of processes. Slurm's own come after
+# PMI's: mpiexec inside a Slurm job inherits them from the step that started it.
+LAUNCHERS = (
+    ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MVAPICH's mpiexec", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("MPICH's mpiexec or srun --mpi=pmi2", "PMI_RANK", "PMI_SIZE"),
+    ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+)
+TRANSPORT = ("UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD", "OMPI_MCA_btl", "OMPI_MCA_pml")
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank sees of itself."""
+
+    rank: int
+    size: int  # as MPI counts
+    host: str
+    software: str
+    cores: tuple[int, ...]  # that this process may use
+    threads: int  # of its BLAS
+
+
+def launcher_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Return (launcher, rank, number of processes) as the environment tells them; None without a launcher."""
+    for name, rank, size in LAUNCHERS:
+        if environment.get(rank, "").isdigit() and environment.get(size, "").isdigit():
+            text = f"{name} ({rank} {environment[rank]}, {size} {environment[size]})"
+            return text, int(environment[rank]), int(environment[size])
+    return None
+
+
+def launcher_finding(environment: Mapping[str, str], mpi_size: int) -> Finding:
+    """Compare the number of processes that the launcher started with the one that MPI sees."""
+    found = launcher_of(environment)
+    if found is None:
+        return Finding("launcher", True, "none, this is one process; for several: mpiexec -n 4 minidist doctor")
+    text, _, size = found
+    if "torchrun" in text:
+        return Finding("launcher", False, f"{text}; torchrun starts no MPI processes: use mpiexec or srun")
+    if size != mpi_size:
+        return Finding(
+            "launcher",
+            False,
+            f"{text}; MPI sees {mpi_size}: launcher and MPI library do not belong together. Use the mpiexec beside this"
+            " Python, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)",
+        )
+    if launched_size(dict(environment)) is None:
+        return Finding(
+            "launcher",
+            False,
+            f"{text}; MPI sees {mpi_size}, but minidist does not know of them: export MINIDIST_SIZE=$SLURM_NTASKS"
+            " before srun",
+        )
+    return Finding("launcher", True, f"{text}; MPI sees {mpi_size}")
+
+
+def ranks_together() -> list[Finding] | None:
+    """Return what all ranks found together; [] without MPI, None on ranks other than 0."""
+    found = launcher_of(os.environ)
+    if found is None or importlib.util.find_spec("mpi4py") is None:
+        return [launcher_finding(os.environ, 1)]
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        return [launcher_finding(os.environ, 1)]
+    world = MPI.COMM_WORLD
+    facts = world.gather(_facts(MPI), root=0)
+    hosts = world.bcast(None if facts is None else [fact.host for fact in facts], root=0)
+    messages = message_times(MPI, hosts)
+    if world.rank != 0 or (world.size == 1 and found[1] != 0):  # of ranks that MPI does not see together one reports
+        return None
+    return [launcher_finding(os.environ, world.size), *judge_ranks(facts), transport(MPI, messages)]
+
+
+def _facts(MPI: Any) -> RankFacts:
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    software = f"minidist {__version__}, Python {platform.python_version()}, numpy {np.__version__}, {_library(MPI)}"
+    return RankFacts(
+        MPI.COMM_WORLD.rank,
+        MPI.COMM_WORLD.size,
+        MPI.Get_processor_name(),
+        f"{software} in {sys.prefix}",
+        tuple(sorted(os.sched_getaffinity(0))),
+        max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1),
+    )
+
+
+def judge_ranks(facts: Sequence[RankFacts]) -> list[Finding]:
+    """Return the findings on hosts, software and cores, of the facts of all ranks in rank order."""
+    by_host: dict[str, list[RankFacts]] = {}
+    for fact in facts:
+        by_host.setdefault(fact.host, []).append(fact)
+
+    hosts = ", ".join(f"{host} (ranks {spans([fact.rank for fact in here])})" for host, here in by_host.items())
+    findings = [Finding("hosts", True, f"{len(facts)} ranks on {hosts}")]
+
+    # Every rank must run the same software, which a virtual environment on a shared disk guarantees.
+    others = [fact for fact in facts if fact.software != facts[0].software]
+    different = "" if not others else f"; rank {others[0].rank} on {others[0].host} has {others[0].software}"
+    findings.append(Finding("software", not others, facts[0].software + (different or "; the same on all ranks")))
+
+    # More BLAS threads than cores make ranks wait for each other.
+    lines, enough = [], True
+    for host, here in by_host.items():
+        cores, threads = len(set().union(*(fact.cores for fact in here))), sum(fact.threads for fact in here)
+        enough &= threads <= cores
+        lines.append(f"{host}: {len(here)} ranks, {here[0].threads} BLAS threads each, on {cores} cores")
+    remedy = "" if enough else "; start fewer ranks per host, or set OPENBLAS_NUM_THREADS=1"
+    findings.append(Finding("cores/rank", enough, "; ".join(lines) + remedy))
+    return findings
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as text, runs as first-last: 0-3, 8."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def message_times(MPI: Any, hosts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Measure messages between rank 0 and one rank on its host, and one on another host, where there are such ranks.
+
+    Returns {where: (seconds of 8 bytes one way, bytes per second of 1 MiB)}, on rank 0.
+    """
+    import numpy as np
+
+    world, result = MPI.COMM_WORLD, {}
+    partners = {
+        "on one host": next((rank for rank in range(1, world.size) if hosts[rank] == hosts[0]), None),
+        "between hosts": next((rank for rank in range(1, world.size) if hosts[rank] != hosts[0]), None),
+    }
+    for where, partner in partners.items():
+        if partner is None or world.rank not in (0, partner):
+            continue
+        times = []
+        for nbytes, rounds in ((8, 100), (1 << 20, 20)):
+            ball, other, seconds = np.zeros(nbytes, np.uint8), partner - world.rank, []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                if world.rank == 0:
+                    world.Send(ball, other)
+                    world.Recv(ball, other)
+                else:
+                    world.Recv(ball, 0)
+                    world.Send(ball, 0)
+                seconds.append((time.perf_counter() - began) / 2)
+            times.append(float(np.median(seconds)))
+        result[where] = (times[0], (1 << 20) / times[1])
+    return result
+
+
+def transport(MPI: Any, messages: Mapping[str, tuple[float, float]]) -> Finding:
+    """Return what carries the messages, as far as library and environment tell, and how fast they are."""
+    device = next(
+        (line.split(":", 1)[1].strip() for line in MPI.Get_library_version().splitlines() if "Device" in line), ""
+    )
+    chosen = ", ".join(f"{name}={os.environ[name]}" for name in TRANSPORT if name in os.environ)
+    measured = [
+        f"{where} 8 B in {1e6 * seconds:.1f} us, 1 MiB at {rate / 1e9:.2f} GB/s"
+        for where, (seconds, rate) in messages.items()
+    ]
+    return Finding("transport", True, "; ".join([*([device] if device else []), chosen or "chosen by MPI", *measured]))

@@ -1,0 +1,68 @@
+"""`minidist doctor` under launchers: sizes that must agree, hosts, software and cores of all ranks."""
+
+import json
+
+import pytest
+
+from minidist.comm.launcher import run_under_mpiexec
+from minidist.commands.doctor import RankFacts, judge_ranks, launcher_finding, launcher_of, spans
+from tests.mpi_runner import mpiexec
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+PMIX = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}
+
+
+def test_a_launcher_is_recognised_by_its_variables():
+    assert launcher_of({}) is None
+    assert launcher_of(OPEN_MPI) == ("Open MPI's mpiexec (OMPI_COMM_WORLD_RANK 1, OMPI_COMM_WORLD_SIZE 4)", 1, 4)
+    assert launcher_of({**PMIX, **HYDRA})[1:] == (0, 2)  # an mpiexec inside a Slurm job
+    assert launcher_of(PMIX)[1:] == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("environment", "size", "ok", "words"),
+    [
+        ({}, 1, True, "none, this is one process"),
+        (HYDRA, 2, True, "PMI_SIZE 2); MPI sees 2"),
+        (HYDRA, 1, False, "do not belong together"),
+        (PMIX, 8, False, "export MINIDIST_SIZE=$SLURM_NTASKS"),
+        ({**PMIX, "MINIDIST_SIZE": "8"}, 8, True, "MPI sees 8"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 1, False, "torchrun starts no MPI processes"),
+    ],
+)
+def test_the_launcher_and_mpi_must_see_as_many_processes(environment, size, ok, words):
+    finding = launcher_finding(environment, size)
+    assert finding.ok is ok
+    assert words in finding.text
+
+
+def test_ranks_are_judged_host_by_host():
+    facts = [RankFacts(rank, 4, f"node{rank // 2}", "minidist 1", (0, 1), 1) for rank in range(4)]
+    hosts, software, cores = judge_ranks(facts)
+    assert hosts.text == "4 ranks on node0 (ranks 0-1), node1 (ranks 2-3)"
+    assert software.ok
+    assert cores.ok
+    assert "node1: 2 ranks, 1 BLAS threads each, on 2 cores" in cores.text
+
+    other = RankFacts(3, 4, "node1", "minidist 2", (0, 1), 2)
+    _, software, cores = judge_ranks([*facts[:3], other])
+    assert not software.ok
+    assert "rank 3 on node1 has minidist 2" in software.text
+    assert not cores.ok
+    assert cores.text.endswith("set OPENBLAS_NUM_THREADS=1")
+
+
+def test_runs_of_ranks_are_written_short():
+    assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="no mpiexec on this machine")
+def test_rank_0_reports_for_all_ranks():
+    answer = run_under_mpiexec(2, ["-m", "minidist", "doctor", "--json"], timeout=120)
+    findings = {finding["name"]: finding for finding in json.loads(answer.stdout)}
+    assert findings["launcher"]["ok"]
+    assert "MPI sees 2" in findings["launcher"]["text"]
+    assert findings["hosts"]["text"].startswith("2 ranks on ")
+    assert findings["software"]["ok"]
+    assert "on one host 8 B in" in findings["transport"]["text"]
