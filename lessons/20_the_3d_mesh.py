@@ -28,7 +28,8 @@ from minidist.base.errors import UsageError
 from minidist.collectives import all_gather
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
 from minidist.lesson import check, expect, solution
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes

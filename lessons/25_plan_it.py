@@ -26,7 +26,8 @@ from minidist.autograd import FlopCounter
 from minidist.base.trace import only_steps
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
 from minidist.lesson import check, expect, solution
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule

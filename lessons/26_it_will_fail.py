@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.base.errors import MinidistError, UsageError
-from minidist.checkpoint import Checkpoint, Piece, Storage, save
+from minidist.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.lesson import check, expect, solution
@@ -176,7 +176,7 @@ class Dies(Storage):
 
 def mine(comm):
     """This rank's 8 elements of a tensor w."""
-    return Piece("w", (8 * comm.size,), np.full(8, float(comm.rank)), 8 * comm.rank, 8 * comm.rank + 8)
+    return CheckpointShard("w", (8 * comm.size,), np.full(8, float(comm.rank)), 8 * comm.rank, 8 * comm.rank + 8)
 
 
 def save_and_die(comm, at):

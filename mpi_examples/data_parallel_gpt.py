@@ -10,7 +10,7 @@ from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, FlatParameters, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel import DistributedDataParallel
-from minidist.train.trainer import global_loss
+from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 

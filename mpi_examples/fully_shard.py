@@ -11,7 +11,7 @@ from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel import fully_shard, sharded_parameters, shards_of
-from minidist.train.trainer import global_loss
+from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT = 3, 4, 32  # rows of each rank
 

@@ -11,7 +11,7 @@ from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel import ZeroOptimizer
-from minidist.train.trainer import global_loss
+from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT, MICRO_BATCHES = 3, 2, 32, 2  # rows of a micro-batch
 

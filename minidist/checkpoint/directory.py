@@ -1,15 +1,17 @@
 """Saving and loading a directory of named global tensors.
 
-A file for each rank that only the same number of ranks can load is a trap: so what is stored are *global* tensors, by
-name and shape, each as pieces; who wrote a piece does not matter to who reads it.
+Files that only the same number of ranks can load bind a job to its layout. So what is stored are *global* tensors, by
+name and shape, each in shards; a reader does not depend on which rank wrote a shard.
 
     DIR/latest                            "step-00000040": the newest complete checkpoint
-    DIR/step-00000040/metadata.json       state (step, losses, seed, ...), and of each tensor its shape and its pieces
-    DIR/step-00000040/rank-0000.safetensors ...       one file a writing rank
+    DIR/step-00000040/metadata.json       state (step, losses, seed, ...), and of each tensor its shape and its shards
+    DIR/step-00000040/rank-0000.safetensors ...       one file per writing rank
 
-A save is atomic. Everything goes to DIR/.saving first; when all is on disk it is renamed to its name, and only then
-`latest` is replaced, by a rename too. A rank that dies at any moment leaves the checkpoint before it as it was.
-Ranks need a file system that all of them see; what they send are empty messages (two barriers, purpose `checkpoint`).
+A save is atomic. Everything is written to DIR/.saving first; when all is on disk it is renamed, and only then `latest`
+is replaced, by a rename too. A rank that dies at any moment leaves the checkpoint before it as it was. Ranks need a
+file system that all of them see; they send only empty messages (three barriers, purpose `checkpoint`).
+
+Proved by: tests/checkpoint/test_directory.py, tests/checkpoint/test_killed.py
 """
 
 import json
@@ -17,7 +19,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,13 +35,22 @@ FORMAT = "minidist-checkpoint-1"
 SAVING = ".saving"
 
 
+class ReplicaId(NamedTuple):
+    """This rank's number among the `size` ranks that hold the same values."""
+
+    number: int = 0
+    size: int = 1
+
+
+SINGLE = ReplicaId()  # no other rank holds the same values
+
+
 @dataclass(frozen=True)
-class Piece:
+class CheckpointShard:
     """A part of the global tensor `name` of `shape`, held by this rank.
 
     Either elements [start, stop) of the tensor in C order (`stop` None: all of it), or the `box` ((start, stop) for
-    each dim). copies: (number of this holder, number of holders) when several ranks hold the same values: one of them
-    writes.
+    each dim). replica: when several ranks hold the same values; one of them writes.
     """
 
     name: str
@@ -48,10 +59,10 @@ class Piece:
     start: int = 0
     stop: int | None = None
     box: tuple[tuple[int, int], ...] | None = None
-    copies: tuple[int, int] = (0, 1)
+    replica: ReplicaId = SINGLE
 
     def place(self) -> dict[str, Any]:
-        """Where it lies, for the metadata."""
+        """The place of the shard in its tensor, for the metadata."""
         if self.box is not None:
             return {"box": [list(pair) for pair in self.box]}
         return {"range": [self.start, int(np.prod(self.shape)) if self.stop is None else self.stop]}
@@ -61,13 +72,13 @@ def save(
     comm: Comm,
     directory: str | Path,
     step: int,
-    pieces: Iterable[Piece],
+    shards: Iterable[CheckpointShard],
     state: dict[str, Any],
     storage: Storage | None = None,
 ) -> Path:
-    """Write a checkpoint of all ranks' pieces and, from rank 0, of `state` (what JSON can hold); returns its path.
+    """Write a checkpoint of all ranks' shards and, from rank 0, of `state` (what JSON can hold); returns its path.
 
-    Every rank calls it. Errors: UsageError when the pieces of a tensor do not cover it, or overlap, or when rank 0 does
+    Every rank calls it. Errors: UsageError when the shards of a tensor do not cover it, or overlap, or when rank 0 does
     not see another rank's files.
     """
     storage, root = storage or Storage(), Path(directory)
@@ -76,8 +87,8 @@ def save(
         if comm.rank == 0:
             storage.make(saving)
         comm.barrier()
-        _write_pieces(comm.rank, saving, pieces, storage)
-        name = _unused(root, step)  # rank 0 takes the name when all have looked
+        _write_shards(comm.rank, saving, shards, storage)
+        name = _unused(root, step)  # every rank, before the barrier after which rank 0 makes the directory
         comm.barrier()
         if comm.rank == 0:
             _complete(comm.size, saving, step, state, storage)
@@ -89,7 +100,7 @@ def save(
 
 
 def _unused(root: Path, step: int) -> str:
-    """step-00000040, or with a number behind it when a run saved this step before."""
+    """step-00000040, with a number appended when a run saved this step before."""
     name, number = f"step-{step:08d}", 0
     while (root / name).exists():
         number += 1
@@ -97,22 +108,22 @@ def _unused(root: Path, step: int) -> str:
     return name
 
 
-def _write_pieces(rank: int, folder: Path, pieces: Iterable[Piece], storage: Storage) -> None:
-    """This rank's file of tensors, and a list of what is in it, for rank 0."""
+def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], storage: Storage) -> None:
+    """Write this rank's file of tensors, and a list of its content for rank 0."""
     from safetensors.numpy import save as pack
 
     mine, listed = {}, []
-    for number, piece in enumerate(pieces):
-        holder, holders = piece.copies
-        if zlib.crc32(piece.name.encode()) % holders != holder:
-            continue  # another holder of the same values writes it; who is drawn from the name, whatever else each has
+    for number, shard in enumerate(shards):
+        # One of the ranks with the same values writes them; the name decides which, so that they share the work.
+        if zlib.crc32(shard.name.encode()) % shard.replica.size != shard.replica.number:
+            continue
         key, array = (
             f"{number}",
-            np.ascontiguousarray(fetch(piece.array) if is_device_array(piece.array) else piece.array),
+            np.ascontiguousarray(fetch(shard.array) if is_device_array(shard.array) else shard.array),
         )
         mine[key] = array
-        what = {"name": piece.name, "shape": list(piece.shape), "dtype": str(array.dtype), "checksum": _checksum(array)}
-        listed.append({**what, **piece.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
+        what = {"name": shard.name, "shape": list(shard.shape), "dtype": str(array.dtype), "checksum": _checksum(array)}
+        listed.append({**what, **shard.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
     content = pack(mine) if mine else b""
     if mine:
         storage.write(folder / f"rank-{rank:04d}.safetensors", content)
@@ -120,9 +131,11 @@ def _write_pieces(rank: int, folder: Path, pieces: Iterable[Piece], storage: Sto
 
 
 def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storage: Storage) -> None:
-    """Rank 0: one metadata file out of all ranks' lists."""
+    """Merge all ranks' lists into one metadata file; rank 0 calls it."""
     tensors: dict[str, Any] = {}
     files: dict[str, int] = {}
+
+    # What each rank has written, by tensor.
     for rank in range(ranks):
         path = folder / f"rank-{rank:04d}.json"
         if not path.exists():
@@ -142,6 +155,8 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
                     " on another"
                 )
             entry["pieces"].append(piece)
+
+    # Every element of every tensor is written, and once.
     for name, entry in tensors.items():
         covered = np.zeros(int(np.prod(entry["shape"])), np.int8)
         for piece in entry["pieces"]:
@@ -149,9 +164,10 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
         if not (covered == 1).all():
             wrong = int(np.flatnonzero(covered != 1)[0])
             raise UsageError(
-                f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} pieces; each must be in one"
-                " (see Piece.copies)"
+                f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} shards; each must be in one"
+                " (see CheckpointShard.replica)"
             )
+
     body = {"format": FORMAT, "step": step, "ranks": ranks, "state": state, "files": files, "tensors": tensors}
     storage.write(
         folder / "metadata.json", json.dumps({**body, "checksum": _digest(json.dumps(body).encode())}).encode()
@@ -161,7 +177,7 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
 
 
 def _indices(piece: dict[str, Any], shape: Sequence[int]) -> Any:
-    """The piece's elements of the flat tensor: a slice, or for a box an array of numbers."""
+    """The elements of a shard in the flat tensor: a slice, or for a box an array of numbers."""
     if "range" in piece:
         return slice(*piece["range"])
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
@@ -177,7 +193,7 @@ def _checksum(array: Any) -> str:
 
 
 def _latest(root: Path) -> str:
-    """The name in the file `latest`; UsageError, with the newest name that there is, when it names nothing."""
+    """Return the name in the file `latest`; UsageError, with the newest complete one, when it names none."""
     name = ""
     try:
         name = (root / "latest").read_text(encoding="utf-8").strip()
@@ -200,7 +216,7 @@ class Checkpoint:
 
     step, state: what was saved. tensors: name -> {"shape", "dtype", "pieces"}. Each rank opens and reads for itself,
     and only the files that it needs; whatever it reads is checked. Errors: UsageError in one sentence that names file
-    and tensor; nothing is handed out of a damaged piece.
+    and tensor; nothing is returned of a damaged shard.
     """
 
     def __init__(self, directory: str | Path, name: str | None = None) -> None:
@@ -231,7 +247,7 @@ class Checkpoint:
         self.tensors: dict[str, Any] = record["tensors"]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Elements [start, stop) of tensor `name` in C order, as a new 1-D array."""
+        """Read elements [start, stop) of tensor `name` in C order, as a new 1-D array."""
         if name not in self.tensors:
             raise UsageError(f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}")
         entry = self.tensors[name]
@@ -242,21 +258,21 @@ class Checkpoint:
             if isinstance(place, slice):
                 first, last = max(place.start, start), min(place.stop, stop)
                 if first < last:
-                    result[first - start : last - start] = self._piece(name, piece).reshape(-1)[
+                    result[first - start : last - start] = self._shard(name, piece).reshape(-1)[
                         first - place.start : last - place.start
                     ]
             else:
                 wanted = (place >= start) & (place < stop)
                 if wanted.any():
-                    result[place[wanted] - start] = self._piece(name, piece).reshape(-1)[wanted]
+                    result[place[wanted] - start] = self._shard(name, piece).reshape(-1)[wanted]
         return result
 
     def tensor(self, name: str) -> np.ndarray:
-        """The whole tensor in its shape."""
+        """Read the whole tensor in its shape."""
         values = self.read(name)
         return values.reshape(self.tensors[name]["shape"])
 
-    def _piece(self, name: str, piece: dict[str, Any]) -> np.ndarray:
+    def _shard(self, name: str, piece: dict[str, Any]) -> np.ndarray:
         from safetensors import SafetensorError, safe_open
 
         path = self.path / piece["file"]

@@ -1,56 +1,80 @@
-"""What error feedback holds back, in a checkpoint: gradients that were computed, and have not been sent yet.
+"""The residuals of error feedback in a checkpoint: gradients that were computed and have not been sent yet.
 
-A residual belongs to one rank of a data axis. It is stored by the number of that rank, and on another number of ranks
-the sum of all is kept (`checkpoint/local.py`, rule "sum"). What else a compressor has is equal on all ranks of its
-axis, and is stored once. Sends nothing.
+A residual belongs to one rank of a data axis. It is stored under the number of that rank, and on another number of ranks
+the sum of all is kept (`checkpoint/rank_state.py`, rule "sum"). The rest of a compressor's state is equal on all ranks
+of its axis, and is stored once. Sends nothing.
+
+Proved by: tests/train/test_compression.py
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint, Local, Piece, local_pieces, read_local
-from minidist.comm import Comm
+from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
+from minidist.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+from minidist.parallel import GradientReducer
 from minidist.parallel.compression import Compressor
-from minidist.train.strategies.base import Strategy
-from minidist.train.strategies.data_axes import Replicated
+from minidist.parallel.dims import Axes
 
 
-def residual_pieces(strategy: Strategy) -> list[Piece]:
-    """This rank's pieces of a checkpoint beside weights and optimizer state."""
-    pieces = []
-    for name, axis, compressor, comm in _compressed(strategy):
+class CompressedAxis(Protocol):
+    """What error feedback needs to know of a data axis."""
+
+    stage: int
+    experts: bool
+    replica: ReplicaId
+    reducers: list[GradientReducer]
+    compressor: Compressor | None
+
+
+class CompressedStrategy(Protocol):
+    """What error feedback needs to know of a strategy."""
+
+    axes: Axes
+
+    @property
+    def data_axes(self) -> Sequence[CompressedAxis]: ...
+
+
+def error_feedback_shards(strategy: CompressedStrategy) -> list[CheckpointShard]:
+    """This rank's compressor state, for `save`."""
+    shards = []
+    for name, axis, compressor in _compressed(strategy):
+        (reducer,) = axis.reducers
         if compressor.feedback:
-            pieces += local_pieces(
-                comm.rank, [Local(f"residual/{name}", compressor.residual(axis.parallel.reducer.buckets))]
-            )
+            state = RankState(f"residual/{name}", compressor.residual(reducer.buckets))
+            shards += rank_state_shards(axis.replica.number, [state])
         for key, array in compressor.shared_state().items():
-            pieces.append(Piece(f"compression/{name}/{key}", array.shape, array, copies=(comm.rank, comm.size)))
-    return pieces
+            shards.append(CheckpointShard(f"compression/{name}/{key}", array.shape, array, replica=axis.replica))
+    return shards
 
 
-def load_residuals(checkpoint: Checkpoint, strategy: Strategy) -> None:
-    """Give every compressor what the checkpoint has for it. Raises UsageError where a residual would be lost."""
+def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) -> None:
+    """Give every compressor its state in the checkpoint. Raises UsageError where a residual would be lost."""
     stored = {name.rpartition("/")[0] for name in checkpoint.tensors if name.startswith("local/residual/")}
-    wanted = {f"local/residual/{name}" for name, _, compressor, _ in _compressed(strategy) if compressor.feedback}
+    wanted = {f"local/residual/{name}" for name, _, compressor in _compressed(strategy) if compressor.feedback}
     if stored and not (wanted and wanted <= stored):
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} holds gradients that were not sent yet ({sorted(stored)[0]}), and"
             " this job has no place for them; resume with a --compression with error feedback, and with the --tp, --pp"
             " and --ep of the checkpoint"
         )
-    for name, axis, compressor, comm in _compressed(strategy):
-        residual = read_local(checkpoint, f"residual/{name}", comm.rank, comm.size) if compressor.feedback else None
-        if residual is not None:
-            compressor.load_residual(axis.parallel.reducer.buckets, residual)
+    for name, axis, compressor in _compressed(strategy):
+        (reducer,) = axis.reducers
+        if compressor.feedback:
+            residual = read_rank_state(checkpoint, f"residual/{name}", *axis.replica)
+            if residual is not None:
+                compressor.load_residual(reducer.buckets, residual)
         prefix = f"compression/{name}/"
         shared = {key[len(prefix) :]: checkpoint.tensor(key) for key in checkpoint.tensors if key.startswith(prefix)}
         if shared:
             compressor.load_shared_state(shared)
 
 
-def _compressed(strategy: Strategy) -> Iterator[tuple[str, Replicated, Compressor, Comm]]:
-    """(name, data axis, compressor, communicator) of each data axis of this rank whose gradients are compressed."""
+def _compressed(strategy: CompressedStrategy) -> Iterator[tuple[str, CompressedAxis, Compressor]]:
+    """(name in the checkpoint, data axis, compressor) of each data axis whose gradients are compressed."""
     for axis in strategy.data_axes:
-        if isinstance(axis, Replicated) and axis.compressor is not None:
+        if axis.compressor is not None:
             experts = f" experts {strategy.axes.ep.rank}" if axis.experts else ""
-            yield f"stage {axis.stage} tile {strategy.axes.tp.rank}{experts}", axis, axis.compressor, axis.parallel.comm
+            yield f"stage {axis.stage} tile {strategy.axes.tp.rank}{experts}", axis, axis.compressor

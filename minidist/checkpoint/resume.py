@@ -1,32 +1,35 @@
 """A training job in a checkpoint and back: weights, optimizer, position in the data, seed, losses.
 
-Everything is stored by its global name and place, so a job that was saved by 4 ranks with ZeRO 3 goes on on 1 rank, or
-on 8 as tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the same bits as if nothing had happened.
+Everything is stored by its global name and place, so a job that was saved by 4 ranks with ZeRO 3 can be resumed on 1
+rank, or on 8 as tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the same bits as without the interruption.
 
 The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
-masks depend on seed, step and sample. So there is no random state to be saved, and none of another rank to be restored.
+masks depend on seed, step and sample. So there is no random state to save.
+
+A job and a strategy are known here only by what a checkpoint asks of them (`SavedJob`, `SavedStrategy`): training
+imports checkpoints, and not the other way round.
+
+Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from minidist.autograd import Parameter
+from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint, Piece, save
-from minidist.checkpoint.error_feedback import load_residuals, residual_pieces
-from minidist.checkpoint.shards import pieces_of
+from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
+from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
+from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.comm import Comm
-from minidist.config.train_config import TrainConfig, flag
+from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel import OffloadedOptimizer
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
-from minidist.train.job import Job
-from minidist.train.strategies.base import Strategy
 
-# What the bits of the next step depend on; a resumed job must not differ in it.
+# The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
     "model",
     "layers",
@@ -50,16 +53,51 @@ FIXED = (
 )
 
 
-def save_job(comm: Comm, directory: str | Path, job: Job, strategy: Strategy, step: int, losses: list[float]) -> Path:
-    """Write the job after `step` steps; every rank calls it. Replicated tensors are written once, by turns."""
-    state = job_state(job, step, losses, strategy.optimizer.step_count, strategy.scalars())
-    return save(comm, directory, step, [*_pieces(strategy), *residual_pieces(strategy)], state)
+class SavedJob(Protocol):
+    """What a checkpoint records of a job."""
+
+    config: TrainConfig
+    batches: Batches
+
+
+class SavedAxis(CompressedAxis, Protocol):
+    """What a checkpoint asks of a data axis; see `train.strategies.data_axis.DataAxis`."""
+
+    optimizer: Any
+    state_replica: ReplicaId
+
+    def weights(self) -> list[LocalShard]: ...
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
+    def updated(self) -> None: ...
+
+
+class SavedStrategy(Protocol):
+    """What a checkpoint asks of a strategy; see `train.strategies.mesh.MeshStrategy`."""
+
+    axes: Axes
+
+    @property
+    def data_axes(self) -> Sequence[SavedAxis]: ...
+    @property
+    def step_count(self) -> int: ...
+    def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
+    def owns(self, axis: Any, parameter: Parameter) -> bool: ...
+    def scalars(self) -> dict[str, float]: ...
+    def load_scalars(self, scalars: dict[str, float]) -> None: ...
+
+
+def save_job(
+    comm: Comm, directory: str | Path, job: SavedJob, strategy: SavedStrategy, step: int, losses: list[float]
+) -> Path:
+    """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
+    state = job_state(job, step, losses, strategy.step_count, strategy.scalars())
+    return save(comm, directory, step, [*_shards(strategy), *error_feedback_shards(strategy)], state)
 
 
 def job_state(
-    job: Job, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
+    job: SavedJob, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors."""
+    """The part of a checkpoint that is not tensors."""
     return {
         "config": {name: getattr(job.config, name) for name in FIXED},
         "global_batch": job.batches.global_batch,
@@ -70,45 +108,45 @@ def job_state(
     }
 
 
-def _pieces(strategy: Strategy) -> list[Piece]:
-    """What this rank holds of weights and optimizer state, with the number of ranks that hold the same."""
-    pieces: list[Piece] = []
+def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+    """This rank's shards of weights and optimizer state."""
+    result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
-        state = axis.optimizer.state
-        tensors = [
-            (axis.copies, p, f"weights/{p.name}", array, start, stop) for p, array, start, stop in axis.weights()
-        ]
+        # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
+        tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
         for p, start, stop in axis.state_ranges():
-            for key, array in state.get(p.name, {}).items():
-                tensors.append((axis.state_copies, p, f"optimizer/{p.name}/{key}", array, start, stop))
-        for (holder, holders), p, name, array, start, stop in tensors:
-            number, alike = strategy.copy_of(axis, p)
-            if start < stop and strategy.counts(axis, p):
-                pieces += pieces_of(
-                    name, p, strategy.axes, array, start, stop, (holder * alike + number, holders * alike)
-                )
-    return pieces
+            for key, array in axis.optimizer.state.get(p.name, {}).items():
+                tensors.append((f"optimizer/{p.name}/{key}", LocalShard(p, array, start, stop), axis.state_replica))
+        for name, shard, replica in tensors:
+            if shard.start < shard.stop and strategy.owns(axis, shard.parameter):
+                other = strategy.replica_of(axis, shard.parameter)
+                both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
+                result += checkpoint_shards(name, shard, strategy.axes, both)
+    return result
 
 
-def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int, list[float]]:
-    """Load the latest checkpoint into a job that was built anew; returns (steps done, their losses). Every rank calls
-    it.
+def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) -> tuple[int, list[float]]:
+    """Load the latest checkpoint into a newly built job; returns (steps done, their losses). Every rank calls it.
 
     All that this rank needs is read and checked before anything is changed. Errors: UsageError when the job is another
     one, and those of `Checkpoint`.
     """
     checkpoint = Checkpoint(directory)
     same_job(checkpoint, job)
+
+    # Read.
     axes = strategy.axes
     writes = [
-        (array, _read(checkpoint, axes, p, start, stop))
+        (shard.values, _read(checkpoint, axes, shard.parameter, shard.start, shard.stop))
         for axis in strategy.data_axes
-        for p, array, start, stop in axis.weights()
+        for shard in axis.weights()
     ]
     states = [
         {p.name: _state(checkpoint, axes, p, start, stop) for p, start, stop in axis.state_ranges()}
         for axis in strategy.data_axes
     ]
+
+    # Change.
     for array, values in writes:
         array[...] = values
     strategy.load_scalars(checkpoint.state.get("scalars", {}))
@@ -118,17 +156,17 @@ def resume_job(directory: str | Path, job: Job, strategy: Strategy) -> tuple[int
         axis.updated()
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
-    load_residuals(checkpoint, strategy)
+    load_error_feedback(checkpoint, strategy)
     return checkpoint.step, list(checkpoint.state["losses"])
 
 
-def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> dict[str, Any]:
+def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> dict[str, Array]:
     prefix = f"optimizer/{parameter.name}/"
     names = [name for name in checkpoint.tensors if name.startswith(prefix)]
     return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
 
 
-def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> np.ndarray:
+def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> Array:
     name = f"weights/{parameter.name}"
     entry = checkpoint.tensors.get(name)
     shape = parameter.shape if parameter.layout is None else parameter.layout.global_shape
@@ -140,16 +178,16 @@ def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, 
     return _elements(checkpoint, axes, parameter, name, start, stop)
 
 
-def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> np.ndarray:
-    """Elements [start, stop) of this rank's tile of a tensor in the checkpoint."""
+def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> Array:
+    """Elements [start, stop) of this rank's tensor-parallel shard of a tensor in the checkpoint."""
     layout = parameter.layout
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)
     return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
 
 
-def same_job(checkpoint: Checkpoint, job: Job) -> None:
-    """UsageError where the job differs from the checkpoint's in what the next step depends on."""
+def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
+    """Raise UsageError when the job differs from the checkpoint's in a setting on which the next step depends."""
     if "config" not in checkpoint.state:
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is;"
@@ -157,9 +195,7 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
         )
     saved, config = checkpoint.state["config"], job.config
     for name in FIXED:
-        then = saved.get(
-            name, TrainConfig.model_fields[name].default
-        )  # of a checkpoint from before there was this setting
+        then = saved.get(name, TrainConfig.model_fields[name].default)  # older checkpoints have fewer settings
         if then != getattr(config, name):
             raise UsageError(
                 f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {then}, this job has"
@@ -169,7 +205,7 @@ def same_job(checkpoint: Checkpoint, job: Job) -> None:
     if checkpoint.state["global_batch"] != job.batches.global_batch:
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} was made with a global batch of"
-            f" {checkpoint.state['global_batch']}, this job has {job.batches.global_batch}, so the data would not go on"
+            f" {checkpoint.state['global_batch']}, this job has {job.batches.global_batch}, so the data would not continue"
             f" where they stopped; resume with --global-batch {checkpoint.state['global_batch']}"
         )
     if checkpoint.step >= config.steps:

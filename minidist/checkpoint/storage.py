@@ -1,7 +1,9 @@
-"""The few file operations of a save, in one place, so that a test can kill a rank at each of them.
+"""The file operations of a save, in one place, so that a test can kill a rank at each of them.
 
 A file is on disk when `write` returns, and a rename is when `rename` returns: both wait for the disk (fsync). A rename
 either has happened or has not, which is what makes a save atomic.
+
+Proved by: tests/checkpoint/test_killed.py
 """
 
 import os
@@ -13,12 +15,12 @@ class Storage:
     """Files of the local or a shared file system."""
 
     def make(self, path: Path) -> None:
-        """An empty directory; what was there is removed."""
+        """Make an empty directory; what was there is removed."""
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
 
     def write(self, path: Path, data: bytes) -> None:
-        """A whole file, on disk."""
+        """Write a whole file and wait until it is on disk."""
         with path.open("wb") as file:
             file.write(data)
             file.flush()
@@ -29,11 +31,11 @@ class Storage:
         os.fsync(descriptor)
 
     def remove(self, path: Path) -> None:
-        """One file less."""
+        """Delete a file."""
         path.unlink()
 
     def rename(self, source: Path, target: Path) -> None:
-        """In one step, on disk: the target was the old one, then it is the new one."""
+        """Replace the target in one step, and wait until the change is on disk."""
         os.replace(source, target)
         folder = os.open(target.parent, os.O_RDONLY)
         try:

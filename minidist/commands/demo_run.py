@@ -20,7 +20,8 @@ from minidist.commands.runner import run_training
 from minidist.config.train_config import TrainConfig, flag, resolve_batches
 from minidist.data import bigram_entropy, pydoc_text
 from minidist.equality.reference import reference
-from minidist.train.trainer import StepState, digest
+from minidist.train.state import StepState
+from minidist.train.trainer import digest
 
 ENOUGH = 300  # steps to learn more than pairs of letters
 LAST = 20  # one step's loss is noisy; the mean of the last ones is not
@@ -53,7 +54,7 @@ def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
     last: list[str] = []
 
     def observe(state: StepState) -> None:
-        if state.step == config.steps - 1:
+        if state.step == config.steps - 1 and state.strategy is not None:
             last.append(digest(state.strategy))
 
     return reference(config, resolve_batches(config, ranks), [observe]), last[0]

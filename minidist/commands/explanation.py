@@ -17,7 +17,8 @@ from minidist.config.deepspeed import Translation
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.planning.memory_estimator import model_states, whole_number
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import TrainResult, train
+from minidist.train.state import TrainResult
+from minidist.train.trainer import train
 
 
 def explain_job(

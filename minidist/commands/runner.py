@@ -16,15 +16,16 @@ from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.compare import Comparison, compare_rank, expected_snapshots, tier_of
-from minidist.equality.compare_served import compare_served, serve_and_keep
+from minidist.equality.compare import Comparison, compare_rank, tier_of
+from minidist.equality.expected import expected_snapshots
+from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
-from minidist.planning.volumes import closed_form_bytes
-from minidist.train.evaluate import evaluation_bytes
+from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.train.metrics import MetricsFile
 from minidist.train.progress import Progress
-from minidist.train.strategies.servers import served_bytes
-from minidist.train.trainer import Observer, TrainResult, train
+from minidist.train.state import Observer, TrainResult
+from minidist.train.strategies.parameter_server import parameter_server_bytes
+from minidist.train.trainer import train
 
 MOST_RANKS = 100_000  # of a training job; each has a model of its own
 
@@ -172,7 +173,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
             measured[name] = measured.get(name, 0) + volume
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
     if config.strategy == "ps":
-        closed = served_bytes(config, batches, first.sizes[0], first.first_step)
+        closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)

@@ -1,11 +1,13 @@
-"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every
-rank.
+"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every rank.
 
 Three tiers, always named:
   exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
   ordered   bit for bit, on any data, with --reduction ordered: the order of additions is declared and the same;
-  float     any order of additions (--reduction ring, tensor, context and expert parallel), float64: |a - b| <= 1e-12 max(1, max |b|) for loss and weights, 1e-12 of the model's
-            largest entry of that kind for gradients and optimizer state.
+  float     any order of additions (--reduction ring, tensor, context and expert parallelism), float64:
+            |a - b| <= 1e-12 max(1, max |b|) for loss and weights, and 1e-12 of the model's largest entry of that kind
+            for gradients and optimizer state.
+
+Proved by: tests/train/test_equality.py, tests/train/test_axes.py
 """
 
 from dataclasses import asdict, dataclass, field
@@ -15,16 +17,15 @@ import numpy as np
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
-from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.reference import reference
+from minidist.config.train_config import TrainConfig, resolve_dims
+from minidist.equality.expected import expected_snapshots
+from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
-from minidist.train.trainer import StepState, train
+from minidist.train.state import StepState
+from minidist.train.trainer import train
 
-KINDS = ("loss", "gradients", "weights", "optimizer")
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
-
-Snapshot = dict[str, dict[str, Array]]  # kind -> tensor name -> values
 
 
 @dataclass
@@ -41,14 +42,14 @@ class Comparison:
     ranks: int = 0
     losses: list[float] = field(default_factory=list)
     reference_losses: list[float] = field(default_factory=list)
-    weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, a step
+    weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, per step
 
     def as_dict(self) -> dict[str, object]:
-        """What `--json` prints."""
+        """The dictionary that `--json` prints."""
         return asdict(self)
 
     def sentence(self) -> str:
-        """The verdict for people."""
+        """The verdict in a sentence."""
         largest = max(self.max_difference.values())
         if self.equal:
             bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
@@ -62,23 +63,13 @@ class Comparison:
         )
 
 
-def snapshot(state: StepState) -> Snapshot:
-    """Copies of everything that training is: loss, gradients, weights, optimizer state, by name. All ranks call it."""
-    tensors = state.strategy.tensors()
-    tensors["optimizer"]["step_count"] = np.array(state.strategy.optimizer.step_count)
-    losses = {"loss": np.array(state.loss)}
-    if state.held_out_loss is not None:
-        losses["held_out_loss"] = np.array(state.held_out_loss)
-    return {"loss": losses, **tensors}
-
-
 def group_of(kind: str, name: str) -> str:
-    """Tensors that share a scale: the states of an optimizer each among themselves (a mean and a square differ by far)."""
+    """The name of the tensors that share a scale; an optimizer's means and squares have one each."""
     return name.rsplit(".", 1)[-1] if kind == "optimizer" else kind
 
 
 def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
-    """The largest entry of each group, by which a difference is measured; of a counter 0: it must be equal."""
+    """The largest entry of each group, relative to which a difference is bounded; 0 for a counter, which must be equal."""
     scales: dict[str, float] = {}
     for name, values in expected.items():
         group = group_of(kind, name)
@@ -88,34 +79,35 @@ def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
 
 
 class Judge:
-    """Compares the states of one rank, step by step, with the reference's snapshots."""
+    """Compares the states of one rank with the reference's snapshots, step by step; an observer of training."""
 
     def __init__(self, expected: list[Snapshot], tier: str) -> None:
         self.expected = expected
-        self.verdict = Comparison(tier, 0.0 if tier == "ordered" else FLOAT_BOUND)
+        self.verdict = Comparison(tier, FLOAT_BOUND if tier == "float" else 0.0)
 
     def __call__(self, state: StepState) -> None:
-        self.verdict.steps = state.step + 1
-        self.verdict.losses.append(state.loss)
-        self.verdict.reference_losses.append(float(self.expected[state.step]["loss"]["loss"]))
-        self.verdict.weight_differences.append(0.0)
-        for kind, tensors in snapshot(state).items():
-            expected = self.expected[state.step][kind]
-            self.same_names(kind, tensors, expected, state)
-            scales = scales_of(kind, expected)
-            for name, actual in tensors.items():
-                if name in expected:
-                    self.tensor(kind, name, actual, expected[name], scales[group_of(kind, name)], state)
+        verdict, expected = self.verdict, self.expected[state.step]
+        verdict.steps = state.step + 1
+        verdict.losses.append(state.loss)
+        verdict.reference_losses.append(float(expected["loss"]["loss"]))
+        verdict.weight_differences.append(0.0)
+        self.compare(snapshot(state), expected, state.step, state.rank)
 
-    def same_names(self, kind: str, tensors: dict[str, Array], expected: dict[str, Array], state: StepState) -> None:
-        """Are there the same tensors on both sides?"""
-        if set(tensors) != set(expected):
-            self.differs(
-                f"{kind}: {sorted(set(tensors) ^ set(expected))[0]!r} exists on one side only (rank {state.rank})"
-            )
+    def compare(self, actual: Snapshot, expected: Snapshot, step: int, rank: int) -> None:
+        """Compare every tensor of `actual` with the expected one; both must have the same names."""
+        for kind, tensors in actual.items():
+            wanted = expected[kind]
+            if set(tensors) != set(wanted):
+                name = sorted(set(tensors) ^ set(wanted))[0]
+                self.differs(f"{kind}: {name!r} exists on one side only (rank {rank})")
+            scales = scales_of(kind, wanted)
+            for name, values in tensors.items():
+                if name in wanted:
+                    self._compare_tensor(kind, name, values, wanted[name], scales[group_of(kind, name)], step, rank)
 
-    def tensor(self, kind: str, name: str, actual: Array, expected: Array, scale: float, state: StepState) -> None:
-        """Is this one within the tier's bound?"""
+    def _compare_tensor(
+        self, kind: str, name: str, actual: Array, expected: Array, scale: float, step: int, rank: int
+    ) -> None:
         verdict = self.verdict
         verdict.tensors += 1
         if actual.shape != expected.shape or actual.dtype != expected.dtype:
@@ -124,27 +116,28 @@ class Judge:
                 f" {expected.dtype}{list(expected.shape)}"
             )
             return
+
         same = np.array_equal(actual, expected, equal_nan=True)
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
         verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
         if kind == "weights" and verdict.weight_differences:
             verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
-        if same:
-            return
-        if kind in ("loss", "weights"):
-            scale = max(1.0, float(np.max(np.abs(expected))))
-        if not difference <= verdict.bound * scale:
-            self.differs(f"{kind}: {name!r} at step {state.step} on rank {state.rank} differs by {difference:.3g}")
 
-    def differs(self, what: str) -> None:
-        """The verdict is no; the first reason is kept."""
+        # Written so that a NaN is a difference, too.
+        if not same and kind in ("loss", "weights"):
+            scale = max(1.0, float(np.max(np.abs(expected))))
+        if not same and not difference <= verdict.bound * scale:
+            self.differs(f"{kind}: {name!r} at step {step} on rank {rank} differs by {difference:.3g}")
+
+    def differs(self, reason: str) -> None:
+        """Make the verdict "not equal"; the first reason is kept."""
         self.verdict.equal = False
         if self.verdict.first_difference is None:
-            self.verdict.first_difference = what
+            self.verdict.first_difference = reason
 
 
 def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
-    """Which promise applies; UsageError when none does."""
+    """Return the tier that applies to a job; raise UsageError when none does."""
     if config.compression != "none":
         raise UsageError(
             f"--compression {config.compression} changes the gradients, so no single device has the same weights;"
@@ -185,22 +178,11 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     return "float"
 
 
-def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
-    """The reference's states, one a step. rank: whose, where ranks differ on purpose (local SGD)."""
-    if config.local_steps:
-        from minidist.equality.local_steps import replicas
-
-        return replicas(config, resolve_batches(config, ranks))[rank]
-    snapshots: list[Snapshot] = []
-    reference(config, resolve_batches(config, ranks), [lambda state: snapshots.append(snapshot(state))])
-    return snapshots
-
-
 def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | None = None) -> Comparison:
-    """Train on this rank and judge every step; every rank returns the worst verdict of all ranks.
+    """Train on this rank and compare every step; every rank returns the worst verdict of all ranks.
 
-    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) travel to rank 0
-    and back.
+    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) are sent to
+    rank 0 and back.
     """
     judge = Judge(
         expected if expected is not None else expected_snapshots(config, comm.size, comm.rank),

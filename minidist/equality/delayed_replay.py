@@ -1,16 +1,14 @@
-"""An asynchronous pipeline on one device: each micro-batch with the versions that the law names. What the pipeline must
-equal.
+"""An asynchronous pipeline on one device: each micro-batch with the weight versions that the version rule names.
 
-    mini-batch t    stage 0 with version max(0, t-2), stage 1 with max(0, t-1), stage 2 with t        pipedream, three
-    stages
-                    forward and backward through all of them, then each stage's update                all versions are
-                    kept
+    mini-batch t    stage 0 with version max(0, t-2), stage 1 with max(0, t-1), stage 2 with t     pipedream, three stages
+                    forward and backward through all of them, then each stage's update             all versions are kept
 
 It shares with the pipeline the engine and the optimizer; no plan, no message, no stash.
+
+Proved by: tests/train/test_asynchronous.py
 """
 
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,105 +20,132 @@ from minidist.config.pipeline_plan import cut_stages, make_plan, replicas_of
 from minidist.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.flat import FlatParameters
 from minidist.train.job import Job, as_input, build
-from minidist.train.strategies.asynchronous import Scheduled, add_record
+from minidist.train.loss import ordered_sum
+from minidist.train.state import Observer, StepState
+from minidist.train.strategies.asynchronous_pipeline import ScheduledOptimizer, add_record
 from minidist.train.strategies.data_axis import Tensors
-from minidist.train.trainer import Observer, StepState
+from minidist.train.strategies.strategy import Strategy
 
 
-class Unit:
-    """Parameters with one delay: all versions of them, the mini-batches' gradients until an update, and the optimizer."""
+class DelayedUnit:
+    """Parameters with one delay: all versions, the mini-batches' gradients until an update, and the optimizer.
 
-    def __init__(
-        self, job: Job, parameters: Any, stage: int, stages: int, replicas: Sequence[int], shared: bool
-    ) -> None:
+    replicas: ranks of each stage. tied: whether another stage shares it; it then has the longest delay of all.
+    """
+
+    def __init__(self, job: Job, parameters: Any, stage: int, stages: int, replicas: Sequence[int], tied: bool) -> None:
         self.flat = FlatParameters(parameters)
-        self.optimizer, self.versions = Scheduled(job, self.flat), [self.flat.data.copy()]
-        self.round = replicas[stage]  # mini-batches of an update
+        self.optimizer = ScheduledOptimizer(job, self.flat)
+        self.versions = [self.flat.data.copy()]
+        self.round = replicas[stage]  # mini-batches per update
         self.parts: list[Array] = []
         self.gradient, self.state = np.zeros_like(self.flat.data), dict[str, dict[str, Array]]()
-        self.law: Callable[[int], int]
-        updates = updates_of(job.config.schedule)
-        warm_up = (sum(replicas[stage:]) - 1) // self.round
-        if updates == "2bw":
-            self.law = lambda t: max(t // job.batches.accumulation - 1, 0)
-        elif updates == "vertical-sync" or shared:
-            self.law = lambda t: max(0, t - (stages - 1))
-        else:
-            self.law = lambda t: max(0, t // self.round - warm_up)
+        self.updates, self.tied = updates_of(job.config.schedule), tied
+        self.accumulation, self.last_stage = job.batches.accumulation, stages - 1
+        self.warm_up = (sum(replicas[stage:]) - 1) // self.round
 
-    def update(self, gradient: Array) -> None:
-        """The next version."""
+    def version_of(self, t: int) -> int:
+        """The version with which micro-batch `t` is computed: the schedule's version rule."""
+        if self.updates == "2bw":
+            return max(t // self.accumulation - 1, 0)
+        if self.updates == "vertical-sync" or self.tied:
+            return max(0, t - self.last_stage)
+        return max(0, t // self.round - self.warm_up)
+
+    def add(self, gradient: Array, last: bool) -> None:
+        """Take the gradient of a step; make an update when a round is complete, or it is the job's last step."""
+        self.parts.append(np.array(gradient))
+        self.flat.zero_grad()
+        if len(self.parts) < self.round and not last:
+            return
+        total = self.parts[0]
+        for part in self.parts[1:]:
+            total = total + part
+        self._update(total if self.round == 1 else total * (1.0 / len(self.parts)))
+        self.parts = []
+
+    def _update(self, gradient: Array) -> None:
         self.flat.bind(self.versions[-1].copy(), len(self.versions) - 1)
         for parameter in self.flat.parameters:
             if parameter.requires_grad:
                 parameter.grad = gradient[self.flat.slice_of(parameter)].reshape(parameter.shape).copy()
         self.optimizer.step()
-        self.gradient, self.state = (
-            gradient,
-            {name: {k: a.copy() for k, a in row.items()} for name, row in self.optimizer.state.items()},
-        )
+        self.gradient = gradient
+        self.state = {name: {k: a.copy() for k, a in row.items()} for name, row in self.optimizer.state.items()}
         self.versions.append(self.flat.data.copy())
         self.flat.zero_grad()
+
+
+class DelayedDevice(Strategy):
+    """One device that computes with old versions, and makes the updates itself; `tensors` shows the latest ones."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, [])
+        config = job.config
+        plan = make_plan(config, job.batches.accumulation)
+        self.modules, tied = cut_stages(config, job.model, plan.stages)
+        replicas = replicas_of(config) or [1] * plan.stages
+
+        # Of each stage a unit, and another for the weight that it shares with another stage.
+        self.stages: list[list[DelayedUnit]] = []
+        for stage, module in enumerate(self.modules):
+            parameters = list(module.parameters())
+            own, shared = [p for p in parameters if p.name not in tied], [p for p in parameters if p.name in tied]
+            self.stages.append(
+                [DelayedUnit(job, part, stage, plan.stages, replicas, part is shared) for part in (own, shared) if part]
+            )
+        self.units = [unit for stage in self.stages for unit in stage]
+        self.tied_units = [stage[-1] for stage in self.stages if tied and {*stage[-1].flat.names} <= {*tied}]
+        self.steps = 0
+
+    def forward_backward(self, step: int) -> list[float]:
+        """Run the micro-batches of a step one after the other, and make the updates that follow from them."""
+        k, last = self.job.batches.accumulation, step + 1 == self.job.config.steps
+        losses = [self._micro_batch(step, number) for number in range(k)]
+        total = self.tied_units[0].flat.grad + self.tied_units[1].flat.grad if self.tied_units else None
+        for unit in self.units:
+            unit.add(unit.flat.grad if unit not in self.tied_units else total, last)
+        self.steps += 1
+        return losses
+
+    def _micro_batch(self, step: int, number: int) -> float:
+        job, t = self.job, step * self.job.batches.accumulation + number
+        tokens, targets = job.micro_batch(step, number)
+        with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
+            x: Any = as_input(tokens, job.dtype)
+            for module, units in zip(self.modules, self.stages, strict=True):
+                for unit in units:
+                    version = unit.version_of(t)
+                    unit.flat.bind(unit.versions[version].copy(), version)
+                x = module(*(x if isinstance(x, tuple) else (x,)))
+            loss: Tensor = job.loss_of(x, targets)
+            loss.backward()
+        return loss.item()
+
+    @property
+    def step_count(self) -> int:
+        return self.steps
+
+    def tensors(self) -> Tensors:
+        result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
+        for unit in self.units:
+            add_record(result, unit.flat, unit.versions[-1], unit.gradient, unit.state)
+        return result
+
+    def square_sums(self) -> Array:
+        raise NotImplementedError("--clip does not combine with asynchronous schedules")
+
+    def held_out_losses(self, job: Job) -> list[float]:
+        raise NotImplementedError("--evaluate-every does not combine with asynchronous schedules")
 
 
 def replay(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
     """Train on one device with the delays of the schedule; returns the losses of the steps. Sends nothing."""
     job = build(config, batches)
-    plan, k = make_plan(config, batches.accumulation), batches.accumulation
-    modules, tied = cut_stages(config, job.model, plan.stages)
-    replicas = replicas_of(config) or [1] * plan.stages
-    units: list[list[Unit]] = []
-    for stage, module in enumerate(modules):
-        mine = list(module.parameters())
-        own, shared = [p for p in mine if p.name not in tied], [p for p in mine if p.name in tied]
-        units.append([Unit(job, part, stage, plan.stages, replicas, part is shared) for part in (own, shared) if part])
-    copies = [stage[-1] for stage in units if tied and {*stage[-1].flat.names} <= {*tied}]
+    device = DelayedDevice(job)
     losses = []
     for step in range(config.steps):
-        loss = 0.0
-        for t in range(step * k, (step + 1) * k):
-            loss += _micro_batch(job, modules, units, t)
-        last = step + 1 == config.steps
-        total = copies[0].flat.grad + copies[1].flat.grad if copies else None
-        for unit in (unit for stage in units for unit in stage):
-            unit.parts.append(np.array(unit.flat.grad if unit not in copies else total))
-            unit.flat.zero_grad()
-            if len(unit.parts) == unit.round or last:
-                gradient = unit.parts[0]
-                for part in unit.parts[1:]:
-                    gradient = gradient + part
-                unit.update(gradient if unit.round == 1 else gradient * (1.0 / len(unit.parts)))
-                unit.parts = []
-        losses.append(loss)
+        losses.append(ordered_sum(device.forward_backward(step)))
         for observer in observers:
-            observer(StepState(0, step, loss, job, _Shown(units, step)))  # type: ignore[arg-type]
+            observer(StepState(0, step, losses[-1], job, device))
     return losses
-
-
-def _micro_batch(job: Job, modules: Sequence[Any], units: Sequence[Sequence[Unit]], t: int) -> float:
-    step, number = divmod(t, job.batches.accumulation)
-    tokens, targets = job.micro_batch(step, number)
-    with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
-        x: Any = as_input(tokens, job.dtype)
-        for module, mine in zip(modules, units, strict=True):
-            for unit in mine:
-                version = unit.law(t)
-                unit.flat.bind(unit.versions[version].copy(), version)
-            x = module(*(x if isinstance(x, tuple) else (x,)))
-        loss: Tensor = job.loss_of(x, targets)
-        loss.backward()
-    return loss.item()
-
-
-class _Shown:
-    """What an observer asks of a strategy."""
-
-    def __init__(self, units: Sequence[Sequence[Unit]], step: int) -> None:
-        self.units, self.optimizer = units, SimpleNamespace(step_count=step + 1)
-
-    def tensors(self) -> Tensors:
-        """The latest versions."""
-        result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
-        for unit in (unit for stage in self.units for unit in stage):
-            add_record(result, unit.flat, unit.versions[-1], unit.gradient, unit.state)
-        return result

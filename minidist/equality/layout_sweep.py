@@ -25,7 +25,8 @@ from minidist.base.process import tune_process
 from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.compare import compare_rank, expected_snapshots, tier_of
+from minidist.equality.compare import compare_rank, tier_of
+from minidist.equality.expected import expected_snapshots
 
 JOB: dict[str, Any] = {
     "model": "gpt",

@@ -1,52 +1,55 @@
-"""`--local-steps H`: local SGD. Replicas train alone for H steps each, then their weights are averaged.
+"""The reference of `--local-steps H`, local SGD: replicas train alone for H steps each, then their weights are averaged.
 
-What one device must do to equal it: train the replicas one after the other, each on its own rows with an optimizer of
-its own, and average their weights in rank order where the ranks do. That is the reference here.
+One device equals it by training the replicas one after the other, each on its own rows with an optimizer of its own,
+and averaging their weights in rank order where the ranks do.
+
+Proved by: tests/train/test_local_steps.py
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from minidist.base.layout import GradientOrder
 from minidist.config.train_config import Batches, TrainConfig
-from minidist.equality.compare import Snapshot, snapshot
-from minidist.equality.reference import add_in_order, one_micro_batch
-from minidist.train.evaluate import evaluate_alone
+from minidist.equality.gradient_order import add_in_order
+from minidist.equality.one_device import OneDevice
+from minidist.equality.reference import evaluate_devices
+from minidist.equality.snapshot import Snapshot, snapshot
 from minidist.train.job import build
-from minidist.train.strategies.base import OneDevice
-from minidist.train.trainer import StepState, finish_step
+from minidist.train.loss import ordered_sum
+from minidist.train.state import StepState
+from minidist.train.trainer import finish_step
 
 
-def replicas(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
-    """The states of every replica after every step, replica by replica, on one device."""
+def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
+    """The snapshots of every replica after every step, replica by replica, on one device."""
     n, k = batches.dp, batches.accumulation
-    jobs = [build(config, batches) for _ in range(n)]
-    devices = [OneDevice(job) for job in jobs]
     order = GradientOrder(1, (tuple(range(k)),), False)
+    # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factor n.
+    devices = [
+        OneDevice(
+            build(config, batches),
+            lambda name, sites: add_in_order(sites, order),
+            range(rank * k, (rank + 1) * k),
+            factor=n,
+        )
+        for rank in range(n)
+    ]
     result: list[list[Snapshot]] = [[] for _ in range(n)]
     for step in range(config.steps):
-        losses = []
-        for rank, (job, device) in enumerate(zip(jobs, devices, strict=True)):
-            caught = [one_micro_batch(job, step, rank * k + i) for i in range(k)]
-            losses += [loss for loss, _ in caught]
-            device.flat.zero_grad()
-            for parameter in device.flat.parameters:
-                total = add_in_order([contributions.get(parameter, []) for _, contributions in caught], order)
-                if total is not None:
-                    parameter.grad = total * total.dtype.type(n)  # of its own rows alone
-        loss = 0.0
-        for value in losses:
-            loss += value
-        for job, device in zip(jobs, devices, strict=True):
-            finish_step(job, device, step, loss)
+        loss = ordered_sum([value for device in devices for value in device.forward_backward(step)])
+        for device in devices:
+            finish_step(device.job, device, step, loss)
         if (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
             _average(devices)
-        held_out = evaluate_alone(jobs, step + 1)
-        for rank, (job, device) in enumerate(zip(jobs, devices, strict=True)):
-            result[rank].append(snapshot(StepState(rank, step, loss, job, device, held_out)))
+        held_out = evaluate_devices(devices, step + 1)
+        for rank, device in enumerate(devices):
+            result[rank].append(snapshot(StepState(rank, step, loss, device.job, device, held_out)))
     return result
 
 
-def _average(devices: list[OneDevice]) -> None:
+def _average(devices: Sequence[OneDevice]) -> None:
     total = np.array(devices[0].flat.data)
     for device in devices[1:]:
         total = total + device.flat.data

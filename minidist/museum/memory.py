@@ -15,8 +15,7 @@ from minidist.optim import block_square_sums, clip_grad_norm_
 from minidist.parallel import flat_shards, overflow, zero
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.train import trainer
-from minidist.train.strategies import base as strategies
-from minidist.train.strategies import data_axes
+from minidist.train.strategies import mesh, sharded
 
 CHECKS = "tests/museum/test_checks.py"
 
@@ -24,7 +23,7 @@ CHECKS = "tests/museum/test_checks.py"
 def norm_of_the_shard(patch: Patch) -> None:
     """each rank clips by the norm of what it owns"""
     patch.setattr(zero, "clip_shards_", lambda comm, parts, limit, *_: [clip_grad_norm_(p, limit) for p in parts])
-    patch.setattr(data_axes, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
+    patch.setattr(sharded, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
 def norm_counted_once_a_rank(patch: Patch) -> None:
@@ -47,7 +46,7 @@ def new_mask(patch: Patch) -> None:
 
 def overflow_of_the_shard(patch: Patch) -> None:
     """each rank looks for an overflow in what it owns, and asks nobody"""
-    for module in (overflow, strategies):
+    for module in (overflow, mesh):
         patch.setattr(module, "agree_on_overflow", lambda comm, seen: seen)
 
 

@@ -20,7 +20,6 @@ inside layers is in layer_volumes.py.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from minidist import collectives
 from minidist.config.pipeline_plan import make_plan
@@ -29,30 +28,14 @@ from minidist.optim import NORM_BLOCK
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
-from minidist.planning.layer_volumes import blocks_of_stages, layer_elements
+from minidist.planning.layer_volumes import blocks_of_stages, forward_elements, layer_elements
 from minidist.planning.plans import crossings_into, crossings_of
+from minidist.train.strategies.data_axis import AxisSizes
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
 ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
 DIGEST = 16  # of the names and shapes of a unit, and of a plan
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
-
-
-@dataclass(frozen=True)
-class AxisSizes:
-    """One data axis of a rank: elements of its units (with padding) and of its gradient messages, and of each trainable
-    parameter (of this rank's tile of it). compressed: bytes that one reduction of compressed gradients sends, all
-    ranks.
-    """
-
-    stage: int
-    experts: bool
-    units: list[int]
-    buckets: list[int]
-    parameters: dict[str, int]
-    held: int = 0  # parts of parameters that this rank holds
-    compressed: int | None = None
-    resident: int = 0  # of the units' elements: in units that stay whole (small parameters under ZeRO 3)
 
 
 def closed_form_bytes(
@@ -193,6 +176,28 @@ def crossing_elements(config: TrainConfig, batches: Batches) -> int:
             border - border // batches.dims.tp
         )  # the last layer takes rows: only a tile each
     return sent
+
+
+def evaluation_bytes(
+    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int
+) -> Counter[str]:
+    """What evaluations add to the closed form, of all ranks, in a job that began at `first_step`. sizes: see
+    `closed_form_bytes`.
+
+    Small parameters that stay whole (ZeRO 3) are gathered once after each update, by who needs them first: then by the
+    evaluation.
+    """
+    every = config.evaluate_every
+    if not every:
+        return Counter()
+    times = config.steps // every - first_step // every
+    gathered, small = gathered_elements(config, batches, sizes)
+    elements = sum(forward_elements(config, batches).values()) + crossing_elements(config, batches) + gathered + small
+    itemsize, before_a_step = ITEMSIZE[config.precision], times - (config.steps % every == 0)
+    result = Counter(evaluation=times * (elements * itemsize + losses_bytes(batches)))
+    if small:
+        result["parameter_gather"] -= before_a_step * small * itemsize
+    return result
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:

@@ -1,33 +1,32 @@
 """`--noise-scale`: how large a batch would be worth its samples, measured beside training (parallel/noise_scale.py).
 
-A rank's own gradient is looked at before it is summed, everybody's after it; one number of 8 B is all-reduced a step.
-The weights do not notice.
+The squares of a rank's own gradient are summed before it is reduced, those of the whole gradient afterwards; per step
+one number of 8 B is all-reduced. The weights do not change.
+
+Proved by: tests/train/test_noise_scale.py
 """
 
 from math import isfinite
 
 from minidist.parallel.noise_scale import LocalGradient, NoiseScale, step_estimate
-from minidist.train.strategies.base import Strategy
-from minidist.train.strategies.data_axes import Replicated
+from minidist.train.strategies.mesh import MeshStrategy
 
 
 class NoiseMeter:
-    """Measures every step of a data-parallel strategy."""
+    """Measures every step of data parallelism without other axes."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: MeshStrategy) -> None:
         (axis,) = strategy.data_axes
-        assert isinstance(axis, Replicated)
-        self.comm, self.flat, self.batch = axis.parallel.comm, axis.flats[0], strategy.job.batches.global_batch
-        self.local, self.scale = LocalGradient(axis.parallel.reducer), NoiseScale()
+        (self.flat,), (reducer,) = axis.flats, axis.reducers
+        self.comm, self.batch = strategy.axes.data, strategy.job.batches.global_batch
+        self.local, self.scale = LocalGradient(reducer), NoiseScale()
 
     def measure(self) -> None:
-        """Between backward and the step: the gradients are whole and nobody has clipped them."""
+        """Add a step's estimate; called between backward and the step, when the gradients are summed and not clipped."""
         self.scale.add(step_estimate(self.comm, self.local.take(), self.flat.grad, self.batch))
 
     def result(self) -> dict[str, float | None]:
-        """Averages over the last steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in the
-        noise).
-        """
+        """Averages over the last steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in noise)."""
         simple = self.scale.simple
         return {
             "samples": simple if isfinite(simple) else None,

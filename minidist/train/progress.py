@@ -1,7 +1,9 @@
-"""How far the job is: a bar on a terminal, throttled lines that end in a newline everywhere else.
+"""Progress of a job: a bar on a terminal, and elsewhere a line every few seconds.
 
-A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive live. One rank
-prints.
+A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive at once. One
+rank prints.
+
+Proved by: tests/test_cli.py
 """
 
 import sys
@@ -9,13 +11,13 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from minidist.train.trainer import StepState
+from minidist.train.state import StepState
 
 SECONDS_BETWEEN_LINES = 2.0
 
 
 class Progress:
-    """An observer of training, and a context manager around it."""
+    """Shows the step and the loss; an observer of training, and a context manager around it."""
 
     def __init__(self, steps: int, interactive: bool, title: str = "training") -> None:
         self.steps, self.interactive, self.title = steps, interactive, title

@@ -1,28 +1,33 @@
 """The recipe: every kind of parallelism, applied to one model in a fixed order, on one page.
 
     1  experts       expert parallel: each rank has some of them
-    2  layers        tensor (and sequence) parallel: each rank keeps its tiles of every matrix, also of its experts'
-    3  sequences     context parallel: each rank has a part of every sequence; attention crosses the parts
+    2  layers        tensor (and sequence) parallel: each rank keeps its shards of every matrix, also of its experts'
+    3  sequences     context parallel: each rank has a part of every sequence; attention exchanges keys and values
     4  activations   recomputed in backward instead of kept
     5  stages        the model cut into a pipeline
-    6  data          each stage's parameters spread over the ranks that see other rows: DDP, ZeRO, FSDP
+    6  data          each stage's parameters on the ranks that see other rows: DDP, ZeRO, FSDP
 
 Every rank builds the whole model from the seed and keeps its part, so all parts together are the model of one device;
-that is why a plan of tiles can speak of the whole model's names although it is cut into stages later. The order is not
-free: tiles must be cut before parameters become flat arrays (6), and a replay (4) must replay the messages of 1 to 3.
-Gradients are
-finished inside out: tiles and norms while backward runs (2, 3), then copies of a tied weight on two stages (5), then
-the data axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in every micro-batch, and the
-copies' shards last.
+that is why a tensor-parallel plan can use the whole model's names although the model is cut into stages later.
+
+Gradients are finished from the inside outwards: shards and norms while backward runs (2, 3), then replicas of a tied
+weight on two stages (5), then the data axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in
+every micro-batch, and the shards of the tied weight last.
+
+Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/test_sharded.py
 """
 
+from collections.abc import Collection
 from functools import partial
 
+from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.config.train_config import updates_of
+from minidist.nn import Module
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
+from minidist.parallel.dims import Axes
 from minidist.parallel.model_parallel import (
     apply_context_parallel,
     apply_expert_parallel,
@@ -30,41 +35,52 @@ from minidist.parallel.model_parallel import (
     use_positions,
 )
 from minidist.train.job import Job
-from minidist.train.strategies.asynchronous import AsynchronousPipeline
-from minidist.train.strategies.base import Strategy
-from minidist.train.strategies.data_axes import data_axes
-from minidist.train.strategies.pipelines import PipelineParallel
+from minidist.train.strategies.asynchronous_pipeline import AsynchronousPipeline
+from minidist.train.strategies.data_axis import DataAxis, Group
+from minidist.train.strategies.data_parallel import LocalSteps, Replicated
+from minidist.train.strategies.mesh import MeshStrategy
+from minidist.train.strategies.pipeline import PipelineParallel
+from minidist.train.strategies.sharded import FullySharded, ShardedOptimizer
 
 
-def parallelize(job: Job, comm: Comm) -> Strategy:
-    """This rank's part of the job's model, with every axis applied. All ranks of `comm` call it.
+def parallelize(job: Job, comm: Comm) -> MeshStrategy:
+    """Apply every axis to the job's model and return this rank's strategy. All ranks of `comm` call it.
 
-    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` says at its
+    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` sends at its
     start.
     """
-    axes = job.batches.dims.axes(comm)
-    config = job.config
-    if axes.ep.size > 1:  # 1
+    config, axes = job.config, job.batches.dims.axes(comm)
+
+    # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.
+    if axes.ep.size > 1:
         job.model = apply_expert_parallel(job.model, axes.ep)
-    if axes.tp.size > 1:  # 2
+
+    # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
+    if axes.tp.size > 1:
         job.model = apply_tensor_parallel(job.model, axes.tp, config.sequence_parallel)
-    if axes.cp.size > 1:  # 3
+
+    # 3, after tensor parallelism, which decides how many heads a rank's attention has.
+    if axes.cp.size > 1:
         job.positions = apply_context_parallel(job.model, axes.cp, config.context, config.attention)
     elif config.model == "llama":  # a stage that holds 1/tp of the sequence needs the angles of all of it
         use_positions(job.model, xp.arange(config.context))
-    recompute_blocks(job)
-    if axes.pp.size > 1 and updates_of(job.config.schedule) != "flush":
-        return AsynchronousPipeline(job, axes)
-    if axes.pp.size > 1:
-        return PipelineParallel(job, axes)  # cuts the stages and makes each one's data axes
-    return Strategy(job, axes, data_axes(job, job.model, axes))
+
+    # 4, after everything that sends inside a layer: recomputing a block must repeat its messages.
+    apply_activation_checkpointing(job)
+
+    # 5 and 6, last, and stage by stage: no unit of a reduction or of a shard crosses a stage.
+    if axes.pp.size == 1:
+        return MeshStrategy(job, axes, apply_data_parallel(job, job.model, axes))
+    if updates_of(config.schedule) == "flush":
+        return PipelineParallel(job, axes, apply_data_parallel)
+    return AsynchronousPipeline(job, axes)
 
 
-def recompute_blocks(job: Job) -> None:
+def apply_activation_checkpointing(job: Job) -> None:
     """4: blocks keep their input only (full), segments of blocks do (sqrt, budget:BYTES), or attention (selective).
 
-    A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage does, unless the
-    blocks' inputs are to wait on the host.
+    A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage is recomputed, unless
+    the blocks' inputs are offloaded to the host.
     """
     config = job.config
     pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
@@ -73,3 +89,49 @@ def recompute_blocks(job: Job) -> None:
         rows //= config.tp if config.sequence_parallel else 1
         shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
         recompute(job.model, config.recompute, pack, shape, job.dtype)
+
+
+def apply_data_parallel(
+    job: Job,
+    module: Module,
+    axes: Axes,
+    *,
+    stage: int = 0,
+    reduction: str | None = None,
+    tied: Collection[str] = (),
+    manual_sync: bool = False,
+) -> list[DataAxis]:
+    """6: the data axes of a stage, one, or two with distributed experts. Sends the weights of rank 0 (purpose startup).
+
+    reduction: another algorithm than the job's. tied, manual_sync: see `Group`.
+    """
+    config = job.config
+
+    # Parameters with the same replicas, and the same cut, are one group.
+    groups: dict[str, list[Parameter]] = {"shared": [], "tied": [], "experts": []}
+    for parameter in module.parameters():
+        if parameter.layout is not None and "ep" in parameter.layout.axes:
+            groups["experts"].append(parameter)
+        elif config.zero == 2 and parameter.name in tied:
+            groups["tied"].append(parameter)
+        else:
+            groups["shared"].append(parameter)
+
+    kinds = {0: LocalSteps if config.local_steps else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
+    kind = kinds.get(config.zero, FullySharded)
+    result: list[DataAxis] = []
+    for name, parameters in groups.items():
+        if parameters:
+            comm = axes.expert_data if name == "experts" else axes.data
+            group = Group(
+                result[-1].model if result else module,
+                parameters,
+                comm.dup() if config.pp > 1 else comm,
+                reduction or config.reduction,
+                stage,
+                name == "experts",
+                tied,
+                manual_sync,
+            )
+            result.append(kind(job, group))
+    return result

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.checkpoint import Checkpoint, Piece, Storage, save
+from minidist.checkpoint import Checkpoint, CheckpointShard, ReplicaId, Storage, save
 from minidist.comm import SimWorld
 
 SHAPES = {"a": (7, 3), "b": (5,), "c": (2, 2, 2)}
@@ -27,7 +27,7 @@ def sharded(comm, version):
     for name, array in values(version).items():
         start = offsets(chunk_sizes(array.size, comm.size))[comm.rank : comm.rank + 2]
         if start[0] < start[1]:
-            yield Piece(name, array.shape, array.reshape(-1)[start[0] : start[1]], start[0], start[1])
+            yield CheckpointShard(name, array.shape, array.reshape(-1)[start[0] : start[1]], start[0], start[1])
 
 
 def write(comm, directory, version, storage=None):
@@ -57,7 +57,9 @@ def test_any_range_can_be_read_whoever_wrote_it(ranks, start, length, tmp_path_f
 def test_boxes_of_a_two_dimensional_split(tmp_path):
     def main(comm):
         whole, columns = np.arange(24.0).reshape(4, 6), (3 * comm.rank, 3 * comm.rank + 3)
-        save(comm, tmp_path, 1, [Piece("w", whole.shape, whole[:, slice(*columns)], box=((0, 4), columns))], {})
+        save(
+            comm, tmp_path, 1, [CheckpointShard("w", whole.shape, whole[:, slice(*columns)], box=((0, 4), columns))], {}
+        )
 
     SimWorld(2).run(main)
     assert np.array_equal(Checkpoint(tmp_path).tensor("w"), np.arange(24.0).reshape(4, 6))
@@ -66,7 +68,10 @@ def test_boxes_of_a_two_dimensional_split(tmp_path):
 
 def test_replicas_are_written_once_and_by_turns(tmp_path):
     def main(comm):
-        pieces = [Piece(name, array.shape, array, copies=(comm.rank, comm.size)) for name, array in values(1).items()]
+        pieces = [
+            CheckpointShard(name, array.shape, array, replica=ReplicaId(comm.rank, comm.size))
+            for name, array in values(1).items()
+        ]
         save(comm, tmp_path, 1, pieces, {"version": 1})
 
     SimWorld(3).run(main)
@@ -78,8 +83,8 @@ def test_replicas_are_written_once_and_by_turns(tmp_path):
 def test_who_writes_a_replica_does_not_depend_on_what_else_a_rank_has(tmp_path):
     def main(comm):
         names = [f"shared {i}" for i in range(30)]
-        pieces = [Piece(name, (2,), np.ones(2), copies=(comm.rank, comm.size)) for name in names]
-        own = [Piece(f"own {comm.rank}.{i}", (1,), np.ones(1)) for i in range(comm.rank)]
+        pieces = [CheckpointShard(name, (2,), np.ones(2), replica=ReplicaId(comm.rank, comm.size)) for name in names]
+        own = [CheckpointShard(f"own {comm.rank}.{i}", (1,), np.ones(1)) for i in range(comm.rank)]
         save(comm, tmp_path, 1, [*own, *pieces], {"version": 1})
 
     SimWorld(3).run(main)
@@ -197,7 +202,9 @@ def test_what_is_not_there_is_said(tmp_path):
 def test_gaps_and_overlaps_are_refused(ranges, tmp_path):
     with pytest.raises(UsageError, match="each must be in one"):
         SimWorld(1).run(
-            lambda comm: save(comm, tmp_path, 1, [Piece("b", (5,), np.zeros(b - a), a, b) for a, b in ranges], {})
+            lambda comm: save(
+                comm, tmp_path, 1, [CheckpointShard("b", (5,), np.zeros(b - a), a, b) for a, b in ranges], {}
+            )
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint, Local, Storage, local_pieces, read_local, save
+from minidist.checkpoint import Checkpoint, RankState, Storage, rank_state_shards, read_rank_state, save
 from minidist.comm import SimWorld
 from tests.checkpoint.test_directory import assert_holds, write
 
@@ -115,7 +115,9 @@ def saved(directory, ranks):
             comm,
             directory,
             1,
-            local_pieces(comm.rank, [Local("residual/w", residual(comm.rank)), Local("stash", 0, "drained")]),
+            rank_state_shards(
+                comm.rank, [RankState("residual/w", residual(comm.rank)), RankState("stash", 0, "drained")]
+            ),
             {},
         )
 
@@ -127,23 +129,25 @@ def saved(directory, ranks):
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 8])
 def test_residuals_keep_their_sum_on_any_number_of_ranks(before, after, tmp_path):
     checkpoint = saved(tmp_path, before)
-    shares = [read_local(checkpoint, "residual/w", rank, after) for rank in range(after)]
+    shares = [read_rank_state(checkpoint, "residual/w", rank, after) for rank in range(after)]
     if before == after:
         assert all(np.array_equal(share, residual(rank)) for rank, share in enumerate(shares))
     np.testing.assert_allclose(sum(shares), sum(residual(rank) for rank in range(before)), rtol=1e-14, atol=1e-14)
-    assert read_local(checkpoint, "residual/v", 0, after) is None
+    assert read_rank_state(checkpoint, "residual/v", 0, after) is None
 
 
 def test_what_is_in_flight_must_be_drained_first(tmp_path):
-    with pytest.raises(UsageError, match=r"rank 1: 3 of 'stash' are in flight; run the pipeline dry"):
-        local_pieces(1, [Local("stash", 3, "drained")])
+    with pytest.raises(UsageError, match=r"rank 1: 3 of 'stash' are in flight; drain the pipeline"):
+        rank_state_shards(1, [RankState("stash", 3, "drained")])
     with pytest.raises(UsageError, match="must be one of sum, drained"):
-        local_pieces(1, [Local("stash", 3, "mean")])
+        rank_state_shards(1, [RankState("stash", 3, "mean")])
 
 
 def test_shapes_that_differ_from_rank_to_rank_are_refused_elsewhere(tmp_path):
     SimWorld(2).run(
-        lambda comm: save(comm, tmp_path, 1, local_pieces(comm.rank, [Local("r", np.zeros(comm.rank + 1))]), {})
+        lambda comm: save(
+            comm, tmp_path, 1, rank_state_shards(comm.rank, [RankState("r", np.zeros(comm.rank + 1))]), {}
+        )
     )
     with pytest.raises(UsageError, match="several shapes"):
-        read_local(Checkpoint(tmp_path), "r", 0, 3)
+        read_rank_state(Checkpoint(tmp_path), "r", 0, 3)

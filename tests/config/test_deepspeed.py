@@ -14,7 +14,8 @@ from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}

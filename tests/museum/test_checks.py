@@ -13,7 +13,8 @@ from minidist.autograd import Parameter, Tensor, WeightGradStore, checkpoint
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
 from minidist.museum import jobs, pipelines, split_jobs
 from minidist.museum.memory import saved
 from minidist.nn import Dropout, FlatParameters, Linear, Sequential

@@ -16,7 +16,7 @@ from minidist.base.layout import Layout
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
-from minidist.checkpoint import Checkpoint, Piece, save
+from minidist.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
@@ -488,7 +488,7 @@ def test_tiles_of_a_checkpoint_are_boxes_of_global_tensors(tmp_path, make, plan,
             same = p.layout.copies if p.layout.axes else tp.size  # so many tp ranks hold the same, on each replica
             holder = (dp.rank * same + tp.rank % same, dp.size * same)
             pieces += [
-                Piece(name, p.layout.global_shape, p.data[local], box=box, copies=holder)
+                CheckpointShard(name, p.layout.global_shape, p.data[local], box=box, replica=ReplicaId(*holder))
                 for box, local in boxes(p.layout, mesh)
             ]
         save(comm, tmp_path, 1, pieces, {})

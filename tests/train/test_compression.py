@@ -7,7 +7,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint
-from minidist.checkpoint.error_feedback import load_residuals
+from minidist.checkpoint.error_feedback import load_error_feedback
 from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
@@ -84,7 +84,7 @@ def test_residuals_are_in_the_memory_account():
 def residuals_after_loading(comm, path, made):
     batches = resolve_batches(made, comm.size)
     strategy = parallelize(build(made, batches, comm), comm)
-    load_residuals(Checkpoint(path), strategy)
+    load_error_feedback(Checkpoint(path), strategy)
     axis = strategy.data_axes[0]
     return axis.compressor.residual(axis.parallel.reducer.buckets)
 

@@ -13,9 +13,9 @@ from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import hold_out, load_dataset
-from minidist.equality.compare import Judge, expected_snapshots, tier_of
-from minidist.planning.volumes import closed_form_bytes
-from minidist.train.evaluate import evaluation_bytes
+from minidist.equality.compare import Judge, tier_of
+from minidist.equality.expected import expected_snapshots
+from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 

@@ -9,7 +9,7 @@ from minidist.commands.runner import run_training
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
-from minidist.equality.local_steps import replicas
+from minidist.equality.local_steps import local_sgd_reference
 from minidist.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}
@@ -22,7 +22,7 @@ def config(**values):
 @pytest.mark.parametrize(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)])
 def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
     made = config(local_steps=every, accumulation=2, optimizer="adam", dropout=0.1, warmup=2)
-    expected = replicas(made, resolve_batches(made, ranks))  # once for all
+    expected = local_sgd_reference(made, resolve_batches(made, ranks))  # once for all
     for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
         assert verdict.equal, verdict.first_difference
         assert verdict.tier == "ordered"

@@ -11,7 +11,8 @@ from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks
 from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
 from minidist.optim import Adam, ParameterSlice
 from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
 from minidist.train.trainer import train

@@ -17,12 +17,13 @@ from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.compare_served import compare_served, serve_and_keep
+from minidist.equality.served import compare_served, serve_and_keep
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.parallel import parameter_server as ps
-from minidist.planning.volumes import AxisSizes
-from minidist.train.strategies.servers import served_bytes
-from minidist.train.trainer import NonFiniteError, train
+from minidist.train.loss import NonFiniteError
+from minidist.train.strategies.data_axis import AxisSizes
+from minidist.train.strategies.parameter_server import parameter_server_bytes
+from minidist.train.trainer import train
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}
@@ -127,7 +128,7 @@ def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
 def test_bytes_by_hand():
     """1 server, 2 workers, 3 steps, 10 elements of 4 B: 40 B of weights, a head of 16 B."""
     made = config(servers=1, dp=2)
-    assert served_bytes(made, resolve_batches(made, 3), AxisSizes(0, False, [10], [], {"w": 10})) == {
+    assert parameter_server_bytes(made, resolve_batches(made, 3), AxisSizes(0, False, [10], [], {"w": 10})) == {
         "startup": 2 * 40,
         "parameter_push": 6 * 56,
         "parameter_pull": 2 * 2 * 40 + 2 * 40,

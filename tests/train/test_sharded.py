@@ -8,7 +8,8 @@ from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank, expected_snapshots
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
 from minidist.planning.volumes import closed_form_bytes
 from minidist.train.trainer import train
 

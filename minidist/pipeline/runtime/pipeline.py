@@ -25,7 +25,7 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
-from minidist.parallel import GradientReducer
+from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.clock import advance_clock
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Action, Plan, actions_of, show
@@ -33,6 +33,7 @@ from minidist.pipeline.runtime.messages import Messages
 from minidist.pipeline.runtime.norm import clip_grad_norm
 from minidist.pipeline.runtime.shapes import Key, exchange_shapes, has_gradient, signature
 from minidist.pipeline.runtime.shared import SharedGradients
+from minidist.pipeline.runtime.shared_shards import SharedShards
 from minidist.pipeline.runtime.stages import PipelineStage
 from minidist.pipeline.runtime.walk import backward_from, by_target, gradient_of, leaf
 from minidist.pipeline.times import Times
@@ -49,7 +50,7 @@ class Pipeline:
     stages share.
     data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm).
     reducers: of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each
-    micro-batch (ZeRO 2).
+    micro-batch (ZeRO 2). shards: of each stage, where gradients are sharded; replicas are then added shard by shard.
     prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
     times: seconds by which actions advance a virtual clock, for teaching; by default what a FlopCounter counted does.
 
@@ -73,6 +74,7 @@ class Pipeline:
         reduction: str = "ring",
         reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
         reduce_each: bool = False,
+        shards: Mapping[int, Sequence[Shard]] | None = None,
         prefetch: int = 1,
         coordinates: Callable[[int], AbstractContextManager[Any]] | None = None,
         times: Times | None = None,
@@ -100,7 +102,11 @@ class Pipeline:
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
         self._follow(plan)
         self._same_plan()
-        self.shared = SharedGradients(comm.dup(), {n: stage.parameters for n, stage in self.stages.items()}, tied)
+        parameters = {n: stage.parameters for n, stage in self.stages.items()}
+        if shards is None:
+            self.shared = SharedGradients(comm.dup(), parameters, tied)
+        else:
+            self.shared = SharedShards(comm.dup(), parameters, tied, shards)
         self.reduce_each = reduce_each
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
         if data is not None and data.size > 1:

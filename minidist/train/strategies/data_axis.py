@@ -1,13 +1,16 @@
-"""A data axis: one stage's parameters on the ranks that compute with other rows, and what everybody asks of it.
+"""A data axis: one stage's parameters on the ranks that compute with other rows of the batch.
 
-A model that no pipeline cuts is one stage. Each stage of a pipeline has a data axis of its own, and so have the experts
-when they are dealt out, because other ranks hold the same ones. The questions to each of them are the same: what are
-the squares of your gradients, step, what do you hold. The answers of one rank alone stand here; ranks that share are in
-data_axes.py.
+A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a data axis of its own, and so have
+experts that are distributed over ranks, because other ranks hold replicas of them. The training loop asks each of them
+the same things: the squares of your gradients, step, what do you hold. `DataAxis` is the case of one rank, which holds
+everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
+
+Proved by: tests/train/test_equality.py, tests/train/test_by_hand.py
 """
 
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,80 +18,143 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.half import is_half
+from minidist.checkpoint.directory import SINGLE, ReplicaId
+from minidist.checkpoint.parameter_shards import LocalShard
+from minidist.comm import Comm
+from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import GradientReducer
+from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
-from minidist.planning.volumes import AxisSizes
-from minidist.train.job import Job, make_optimizer
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
-Held = tuple[Parameter, Array, int, int]  # a parameter, this rank's values of it (1-D), and which elements they are
+
+
+@dataclass(frozen=True)
+class AxisSizes:
+    """Element counts of one data axis of a rank, from which the bytes it sends follow.
+
+    units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each trainable
+    parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
+    reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
+    ZeRO 3).
+    """
+
+    stage: int
+    experts: bool
+    units: list[int]
+    buckets: list[int]
+    parameters: dict[str, int]
+    held: int = 0
+    compressed: int | None = None
+    resident: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parameters of a stage that one data axis is responsible for, and the ranks that share them.
+
+    tied: names of parameters that other stages have too. manual_sync: backward starts no reduction by itself, because
+    a pipeline starts them once per step.
+    """
+
+    module: Module
+    parameters: list[Parameter]
+    comm: Comm
+    reduction: str
+    stage: int = 0
+    experts: bool = False
+    tied: Collection[str] = ()
+    manual_sync: bool = False
 
 
 class DataAxis:
-    """One rank alone: everything is here and nothing is sent. The base of the others."""
+    """Parameters that lie whole on this rank, with their optimizer. The base class of the others.
 
-    stage = 0  # of the pipeline
-    experts = False  # are these dealt-out experts?
-    copies = (0, 1)  # (number of this rank, how many) among the ranks that hold the same weights ...
-    state_copies = (0, 1)  # ... and the same optimizer state
+    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
+    replica, state_replica: this rank's number among the ranks that hold the same weights, and the same optimizer state.
+    """
 
-    def __init__(self, job: Job, parameters: Iterable[Parameter]) -> None:
-        self.flats = [FlatParameters(parameters)]
-        self.optimizer = make_optimizer(job, self.flats[0])
-        self.reducers: list[GradientReducer] = []
-        self.shards: list[Shard] = []  # of the units, where they are sharded
+    def __init__(
+        self,
+        flats: list[FlatParameters],
+        optimizer: Any,
+        *,
+        model: Any = None,
+        stage: int = 0,
+        experts: bool = False,
+        reducers: Iterable[GradientReducer] = (),
+        shards: Iterable[Shard] = (),
+        replica: ReplicaId = SINGLE,
+        state_replica: ReplicaId = SINGLE,
+        compressor: Compressor | None = None,
+    ) -> None:
+        self.flats, self.optimizer, self.model = flats, optimizer, model
+        self.stage, self.experts = stage, experts
+        self.reducers, self.shards = list(reducers), list(shards)
+        self.replica, self.state_replica = replica, state_replica
+        self.compressor = compressor
 
     @property
     def parameters(self) -> list[Parameter]:
-        """All of the stage's."""
+        """All parameters of the axis."""
         return [parameter for flat in self.flats for parameter in flat.parameters]
 
-    # a step -----------------------------------------------------------------------------------------------------------
+    # --- the phases of a step -----------------------------------------------------------------------------------------
 
-    def wrap(self, model: Any) -> Any:
-        """The model whose plain `loss.backward()` sends what this way sends."""
-        return model
-
-    def by_hand(self) -> None:
-        """From now on backward sends nothing by itself; somebody tells the reducers (a pipeline, once a step)."""
+    def zero_grad(self) -> None:
+        """Clear the gradients of the previous step."""
+        for flat in self.flats:
+            flat.zero_grad()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """The gradients of a pass in the block stay on this rank."""
         return nullcontext()
-
-    def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
-        for flat in self.flats:
-            flat.zero_grad()
 
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
         """Sums of squares of the whole axis's gradient by blocks of 1,024 elements, without the parameters in `skip`."""
         (flat,) = self.flats
         return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
 
-    def gradients(self) -> list[Array]:
-        """What this rank holds of the summed gradient."""
-        return [flat.grad for flat in self.flats]
-
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm over all axes is `norm`; those of two bytes when the step reads them."""
+        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
         half = is_half(self.flats[0].dtype)
         clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
 
-    def gradient_holders(self) -> Any:
-        """Whatever has this rank's gradients as `.grad`."""
-        return self.flats
-
     def step(self) -> None:
-        """The optimizer's step, and whatever makes every rank's parameters new."""
+        """Update the weights on every rank of the axis."""
         self.optimizer.step()
 
-    # what is here -----------------------------------------------------------------------------------------------------
+    # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    def gradients(self) -> list[Array]:
+        """This rank's part of the summed gradient."""
+        return [flat.grad for flat in self.flats]
+
+    def gradient_holders(self) -> Any:
+        """The objects that have this rank's gradients as `.grad`."""
+        return self.flats
+
+    def weights(self) -> list[LocalShard]:
+        """The values that this rank keeps, as 1-D views."""
+        return [LocalShard(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """(parameter, start, stop) of the elements for which this rank's optimizer has state."""
+        return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
+
+    def local_arrays(self) -> list[Array]:
+        """The flat weights that this rank holds."""
+        return [flat.data for flat in self.flats]
+
+    def updated(self) -> None:
+        """Note that the weights were overwritten, by a checkpoint for example."""
+        for flat in self.flats:
+            flat.updated()
 
     def tensors(self) -> Tensors:
-        """Copies by name, whole on this axis (still tiles on others). Every rank calls it: shards are gathered."""
+        """Copies by name, whole on this axis (still sharded over others). Every rank calls it: shards are gathered."""
         return {
             "gradients": {p.name: np.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
             "weights": {p.name: np.array(p.data) for p in self.parameters},
@@ -99,38 +165,19 @@ class DataAxis:
             },
         }
 
-    def weights(self) -> list[Held]:
-        """The values that this rank keeps, as 1-D views."""
-        return [(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
-
-    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
-        """Which elements of which parameters this rank's optimizer has state for."""
-        return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
-
-    def updated(self) -> None:
-        """The values were changed from outside."""
-        for flat in self.flats:
-            flat.updated()
-
-    def local_arrays(self) -> list[Array]:
-        """The flat values that this rank holds."""
-        return [flat.data for flat in self.flats]
-
     def sizes(self) -> AxisSizes:
-        """What its volumes follow from."""
-        buckets = [bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets]
-        trainable = {p.name: p.size for p in self.parameters if p.requires_grad}
+        """The element counts from which the closed forms of its volumes follow."""
         return AxisSizes(
             self.stage,
             self.experts,
-            [flat.padded_numel for flat in self.flats],
-            buckets,
-            trainable,
-            len(self.weights()),
+            units=[flat.padded_numel for flat in self.flats],
+            buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
+            parameters={p.name: p.size for p in self.parameters if p.requires_grad},
+            held=len(self.weights()),
         )
 
 
 def gradient_of(parameter: Parameter) -> Array:
-    """Zeros when there is none."""
+    """The gradient of a parameter, zeros when it has none."""
     gradient = parameter.grad
     return np.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from minidist.autograd import Parameter
 from minidist.base.layout import Layout
 from minidist.checkpoint import Checkpoint
+from minidist.checkpoint.parameter_shards import LocalShard, boxes_of_range, checkpoint_shards
 from minidist.checkpoint.resume import resume_job, save_job
-from minidist.checkpoint.shards import boxes_of_stretch, pieces_of
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.parallel.tensor.sharding import take_shard
@@ -108,7 +108,7 @@ def test_boxes_cover_a_stretch_once_and_in_order(shape, data):
     numbers = np.arange(np.prod(shape)).reshape(shape)
     start = data.draw(st.integers(0, numbers.size))
     stop = data.draw(st.integers(start, numbers.size))
-    found = boxes_of_stretch(tuple(shape), start, stop)
+    found = boxes_of_range(tuple(shape), start, stop)
     seen = [(first, numbers[tuple(slice(*pair) for pair in box)].reshape(-1)) for first, box in found]
     assert [n for _, values in seen for n in values.tolist()] == list(range(start, stop))
     assert all(values[0] == first for first, values in seen)
@@ -123,7 +123,7 @@ def test_boxes_cover_a_stretch_once_and_in_order(shape, data):
     padding=st.integers(0, 2),
     data=st.data(),
 )
-def test_the_pieces_of_all_tiles_are_the_tensor(blocks, ranks, each, other, dim, padding, data):
+def test_the_shards_of_all_ranks_are_the_tensor(blocks, ranks, each, other, dim, padding, data):
     padding = 0 if blocks > 1 else min(padding, ranks * each - 1)
     length = blocks * ranks * each - padding
     shape = (length, other) if dim == 0 else (other, length)
@@ -136,8 +136,9 @@ def test_the_pieces_of_all_tiles_are_the_tensor(blocks, ranks, each, other, dim,
         middle = data.draw(st.integers(0, tile.size))
         for start, stop in ((0, middle), (middle, tile.size)):
             axes = {"tp": SimpleNamespace(rank=rank, size=ranks)}
-            for piece in pieces_of("w", tile, axes, tile.data.reshape(-1)[start:stop], start, stop):
-                place = tuple(slice(*pair) for pair in piece.box)
+            local = LocalShard(tile, tile.data.reshape(-1)[start:stop], start, stop)
+            for shard in checkpoint_shards("w", local, axes):
+                place = tuple(slice(*pair) for pair in shard.box)
                 assert not result[place].any()
-                result[place] = piece.array
+                result[place] = shard.array
     assert (result == whole).all()

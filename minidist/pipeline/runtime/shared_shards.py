@@ -1,37 +1,39 @@
-"""What stages share, when the gradients are sharded already (ZeRO 2 and 3): each rank adds up its own shard of every
-copy.
+"""What stages share when gradients are sharded already (ZeRO 2 and 3): each rank adds up its own shard of every replica.
 
     stage 0   data rank 0  | shard 0 |  ◀──▶  | shard 0 |  data rank 0   stage 3
               data rank 1  | shard 1 |  ◀──▶  | shard 1 |  data rank 1                each sends 1/n of the tied weight
 
-That needs copies that are cut alike, so a tied weight is a unit of its own on both stages. Without sharding the copies
-meet first, whole, and are summed over the data axis then (`pipeline.runtime.shared`).
+That needs replicas that are cut the same way, so a tied weight is a unit of its own on both stages. Without sharding the
+replicas are summed first, whole, and over the data axis afterwards (`shared.py`).
+
+Proved by: tests/train/test_pipelines.py
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from minidist.autograd import Parameter
+from minidist.comm import Comm
 from minidist.parallel import Shard
 from minidist.pipeline.runtime.shared import Group, SharedGradients, Site, sum_over_places
 
 
 class SharedShards(SharedGradients):
-    """Takes the place of `shared` in a pipeline: who shares what is the same, what is added is shards. shards: this
-    rank's, by stage.
-    """
+    """Finds the shared parameters as `SharedGradients` does, and adds shards; shards: this rank's, by stage."""
 
-    def __init__(self, shared: SharedGradients, shards: Mapping[int, Sequence[Shard]]) -> None:
-        self.comm, self.groups, self.stages, self.copies, self.shards = (
-            shared.comm,
-            shared.groups,
-            shared.stages,
-            shared.copies,
-            shards,
-        )
+    def __init__(
+        self,
+        comm: Comm,
+        parameters: Mapping[int, Sequence[Parameter]],
+        tied: Sequence[str],
+        shards: Mapping[int, Sequence[Shard]],
+    ) -> None:
+        super().__init__(comm, parameters, tied)
+        self.shards = shards
 
     def mark_added(self) -> None:
-        """Shards hold nothing but sums."""
+        """Do nothing: a shard holds only sums."""
 
     def _units(self, stage: int, group: Group) -> list[Shard]:
         return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]

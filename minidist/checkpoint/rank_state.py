@@ -1,14 +1,16 @@
-"""State that belongs to a rank and to no global tensor: what a checkpoint makes of it when the number of ranks changes.
+"""State that belongs to a rank and to no global tensor, and what happens to it when the number of ranks changes.
 
 Weights and optimizer state are global tensors, so any layout can read them. The residual of error feedback is not: rank
 3's residual is what rank 3 has not sent yet. What training needs is that nothing of it is lost, which is a statement
 about the *sum* over ranks. So every kind of local state names its rule:
 
     sum      each rank's array is stored. On as many ranks each gets its own back, bit for bit; on n others rank r gets
-    the
-             sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the total is kept.
-    drained  must hold nothing when a checkpoint is made: activations of micro-batches in flight, stashed weights. The
-             save is refused until the pipeline has been run dry, on every rank alike.
+             the sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the total is
+             kept.
+    drained  must be empty when a checkpoint is made: activations of micro-batches in flight, stashed weights. The save
+             is refused until the pipeline has been drained, on every rank alike.
+
+Proved by: tests/checkpoint/test_killed.py, tests/train/test_compression.py
 """
 
 from collections.abc import Iterable
@@ -18,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint.directory import Checkpoint, Piece
+from minidist.checkpoint.directory import Checkpoint, CheckpointShard
 
 RULES = ("sum", "drained")
 
 
 @dataclass(frozen=True)
-class Local:
+class RankState:
     """State `name` of this rank: an array (rule "sum"), or the number of things in flight (rule "drained")."""
 
     name: str
@@ -32,13 +34,12 @@ class Local:
     rule: str = "sum"
 
 
-def local_pieces(rank: int, states: Iterable[Local]) -> list[Piece]:
-    """What to hand to `save` beside the global tensors: tensor "local/NAME/00003" for the array of rank 3. Sends
-    nothing.
+def rank_state_shards(rank: int, states: Iterable[RankState]) -> list[CheckpointShard]:
+    """Make the shards of this rank's states for `save`: tensor "local/NAME/00003" for the array of rank 3.
 
     Errors: UsageError for an unknown rule, and when something that must be drained is in flight.
     """
-    pieces = []
+    shards = []
     for state in states:
         if state.rule not in RULES:
             raise UsageError(
@@ -47,17 +48,17 @@ def local_pieces(rank: int, states: Iterable[Local]) -> list[Piece]:
         if state.rule == "drained":
             if state.value:
                 raise UsageError(
-                    f"rank {rank}: {state.value} of {state.name!r} are in flight; run the pipeline dry (flush) before a"
+                    f"rank {rank}: {state.value} of {state.name!r} are in flight; drain the pipeline (flush) before a"
                     " save"
                 )
             continue
         array = np.asarray(state.value)
-        pieces.append(Piece(_key(state.name, rank), array.shape, array))
-    return pieces
+        shards.append(CheckpointShard(_key(state.name, rank), array.shape, array))
+    return shards
 
 
-def read_local(checkpoint: Checkpoint, name: str, rank: int, ranks: int) -> np.ndarray | None:
-    """Rank `rank` of `ranks`' share of local state `name` under the rule "sum"; None when the checkpoint has none.
+def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) -> np.ndarray | None:
+    """Read the part of state `name` for rank `rank` of `ranks` under the rule "sum"; None when there is none.
 
     Errors: UsageError when it was stored with different shapes or dtypes on different ranks, and those of `Checkpoint`.
     """

@@ -1,0 +1,19 @@
+"""What a run must equal: the snapshots of the reference that belongs to a config.
+
+Proved by: tests/train/test_equality.py, tests/train/test_local_steps.py
+"""
+
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.local_steps import local_sgd_reference
+from minidist.equality.reference import reference
+from minidist.equality.snapshot import Snapshot, snapshot
+
+
+def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
+    """The reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD)."""
+    batches = resolve_batches(config, ranks)
+    if config.local_steps:
+        return local_sgd_reference(config, batches)[rank]
+    snapshots: list[Snapshot] = []
+    reference(config, batches, [lambda state: snapshots.append(snapshot(state))])
+    return snapshots

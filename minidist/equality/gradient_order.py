@@ -1,0 +1,114 @@
+"""The order in which a layout adds gradient contributions, for the reference.
+
+A contribution is the gradient of one use of a parameter in one micro-batch, computed whole. `GradientOrder` (base/
+layout.py) is the declaration; here contributions that were caught on one device are added as it says. Without a pipeline
+and with 2 replicas of 2 micro-batches each:
+
+    DDP, ZeRO 1          (c0 + c1) + (c2 + c3)        each replica adds its own, then the replicas are added
+    ZeRO 2, 3            (c0 + c2) + (c1 + c3)        the replicas are added in every micro-batch
+    pipeline             micro-batches as the plan runs them, then the ranks of a stage, the stages, the replicas
+
+Proved by: tests/train/test_equality.py, tests/train/test_pipelines.py
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.layout import GradientOrder
+from minidist.config.pipeline_plan import cut_stages, make_plan
+from minidist.config.train_config import Batches, TrainConfig
+from minidist.train.job import Job
+
+Sites = Sequence[list[Array]]  # [micro-batch number] -> the contributions to one parameter, in backward order
+Add = Callable[[str, Sites], Array | None]  # (parameter name, its contributions) -> their sum
+
+
+def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
+    """The order in which a layout without a pipeline adds contributions."""
+    each = config.synchronize_each or config.zero >= 2
+    groups = config.dp_replicate if config.zero == 3 else 1
+    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), each, groups)
+
+
+def addition_of(job: Job) -> Add:
+    """The function that adds a parameter's contributions in the order of the job's layout."""
+    if job.config.pp > 1:
+        return PipelineOrder(job).add
+    order = declared_order(job.config, job.batches)
+    return lambda name, sites: add_in_order(sites, order)
+
+
+def add_in_order(contributions: Sites, order: GradientOrder) -> Array | None:
+    """Add the contributions to a parameter of a single stage as `order` declares; None when there are none."""
+    local = len(contributions) // order.replicas
+    (sequence,) = order.microbatches  # one stage
+
+    def of_replica(replica: int, numbers: Iterable[int]) -> Array | None:
+        return fold(site for i in numbers for site in contributions[replica * local + i])
+
+    if order.synchronize_each:
+        each = [[of_replica(replica, [i]) for replica in range(order.replicas)] for i in sequence]
+        return fold(fold_replicas(parts, order.groups) for parts in each)
+    return fold_replicas([of_replica(replica, sequence) for replica in range(order.replicas)], order.groups)
+
+
+class PipelineOrder:
+    """The order in which a pipeline adds the contributions to a parameter."""
+
+    def __init__(self, job: Job) -> None:
+        config = job.config
+        plan = make_plan(config, job.batches.accumulation)
+        modules, self.tied = cut_stages(config, job.model, plan.stages)
+        self.replicas, self.groups = job.batches.dp, config.dp_replicate if config.zero == 3 else 1
+        self.reduce_each = config.zero >= 2  # replicas are summed in every micro-batch
+        self.additions, self.last_stage = plan.additions(), plan.stages - 1
+        self.stage_of = {
+            p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()
+        }
+
+    def places(self, name: str) -> list[tuple[int, slice]]:
+        """(stage, which of a micro-batch's contributions): backward meets the head's use of tied weights first."""
+        if name in self.tied:
+            return [(0, slice(1, None)), (self.last_stage, slice(0, 1))]
+        return [(self.stage_of[name], slice(None))]
+
+    def add(self, name: str, contributions: Sites) -> Array | None:
+        """Add micro-batches as the plan has them, then the ranks of a stage, the stages, and the replicas.
+
+        With ZeRO 2 and 3 the replicas come first, in every micro-batch.
+        """
+        local, replicas = len(contributions) // self.replicas, range(self.replicas)
+
+        def on_replica(stage: int, uses: slice, replica: int) -> Array | None:
+            return fold(
+                fold(site for i in numbers for site in contributions[replica * local + i][uses])
+                for numbers in self.additions[stage]
+            )
+
+        def on_all_replicas(stage: int, uses: slice) -> Array | None:
+            def of_microbatch(i: int) -> Array | None:
+                parts = [fold(contributions[replica * local + i][uses]) for replica in replicas]
+                return fold_replicas(parts, self.groups)
+
+            return fold(fold(of_microbatch(i) for i in numbers) for numbers in self.additions[stage])
+
+        places = self.places(name)
+        if self.reduce_each:
+            return fold(on_all_replicas(stage, uses) for stage, uses in places)
+        return fold(fold(on_replica(stage, uses, replica) for stage, uses in places) for replica in replicas)
+
+
+def fold_replicas(parts: Sequence[Array | None], groups: int) -> Array | None:
+    """Add the replicas' parts in rank order, inside `groups` groups of neighbours, then the groups (hybrid sharding)."""
+    size = len(parts) // groups
+    return fold(fold(parts[first : first + size]) for first in range(0, len(parts), size))
+
+
+def fold(parts: Iterable[Array | None]) -> Array | None:
+    """((a + b) + c) + ..., leaving out what is None."""
+    total: Array | None = None
+    for part in parts:
+        if part is not None:
+            total = xp.array(part) if total is None else total + part
+    return total

@@ -1,0 +1,86 @@
+"""The strategy of the reference: the whole model and optimizer on one device, and no message.
+
+It catches every gradient contribution before anything is added, and then adds them in the order that the layout
+declares. It shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
+
+Proved by: tests/train/test_equality.py
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from minidist.autograd import Parameter, contribution_recorder
+from minidist.base.arrays import Array
+from minidist.config.pipeline_plan import cut_stages, make_plan
+from minidist.equality.gradient_order import Add
+from minidist.nn.flat import FlatParameters
+from minidist.optim import block_square_sums
+from minidist.train.job import Job, make_optimizer
+from minidist.train.strategies.data_axis import DataAxis, Tensors, gradient_of
+from minidist.train.strategies.sharded import unit_parameters
+from minidist.train.strategies.strategy import Strategy
+
+Contributions = dict[Parameter, list[Array]]
+
+
+class OneDevice(Strategy):
+    """Runs the micro-batches `numbers` one after the other; add: sums a parameter's contributions. factor: of the sum."""
+
+    def __init__(self, job: Job, add: Add, numbers: Iterable[int], factor: int = 1) -> None:
+        self.flat = FlatParameters(job.model.parameters())
+        super().__init__(job, [DataAxis([self.flat], make_optimizer(job, self.flat), model=job.model)])
+        self.add, self.numbers, self.factor = add, list(numbers), factor
+
+    def forward_backward(self, step: int) -> list[float]:
+        caught = [one_micro_batch(self.job, step, number) for number in self.numbers]
+        self.zero_grad()
+        for parameter in self.flat.parameters:
+            total = self.add(parameter.name, [contributions.get(parameter, []) for _, contributions in caught])
+            if total is not None:
+                parameter.grad = total if self.factor == 1 else total * total.dtype.type(self.factor)
+        return [loss for loss, _ in caught]
+
+    def held_out_losses(self, job: Job) -> list[float]:
+        return [job.loss(0, number).item() for number in self.numbers]
+
+    def square_sums(self) -> Array:
+        """The block sums in the order of the units that the layout shards (see optim/clip.py)."""
+        units = [np.concatenate([gradient_of(p).reshape(-1) for p in unit]) for unit in self._clip_units()]
+        return np.concatenate([block_square_sums(unit) for unit in units])
+
+    def _clip_units(self) -> list[list[Parameter]]:
+        """Parameters whose gradients lie one after the other where the layout takes the norm."""
+        config, stages = self.job.config, [self.job.model]
+        tied: list[str] = []
+        if config.pp > 1:
+            plan = make_plan(config, self.job.batches.accumulation)
+            stages, tied = cut_stages(config, self.job.model, plan.stages)
+
+        units = []
+        for number, module in enumerate(stages):
+            parts = [list(module.parameters())]
+            if config.zero == 3:
+                parts = unit_parameters(module, config.persistence_threshold, tied)
+            elif config.zero == 2:
+                parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
+            # A tied weight counts on the first stage.
+            units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]
+        return [unit for unit in units if unit]
+
+    def tensors(self) -> Tensors:
+        (axis,) = self.data_axes
+        return axis.tensors()
+
+
+def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+    """A micro-batch's loss, and what each use of a parameter contributes to its gradient, each computed whole."""
+    caught: Contributions = {}
+    token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
+    try:
+        with job.coordinates(step, number):
+            loss = job.loss(step, number)
+            job.scaled(loss).backward()
+    finally:
+        contribution_recorder.reset(token)
+    return loss.item(), caught

@@ -1,0 +1,23 @@
+"""A snapshot: copies of all that a training step produces, by name, to be compared with another run's.
+
+Proved by: tests/train/test_equality.py
+"""
+
+import numpy as np
+
+from minidist.train.state import StepState
+from minidist.train.strategies.data_axis import Tensors
+
+KINDS = ("loss", "gradients", "weights", "optimizer")
+Snapshot = Tensors  # kind -> tensor name -> values
+
+
+def snapshot(state: StepState) -> Snapshot:
+    """Copy loss, gradients, weights and optimizer state, by name. All ranks call it."""
+    assert state.strategy is not None
+    tensors = state.strategy.tensors()
+    tensors["optimizer"]["step_count"] = np.array(state.strategy.step_count)
+    losses = {"loss": np.array(state.loss)}
+    if state.held_out_loss is not None:
+        losses["held_out_loss"] = np.array(state.held_out_loss)
+    return {"loss": losses, **tensors}

@@ -1,0 +1,40 @@
+"""The loss of a step: the micro-batches' losses of all ranks, added in their global order.
+
+Floating-point addition is not associative, so a sum has the same digits everywhere only if every rank adds the same
+numbers in the same order. That is why losses are gathered and added, and not all-reduced.
+
+Proved by: tests/train/test_equality.py, tests/train/test_evaluate.py
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from minidist.base.errors import MinidistError
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+
+
+class NonFiniteError(MinidistError):
+    """The loss became NaN or infinite."""
+
+    exit_code = 2
+
+
+def ordered_sum(values: Iterable[float]) -> float:
+    """((a + b) + c) + ...; Python's `sum` compensates from version 3.12 on, so its bits depend on the version."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def global_loss(comm: Comm, local: list[float]) -> float:
+    """Sum of the losses of all ranks' micro-batches, with the same digits on every rank of `comm`.
+
+    Sends 8 B per micro-batch to every other rank (purpose metrics).
+    """
+    with purpose("metrics"):
+        losses = all_gather(comm, np.array(local, dtype=np.float64))
+    return ordered_sum(losses.tolist())

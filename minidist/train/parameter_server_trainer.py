@@ -1,0 +1,132 @@
+"""The loop of `--strategy ps`: servers and workers run until all pushes are made, and observers are told afterwards.
+
+It stands beside `trainer.train`, not inside it, because there is no moment at which all ranks have made the same step.
+
+Proved by: tests/train/test_servers.py
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.memory import account_memory
+from minidist.base.trace import purpose
+from minidist.checkpoint.directory import Checkpoint, save
+from minidist.checkpoint.resume import job_state, same_job
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.parallel import parameter_server as ps
+from minidist.parallel.parameter_server.server import Updates
+from minidist.train.job import Job, build
+from minidist.train.loss import ordered_sum
+from minidist.train.recipe import apply_activation_checkpointing
+from minidist.train.state import Observer, StepState, TrainResult
+from minidist.train.strategies.data_axis import AxisSizes, Tensors
+from minidist.train.strategies.parameter_server import Worker, checkpoint_shards, server_config, server_tensors
+
+
+@dataclass
+class ServedJob:
+    """A rank's result, with what a comparison needs.
+
+    updates: of a server, its tensors after each update. losses: by (worker, step), of each micro-batch. weights: the
+    final ones.
+    """
+
+    result: TrainResult
+    weights: dict[str, Array]
+    losses: dict[tuple[int, int], list[float]]
+    updates: list[Tensors] = field(default_factory=list)
+
+
+def run_parameter_server(
+    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False, keep: bool = False
+) -> ServedJob:
+    """Run this rank's part of the job, a server's or a worker's; every rank calls it and returns the same losses.
+
+    Observers see all steps at the end, when their losses are known on every rank. keep: keep the tensors of every
+    update, for a comparison.
+    """
+    batches = resolve_batches(config, comm.size)
+    last_update: list[Updates] = []  # of a server
+    kept: list[Tensors] = []
+
+    def observe(updates: Updates) -> None:
+        last_update[:] = [updates]
+        if keep:
+            kept.append(server_tensors(updates))
+
+    with account_memory(timeline) as account, xp.quiet_overflow():
+        # The model, and where a resumed job goes on.
+        job = build(config, batches, comm)
+        apply_activation_checkpointing(job)
+        checkpoint = None
+        if config.resume and config.save:
+            checkpoint = Checkpoint(config.save)
+            same_job(checkpoint, job)
+        worker = Worker(job, comm, checkpoint)
+        sizes = {p.name: p.size for p in worker.flat.parameters}
+
+        # Push and pull until every worker has made its steps.
+        steps = config.steps - worker.done
+        run = ps.run(
+            comm, server_config(job, checkpoint), worker.initial_weights(), worker.gradient, steps, observe=observe
+        )
+        if worker.losses:
+            worker.end_step(steps)
+
+        losses = [*(checkpoint.state["losses"] if checkpoint else ()), *_global_losses(comm, worker)]
+        if config.save:
+            _save(comm, config.save, job, last_update, losses)
+
+    for step, loss in enumerate(losses):
+        for observer in observers:
+            observer(StepState(comm.rank, step, loss, job, None, comm=comm))
+    result = TrainResult(
+        comm.rank,
+        losses,
+        account.peak,
+        dict(account.at_peak),
+        [AxisSizes(0, False, [sum(sizes.values())], [], sizes)],
+        _digest(run.weights),
+        worker.done,
+    )
+    return ServedJob(result, run.weights, worker.losses, kept)
+
+
+def _global_losses(comm: Comm, worker: Worker) -> list[float]:
+    """The loss of each step: its micro-batches' in their global order.
+
+    Every worker sends its own to all ranks (8 B each, purpose metrics).
+    """
+    config, batches = worker.job.config, worker.job.batches
+    steps, number = range(worker.done, config.steps), comm.rank - config.servers
+    own = [loss for step in steps for loss in worker.losses.get((number, step), [])]
+    counts = [0] * config.servers + [len(steps) * batches.accumulation] * batches.dp
+    with purpose("metrics"):
+        losses: Any = all_gather(comm, np.array(own, np.float64), counts=counts)
+    table = losses.reshape(batches.dp, len(steps), batches.accumulation)
+    return [ordered_sum(table[:, step].reshape(-1).tolist()) for step in range(len(steps))]
+
+
+def _save(comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float]) -> None:
+    """Write the job when all steps are made; every rank calls it, and the servers have something to write."""
+    shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
+    optimizer_steps = 0
+    for updates in last_update:
+        optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
+    save(comm, directory, job.config.steps, shards, job_state(job, job.config.steps, losses, optimizer_steps, {}))
+
+
+def _digest(weights: Mapping[str, Array]) -> str:
+    """A fingerprint of the final weights, which every rank has."""
+    result = hashlib.sha256()
+    for name in sorted(weights):
+        result.update(np.ascontiguousarray(weights[name]).tobytes())
+    return result.hexdigest()

@@ -1,0 +1,51 @@
+"""What a training step shows to observers, and what a job returns: data types without behaviour.
+
+They stand below the loops that fill them in (`trainer`, `parameter_server_trainer`), so that an observer needs neither.
+
+Proved by: tests/train/test_equality.py, tests/train/test_evaluate.py
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from minidist.comm import Comm
+from minidist.train.job import Job
+from minidist.train.strategies.data_axis import AxisSizes
+from minidist.train.strategies.strategy import Strategy
+
+
+@dataclass
+class StepState:
+    """What an observer sees after a step, before the gradients are cleared.
+
+    strategy: None with a parameter server, where no rank holds the whole state. comm: None on one device.
+    """
+
+    rank: int
+    step: int
+    loss: float
+    job: Job
+    strategy: Strategy | None
+    held_out_loss: float | None = None  # in the steps in which it was computed
+    comm: Comm | None = None
+
+
+Observer = Callable[[StepState], None]
+
+
+@dataclass
+class TrainResult:
+    """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes."""
+
+    rank: int
+    losses: list[float]
+    peak_bytes: int
+    peak_by_purpose: dict[str, int]
+    sizes: list[AxisSizes]
+    digest: str
+    first_step: int = 0  # after a resume, the number of steps done before
+    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and the steps skipped
+    gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
+    host: dict[str, int] | None = None  # offloading: peak bytes on the host, and bytes transferred in each direction
+    noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
+    held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on

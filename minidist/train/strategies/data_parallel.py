@@ -1,0 +1,84 @@
+"""Data axes on which every rank holds all parameters.
+
+                      parameters    gradients     optimizer
+    Replicated        everywhere    everywhere    everywhere      data parallelism
+    LocalSteps        everywhere    its own       its own         local SGD
+
+Proved by: tests/train/test_equality.py, tests/train/test_local_steps.py, tests/train/test_compression.py
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from minidist.checkpoint.directory import ReplicaId
+from minidist.nn.flat import FlatParameters
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.compression import compress, make_compressor
+from minidist.parallel.data_parallel import check_same_model
+from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.train.job import Job, make_optimizer
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group
+
+
+class Replicated(DataAxis):
+    """Data parallelism: gradients are all-reduced, and every rank makes the same update."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        config, flat = job.config, FlatParameters(group.parameters)
+        optimizer = make_optimizer(job, flat)
+        self.parallel = DistributedDataParallel(
+            group.module,
+            group.comm,
+            reduction="sum",
+            flat=flat,
+            algorithm=group.reduction,
+            bucket_cap_mb=config.bucket_cap_mb,
+        )
+        if group.manual_sync:
+            self.parallel.reducer.synchronizing = False
+
+        compressor = None
+        if config.compression != "none":
+            compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
+            self.parallel.register_comm_hook(compressor, compress)
+
+        replica = ReplicaId(group.comm.rank, group.comm.size)
+        super().__init__(
+            [flat],
+            optimizer,
+            model=self.parallel,
+            stage=group.stage,
+            experts=group.experts,
+            reducers=[self.parallel.reducer],
+            replica=replica,
+            state_replica=replica,
+            compressor=compressor,
+        )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.parallel.no_sync()
+
+    def sizes(self) -> AxisSizes:
+        if self.compressor is None:
+            return super().sizes()
+        reducer, ranks = self.parallel.reducer, range(self.parallel.comm.size)
+        sent = sum(self.compressor.sent_bytes(bucket, rank) for bucket in reducer.buckets for rank in ranks)
+        return replace(super().sizes(), compressed=sent)
+
+
+class LocalSteps(DataAxis):
+    """Local SGD: each rank steps with the gradient of its own rows; weights are averaged every H steps and at the end."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        flat = FlatParameters(group.parameters)
+        super().__init__([flat], make_optimizer(job, flat), model=group.module, stage=group.stage)
+        self.flat, self.comm, self.last = flat, group.comm, job.config.steps
+        check_same_model(flat, group.comm)
+        self.average = PeriodicModelAverager(flat, group.comm, job.config.local_steps, algorithm=group.reduction)
+
+    def step(self) -> None:
+        # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
+        self.flat.grad[...] *= self.flat.dtype.type(self.comm.size)
+        self.optimizer.step()
+        if not self.average.step() and self.average.steps == self.last:
+            self.average.average()

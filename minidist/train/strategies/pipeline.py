@@ -1,0 +1,154 @@
+"""A pipeline as a strategy: this rank runs its stages by a plan, and each stage has data axes of its own.
+
+    stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
+    stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
+
+Proved by: tests/train/test_pipelines.py, tests/train/test_partition.py
+"""
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import numpy as np
+
+from minidist.autograd import Parameter
+from minidist.base.arrays import Array
+from minidist.base.trace import purpose
+from minidist.comm import Comm
+from minidist.config.pipeline_plan import cut_stages, make_plan
+from minidist.nn import Module
+from minidist.parallel import GradientReducer, Shard
+from minidist.parallel.dims import Axes
+from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.runtime.norm import gather_blocks
+from minidist.train.job import Job, as_input
+from minidist.train.strategies.data_axis import DataAxis, Tensors
+from minidist.train.strategies.mesh import MeshStrategy
+
+
+class ApplyDataParallel(Protocol):
+    """`recipe.apply_data_parallel`: makes the data axes of one stage."""
+
+    def __call__(
+        self,
+        job: Job,
+        module: Module,
+        axes: Axes,
+        *,
+        stage: int,
+        reduction: str | None,
+        tied: Collection[str],
+        manual_sync: bool,
+    ) -> list[DataAxis]: ...
+
+
+class PipelineParallel(MeshStrategy):
+    """This rank's stages in a pipeline of `config.pp` ranks; other pipelines, with other rows, are on the data axis."""
+
+    def __init__(self, job: Job, axes: Axes, apply_data_parallel: ApplyDataParallel) -> None:
+        config = job.config
+        plan = make_plan(config, job.batches.accumulation)
+        modules, tied = cut_stages(config, job.model, plan.stages)
+
+        stages: list[PipelineStage] = []
+        reducers: dict[int, list[GradientReducer]] = {}
+        shards: dict[int, list[Shard]] = {}
+        data_axes: list[DataAxis] = []
+        for number in plan.stages_of(axes.pp.rank):
+            module = modules[number]
+            # The replicas of a tied weight lie in other places of other arrays: only this order gives both the same
+            # bits.
+            reduction = "ordered" if any(p.name in tied for p in module.parameters()) else None
+            own = apply_data_parallel(job, module, axes, stage=number, reduction=reduction, tied=tied, manual_sync=True)
+            stages.append(PipelineStage(module, number, [flat for axis in own for flat in axis.flats]))
+            reducers[number] = [reducer for axis in own for reducer in axis.reducers]
+            shards[number] = [shard for axis in own for shard in axis.shards]
+            data_axes += own
+
+        super().__init__(job, axes, data_axes)
+        self.current_step = 0
+        self.pipe = Pipeline(
+            axes.pp,
+            plan,
+            stages,
+            self._loss,
+            tied=tied,
+            reducers=reducers if axes.data.size > 1 or config.zero else None,
+            reduce_each=config.zero == 2,
+            shards=shards if config.zero >= 2 else None,
+            coordinates=lambda i: job.coordinates(self.current_step, self._number(i)),
+        )
+        self.forward_pipe: Pipeline | None = None  # for evaluations
+
+    # --- the phases of a step -----------------------------------------------------------------------------------------
+
+    def forward_backward(self, step: int) -> list[float]:
+        self.current_step, job = step, self.job
+        losses = self.pipe.step(*self._batches(job, step))
+        return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
+
+    def held_out_losses(self, job: Job) -> list[float]:
+        if self.forward_pipe is None:
+            self.forward_pipe = self.pipe.forwards(self.job.loss_of)
+        return self.forward_pipe.step(*self._batches(job, 0))
+
+    def square_sums(self) -> Array:
+        """Stage after stage; a parameter in several places counts in the first. Two all-reduces (purpose clip_norm)."""
+        rank = self.axes.pp.rank
+        local: dict[int, list[Array]] = {}
+        for axis in self.data_axes:
+            replicas = [p for p in axis.parameters if not self.owns(axis, p)]
+            local.setdefault(axis.stage, []).append(self.square_sums_of(axis, replicas))
+
+        # In the order of the stages, and for each stage of the ranks that hold it: this rank's blocks, others empty.
+        places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
+        own = [
+            np.concatenate([np.zeros(0), *local.get(stage, [])]) if at == rank else np.zeros(0) for stage, at in places
+        ]
+        return gather_blocks(self.axes.pp, own)
+
+    # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
+        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
+
+    def tensors(self) -> Tensors:
+        return gather_tensors(self.axes.pp, super().tensors())
+
+    # --- the micro-batches --------------------------------------------------------------------------------------------
+
+    def _number(self, i: int) -> int:
+        """The global number of micro-batch i of this pipeline."""
+        return self.axes.dp.rank * self.job.batches.accumulation + i
+
+    def _batches(self, job: Job, step: int) -> tuple[list[Any], list[Any]]:
+        numbers = [self._number(i) for i in range(job.batches.accumulation)]
+        return input_arrays(job, [(step, number) for number in numbers])
+
+    def _loss(self, outputs: Any, targets: Any) -> Any:
+        return self.job.scaled(self.job.loss_of(outputs, targets))
+
+
+def input_arrays(job: Job, microbatches: list[tuple[int, int]]) -> tuple[list[Any], list[Any]]:
+    """The inputs, as arrays of the model's dtype, and the targets of micro-batches (step, number)."""
+    batches = [job.micro_batch(step, number) for step, number in microbatches]
+    inputs = [as_input(x, job.dtype).data if x.dtype.kind == "f" else x for x, _ in batches]
+    return inputs, [targets for _, targets in batches]
+
+
+def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
+    """The tensors of all ranks of a pipeline, by name; of equal names the first rank's.
+
+    Each rank sends its own to every other (purpose checkpoint).
+    """
+    result: Tensors = {kind: {} for kind in local}
+    with purpose("checkpoint"):
+        for rank in range(comm.size):
+            for other in range(comm.size):
+                if comm.rank == rank != other:
+                    comm.send_object(local, other)
+            tensors = local if rank == comm.rank else comm.recv_object(rank)
+            for kind, table in tensors.items():
+                for name, array in table.items():
+                    result[kind].setdefault(name, array)
+    return result

@@ -1,0 +1,198 @@
+"""Data axes on which ranks share the optimizer, the gradients or the parameters (ZeRO), and the units they are cut into.
+
+                      parameters    gradients     optimizer
+    ShardedOptimizer  everywhere    everywhere    1/n             ZeRO 1
+                      everywhere    1/n           1/n             ZeRO 2
+    FullySharded      1/n           1/n           1/n             ZeRO 3, FSDP
+
+A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so lie in one flat array:
+
+    a stage   | wte | wpe  h.0  h.1  h.2 |    each block is a unit; what is left of the stage is one, gathered throughout
+              | tied| rest |   |    |    |    a weight that another stage has too is one: both must be cut the same way
+
+Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/train/test_offload.py
+"""
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from minidist.autograd import Parameter
+from minidist.base.arrays import Array
+from minidist.checkpoint.directory import SINGLE, ReplicaId
+from minidist.checkpoint.parameter_shards import LocalShard
+from minidist.comm import Comm, init_device_mesh
+from minidist.comm.mesh import Mesh
+from minidist.nn import Module
+from minidist.parallel import (
+    CPUOffloadPolicy,
+    HostOptimizer,
+    Shard,
+    ZeroOptimizer,
+    fully_shard,
+    gather_tensors,
+    sharded_parameters,
+    shards_of,
+)
+from minidist.parallel.flat_shards import shard_square_sums
+from minidist.parallel.fsdp_state import param_groups_of
+from minidist.train.job import Job, make_optimizer, optimizer_class
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Tensors
+
+
+class Sharded(DataAxis):
+    """What ZeRO 1 to 3 have in common: each rank updates the elements of its shards."""
+
+    def gradients(self) -> list[Array]:
+        return [shard.grad for shard in self.shards if shard.grad is not None]
+
+    def gradient_holders(self) -> list[Shard]:
+        return self.shards
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        return shard_square_sums(self.shards[0].comm, self.shards, skip)
+
+    def tensors(self) -> Tensors:
+        return gather_tensors(self.shards, self.optimizer)
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        return [held for shard in self.shards for held in shard.state_ranges()]
+
+
+class ShardedOptimizer(Sharded):
+    """ZeRO 1 and 2: whole parameters, sharded optimizer state; with stage 2 the gradients are sharded too."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        config = job.config
+        kind, settings = optimizer_class(job)
+        self.zero = ZeroOptimizer(
+            group.parameters,
+            kind,
+            comm=group.comm,
+            stage=config.zero,
+            reduction="sum",
+            algorithm=group.reduction,
+            reduce_bucket_size=config.reduce_bucket_size,
+            **settings,
+        )
+        # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
+        if group.manual_sync and config.zero == 1:
+            self.zero.reducer.synchronizing = False
+        super().__init__(
+            [self.zero.flat],
+            self.zero.optimizer,
+            model=group.module,
+            stage=group.stage,
+            experts=group.experts,
+            reducers=[self.zero.reducer],
+            shards=[self.zero.shard],
+            replica=ReplicaId(group.comm.rank, group.comm.size),
+        )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
+
+    def step(self) -> None:
+        self.zero.step()
+
+
+class FullySharded(Sharded):
+    """ZeRO 3: each block is a unit, and the rest of the stage is one; units are reduced when backward leaves them."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        config, replica = job.config, SINGLE
+        mesh: Comm | Mesh = group.comm
+        if config.dp_replicate > 1:  # hybrid: shards over neighbours, replicas of them over the groups
+            grid = (config.dp_replicate, group.comm.size // config.dp_replicate)
+            mesh = init_device_mesh(group.comm, grid, ("replicate", "shard"))
+            replica = ReplicaId(mesh["replicate"].rank, mesh["replicate"].size)
+
+        # Bottom up: the blocks first, then the module for what they leave. It may leave nothing.
+        policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
+        for part in unit_modules(group.module, group.tied):
+            if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
+                fully_shard(
+                    part,
+                    mesh=mesh,
+                    prefetch=config.prefetch,
+                    reduction="sum",
+                    algorithm=group.reduction,
+                    reshard_after_forward=config.reshard,
+                    persistence_threshold=config.persistence_threshold,
+                    offload_policy=policy,
+                )
+
+        # With offloaded parameters the optimizer state is on the host, beside them.
+        with nullcontext() if policy is None else policy.pool.on_host():
+            optimizer: Any = make_optimizer(job, sharded_parameters(group.module))
+        if policy is not None:
+            optimizer = HostOptimizer(optimizer, policy.pool)
+
+        shards = shards_of(group.module)
+        self.resident = sum(unit.flat.padded_numel for unit in param_groups_of(group.module) if unit.persistent)
+        super().__init__(
+            [shard.flat for shard in shards],
+            optimizer,
+            model=group.module,
+            stage=group.stage,
+            experts=group.experts,
+            shards=shards,
+            replica=replica,
+            state_replica=replica,
+        )
+
+    def weights(self) -> list[LocalShard]:
+        return [
+            LocalShard(p, shard.data[place], start, stop)
+            for shard in self.shards
+            for p, place, start, stop in shard.ranges()
+        ]
+
+    def local_arrays(self) -> list[Array]:
+        return [shard.data for shard in self.shards]
+
+    def updated(self) -> None:
+        for shard in self.shards:
+            shard.updated()
+
+    def sizes(self) -> AxisSizes:
+        sizes = super().sizes()
+        return replace(sizes, buckets=sizes.units, resident=self.resident)
+
+
+# --- the units of ZeRO 3 ----------------------------------------------------------------------------------------------
+
+
+def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
+    """The modules that ZeRO 3 shards as units, bottom up: what holds a tied weight, the blocks, the rest."""
+    apart = [
+        part
+        for part in module.modules()
+        if part is not module and any(p.name in tied for p in vars(part).values() if isinstance(p, Parameter))
+    ]
+    for owner, name in (("transformer", "h"), ("model", "layers"), ("", "h"), ("", "layers")):
+        inner = getattr(module, owner, None) if owner else module
+        if hasattr(inner, name):
+            return [*apart, *getattr(inner, name), module]
+    return [*apart, module]
+
+
+def unit_parameters(
+    module: Module, persistence_threshold: int = 0, tied: Collection[str] = ()
+) -> list[list[Parameter]]:
+    """The parameters of each of these units, the module's own first; a parameter belongs to the first unit that has it.
+
+    A unit's parameters of fewer than `persistence_threshold` elements are a unit of their own, after the others.
+    """
+    units: list[list[Parameter]] = []
+    seen: set[Parameter] = set()
+    for part in unit_modules(module, tied):
+        units.append([p for p in part.parameters() if p not in seen])
+        seen.update(units[-1])
+    parts = [
+        [p for p in unit if (p.size < persistence_threshold) is small]
+        for unit in (units[-1], *units[:-1])
+        for small in (False, True)
+    ]
+    return [part for part in parts if part]

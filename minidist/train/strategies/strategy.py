@@ -1,0 +1,118 @@
+"""The interface between the training loop and a layout: a `Strategy` has one method per phase of a step.
+
+    zero_grad()               clear the gradients of the previous step
+    forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
+    overflow(), unscale()     float16: did any rank see an infinity, and division by the loss scale
+    clip(max_norm)            scale the gradients by the norm of the global gradient
+    step(lr_factor)           update the weights
+    tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
+
+A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are distributed
+over ranks. The methods here loop over them and send nothing; `mesh.py` adds what the other axes of a mesh need.
+
+Proved by: tests/train/test_equality.py, tests/train/test_account.py
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from minidist.base.arrays import Array
+from minidist.base.half import all_finite
+from minidist.optim import norm_from_blocks
+from minidist.train.job import Job
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
+
+
+class Strategy(ABC):
+    """This rank's part of the training: the base class that sends nothing."""
+
+    def __init__(self, job: Job, data_axes: Iterable[DataAxis]) -> None:
+        self.job, self.data_axes = job, list(data_axes)
+
+    # --- the phases of a step -----------------------------------------------------------------------------------------
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of the previous step."""
+        for axis in self.data_axes:
+            axis.zero_grad()
+
+    @abstractmethod
+    def forward_backward(self, step: int) -> list[float]:
+        """Run this rank's micro-batches of a step and return their losses; the gradients are summed over all ranks."""
+
+    def overflow(self) -> bool:
+        """Whether a summed gradient is infinite or NaN; with several ranks the same answer on every rank."""
+        return not all(map(all_finite, self.gradients()))
+
+    def unscale(self, factor: float) -> None:
+        """Let the next step multiply every gradient by `factor` (1 / loss scale), before it is clipped."""
+        for axis in self.data_axes:
+            axis.optimizer.grad_scale = factor
+
+    def clip(self, max_norm: float) -> float:
+        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
+        norm = norm_from_blocks(self.square_sums())
+        for axis in self.data_axes:
+            axis.clip(norm, max_norm)
+        return norm
+
+    @abstractmethod
+    def square_sums(self) -> Array:
+        """Sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
+
+    def step(self, lr_factor: float) -> None:
+        """Update the weights with `lr_factor` times the learning rate."""
+        for axis in self.data_axes:
+            axis.optimizer.lr_factor = lr_factor
+            axis.step()
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def held_out_losses(self, job: Job) -> list[float]:
+        """Losses of this rank's micro-batches of the first step's data, forward only; job: this one, `evaluating`."""
+
+    # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates made so far."""
+        return max((axis.optimizer.step_count for axis in self.data_axes), default=0)
+
+    def optimizer_state(self) -> dict[str, dict[str, Array]]:
+        """Parameter name -> state arrays of this rank; of a shared parameter's equal replicas, the first."""
+        result: dict[str, dict[str, Array]] = {}
+        for axis in self.data_axes:
+            for name, arrays in axis.optimizer.state.items():
+                result.setdefault(name, arrays)
+        return result
+
+    def gradients(self) -> list[Array]:
+        """This rank's part of the summed gradient, still multiplied by the loss scale."""
+        return [gradient for axis in self.data_axes for gradient in axis.gradients()]
+
+    def local_arrays(self) -> list[Array]:
+        """The flat weights that this rank holds."""
+        return [array for axis in self.data_axes for array in axis.local_arrays()]
+
+    def sizes(self) -> list[AxisSizes]:
+        """The element counts from which the closed forms of the volumes follow."""
+        return [axis.sizes() for axis in self.data_axes]
+
+    @abstractmethod
+    def tensors(self) -> Tensors:
+        """Copies of the whole gradients, weights and optimizer state by name. Every rank calls it."""
+
+    # --- numbers in a checkpoint --------------------------------------------------------------------------------------
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers for a checkpoint, equal on all ranks: the loss scale and its counters."""
+        scaler = self.job.scaler
+        return {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
+
+    def load_scalars(self, scalars: dict[str, float]) -> None:
+        """Restore the numbers of `scalars`."""
+        if self.job.scaler is not None:
+            self.job.scaler.load_state_dict(
+                {name.removeprefix("loss_scale."): value for name, value in scalars.items()}
+            )
