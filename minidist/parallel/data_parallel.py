@@ -14,7 +14,7 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,6 +30,8 @@ from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
 from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
+
+DIGEST_BYTES = 16  # of a unit's names and shapes, which all ranks compare
 
 
 class DistributedDataParallel(Module):
@@ -97,10 +99,23 @@ class DistributedDataParallel(Module):
         self.reducer.communicate = lambda bucket: hook(state, bucket)
 
 
+def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:
+    """Return the bytes that all `ranks` together send at construction, for units of so many elements."""
+    return (ranks - 1) * sum(elements * itemsize + DIGEST_BYTES for elements in units)
+
+
+def ddp_elements(gradient: int, ranks: int) -> dict[str, int]:
+    """Return the elements that all `ranks` together send per reduction of a gradient of so many elements.
+
+    Every rank sends 2 (n-1)/n of it: a reduce-scatter and an all-gather make an all-reduce.
+    """
+    return {"gradient_reduce": 2 * (ranks - 1) * gradient}
+
+
 def check_same_model(flat: FlatParameters, comm: Comm) -> None:
     """Compare a digest of names and shapes (16 B) with rank 0's; raise MismatchError on a rank where it differs."""
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
-    mine = fingerprint(text)
+    mine = fingerprint(text, DIGEST_BYTES)
     with purpose("startup"):
         theirs: Any = broadcast(comm, mine.copy())
     if not np.array_equal(mine, theirs):

@@ -99,6 +99,33 @@ def fully_shard(
     return module
 
 
+def gather_elements(parameters: int, ranks: int, copies: int = 1) -> int:
+    """Return the elements that all `ranks` together send in one gather of units of so many elements.
+
+    copies: of each shard (hybrid sharding), so that a gather runs among ranks / copies ranks.
+    """
+    return (ranks - copies) * parameters
+
+
+def fsdp_elements(
+    parameters: int, ranks: int, *, copies: int = 1, reshard: bool | int = True, replayed: bool = False
+) -> dict[str, int]:
+    """Return the elements that all `ranks` together send per micro-batch, for units of so many elements, with padding.
+
+    reshard: `reshard_after_forward`. replayed: the forward runs again in backward and gathers again (recomputation of
+    whole stages). Persistent units are reduced too, but gathered once per step only: see `gather_elements`.
+    """
+    # A gather for forward, and one for backward: among all again, among groups of `reshard` neighbours, or none.
+    gather = gather_elements(parameters, ranks, copies)
+    if isinstance(reshard, bool):
+        again = gather if reshard else 0
+    else:
+        again = ranks // reshard * (reshard - 1) * parameters
+    # A reduce-scatter over the shards, and an all-reduce of each shard over its copies.
+    reduced = (ranks - copies) * parameters + 2 * (copies - 1) * parameters
+    return {"gradient_reduce": reduced, "parameter_gather": gather + again + (gather if replayed else 0)}
+
+
 def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
     """The communicators over which to shard, and over which shards are equal copies."""
     if isinstance(mesh, Comm):

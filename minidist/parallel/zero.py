@@ -142,6 +142,15 @@ class ZeroOptimizer:
         return gather_tensors([self.shard], self.optimizer)
 
 
+def zero_elements(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
+    """Return the elements that all `ranks` together send, per reduction and per gather.
+
+    gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch; both
+    gather once per step. With one reduction that is as much as data parallelism sends.
+    """
+    return {"gradient_reduce": (ranks - 1) * gradient, "parameter_gather": (ranks - 1) * parameters}
+
+
 class ShardReducer(GradientReducer):
     """[1] A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
 

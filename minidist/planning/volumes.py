@@ -25,6 +25,10 @@ from minidist import collectives
 from minidist.config.pipeline_plan import make_plan
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.optim import NORM_BLOCK
+from minidist.parallel.data_parallel import DIGEST_BYTES, ddp_elements, startup_bytes
+from minidist.parallel.fully_shard import fsdp_elements, gather_elements
+from minidist.parallel.local_sgd import local_sgd_elements
+from minidist.parallel.zero import zero_elements
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
@@ -34,7 +38,6 @@ from minidist.train.strategies.data_axis import AxisSizes
 
 NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
 ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
-DIGEST = 16  # of the names and shapes of a unit, and of a plan
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
 
@@ -86,29 +89,32 @@ def _data_axes(
         if plan is not None:  # a stage that several ranks hold is run by each for some of the micro-batches
             k = len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
         reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
-        copies = config.dp_replicate
-        everybody_else = (n - copies) * groups  # (n / copies - 1) ranks in each of `copies` groups
-        others = (copies - 1) * groups
-        units = sum(axis.units)
-        total["startup"] += (
-            everybody_else * (units * itemsize + len(axis.units) * DIGEST) + others * n // copies * units * itemsize
-        )
-        whole = (everybody_else * (1 if config.zero else 2) + 2 * others) * sum(axis.buckets) * itemsize
-        total["gradient_reduce"] += reductions * (whole if axis.compressed is None else groups * axis.compressed)
-        if config.local_steps:
-            total["parameter_gather"] += -(-steps // config.local_steps) * 2 * everybody_else * units * itemsize
-        if config.zero in (1, 2):
-            total["parameter_gather"] += (steps - skipped) * everybody_else * units * itemsize
-        elif config.zero == 3:
-            among = config.reshard  # after forward: all (True), nobody (False), or so many neighbours
-            again = everybody_else * among if isinstance(among, bool) else n // among * (among - 1) * groups
-            each_step = k * (everybody_else + again) * (units - axis.resident)
-            each_step += k * everybody_else * (units - axis.resident) if stages_replayed else 0
-            total["parameter_gather"] += (
-                steps * each_step + (steps - skipped) * everybody_else * axis.resident
-            ) * itemsize
+        copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
+        shared = units - axis.resident  # elements that FSDP gathers for each use
+
+        # The replicas' shard groups receive rank 0's weights, and then the other copies of each shard do.
+        total["startup"] += groups * copies * startup_bytes(axis.units, itemsize, n // copies)
+        total["startup"] += groups * n // copies * (copies - 1) * units * itemsize
+
+        # What the strategy sends, each as its own module says: per reduction and per gather.
+        if config.zero == 3:
+            sent = fsdp_elements(shared, n, copies=copies, reshard=config.reshard, replayed=stages_replayed)
+            sent["gradient_reduce"] = fsdp_elements(gradient, n, copies=copies)["gradient_reduce"]
+            gathers = steps * k * sent["parameter_gather"]
+            gathers += (steps - skipped) * gather_elements(axis.resident, n, copies)
             if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
-                total["parameter_gather"] += crossings_of(plan)[2] * everybody_else * (units - axis.resident) * itemsize
+                gathers += crossings_of(plan)[2] * gather_elements(shared, n, copies)
+        elif config.zero:
+            sent = zero_elements(gradient, units, n)
+            gathers = (steps - skipped) * sent["parameter_gather"]
+        else:
+            sent = ddp_elements(gradient, n)
+            gathers = 0
+        if config.local_steps:
+            gathers += -(-steps // config.local_steps) * local_sgd_elements(units, n)["parameter_gather"]
+        reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
+        total["gradient_reduce"] += reductions * groups * reduced
+        total["parameter_gather"] += gathers * groups * itemsize
     return total
 
 
@@ -227,7 +233,7 @@ def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Se
     ]
     total: Counter[str] = Counter()
     total["startup"] = pipelines * (
-        (p - 1) * DIGEST + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8
+        (p - 1) * DIGEST_BYTES + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8
     )
     if config.replicas is not None:  # who else has my stage: everybody tells everybody
         total["startup"] += p * (p - 1) * 2 * NUMBER

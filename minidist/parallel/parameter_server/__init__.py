@@ -1,42 +1,40 @@
-"""The parameter server: some ranks hold the weights, the others compute gradients, and nobody need wait for everybody.
+"""The parameter server: some ranks hold the weights, the others compute gradients, and no rank has to wait for all.
 
     servers   rank 0: keys a, c     rank 1: key b       each key (a parameter) lives on one server
                  ▲  │                  ▲  │
-            push │  │ pull        push │  │ pull        gradients up, weights down
+            push │  │ pull        push │  │ pull        gradients to the servers, weights to the workers
                  │  ▼                  │  ▼
     workers   rank 2 ... rank n-1                       worker w at its clock c computes gradient (w, c)
 
-A worker pushes the gradient of its clock c to all servers, and each answers, as the next pull, with its weights, when
-the
-*consistency* allows that worker to start clock c+1:
+A worker pushes the gradient of its clock c to all servers. Each server sends its weights, as the worker's next pull,
+when the *consistency* allows that worker to start clock c+1:
 
-    bsp        all workers' gradients of a clock are added in worker order and applied as one update; everybody waits
+    bsp        all workers' gradients of a clock are added in worker order and applied as one update; all workers wait
     delay:t    the same, but a worker may run up to t clocks ahead of the last update (bounded delay; delay:0 is bsp)
     ssp:s      every push is an update of its own, applied as it comes; a worker may start clock c when the slowest has
                done c-s pushes: it sees all updates of the clocks up to c-s-1, and its own (stale synchronous)
-    asp        ssp without a bound: nobody waits for anybody
+    asp        ssp without a bound: no worker waits for another
 
-What comes first is decided by the network: a server's receive is a wildcard. So a run's numbers depend on its order,
-but on
-nothing else: the order of each server's updates and the version that each pull saw are in the trace, and `replay`
+The network decides what comes first: a server's receive is a wildcard. So a run's numbers depend on its order, but on
+nothing else. The order of each server's updates and the version that each pull saw are in the trace, and `replay`
 computes the same weights from them on one device, bit for bit.
 
-A worker that dies is missed by nobody (where the world survives it: `SimWorld(on_failure="isolate")`): a push that came
-whole is applied once, half a one never, and a bound no longer waits for it. A server that dies takes its weights with
-it.
+The others go on without a worker that dies (where the world survives it: `SimWorld(on_failure="isolate")`): a push that
+was received whole is applied once, a part of one never, and a bound no longer waits for it. A server that dies takes
+its weights with it.
 
-In this folder: `server_config` (who may go on), `server_shards` (keys on servers), `worker`, `server`, `server_job` (a
-call of all ranks),
-`server_replay` (the run again, on one device).
+In this folder: `server_config` (how far a worker may run ahead), `server_shards` (which server holds which keys),
+`worker`, `server`, `server_job` (a run, called by all ranks), `server_replay` (the run again, on one device).
 
 Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
 Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
 Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
+Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
 """
 
 from minidist.parallel.parameter_server.server import Server, Updates
 from minidist.parallel.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.server_job import ServerResult, check, run
+from minidist.parallel.parameter_server.server_job import ServerResult, check, run, server_bytes
 from minidist.parallel.parameter_server.server_replay import ServerRecord, read_records, replay
 from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights, assign_keys, make_shards
 from minidist.parallel.parameter_server.worker import Gradient
@@ -59,4 +57,5 @@ __all__ = [
     "read_records",
     "replay",
     "run",
+    "server_bytes",
 ]

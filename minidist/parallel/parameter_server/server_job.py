@@ -1,4 +1,9 @@
-"""One training with servers and workers, as a call of all ranks."""
+"""One run of training with servers and workers, called by all ranks.
+
+    [1] rank 0's weights to all ranks  ──▶  [2] servers serve, workers work  ──▶  [3] the final weights to all ranks
+
+Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +16,15 @@ from minidist.parallel.parameter_server.server_config import ServerConfig, parse
 from minidist.parallel.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
 from minidist.parallel.parameter_server.worker import Gradient, work
 
-FINAL = 1  # tag of the last weights: a server that still serves must not take another's for a push
+FINAL = 1  # tag of the final weights: a server that still serves must not take another server's for a push
 
 
 @dataclass
 class ServerResult:
-    """weights: the final ones, on every rank. pushes: of this worker. staleness: of each update (servers, asp and ssp)."""
+    """The result of a run on one rank.
+
+    weights: the final ones, on every rank. pushes: of this worker. staleness: of each update (servers, asp and ssp).
+    """
 
     weights: Weights
     pushes: int
@@ -32,7 +40,7 @@ def run(
     seconds: Callable[[int, int], float] = lambda worker, clock: 0.0,
     observe: Callable[[Updates], None] | None = None,
 ) -> ServerResult:
-    """Train with `config.servers` servers and `comm.size - config.servers` workers; a call of all ranks.
+    """Train with `config.servers` servers and `comm.size - config.servers` workers; every rank calls it.
 
     initial: {key: array}, of one dtype; rank 0's count (broadcast, purpose startup). gradient(worker, clock, weights):
     what a worker computes. observe(updates): called on a server after each of its updates. steps: pushes of each
@@ -43,28 +51,48 @@ def run(
     sparse key the touched rows (8 B and a row each); a pull the server's keys; at the end every server sends its keys
     to all other ranks. Purposes: startup, parameter_push, parameter_pull.
 
-    A worker that is killed, in a world that survives it, is missed by nobody: what had come of it whole is applied,
-    once, and the others go on. Raises RankDeadError when a server dies. Raises UsageError when there is no worker, no
-    server, a negative bound, or weights of several dtypes.
+    When a worker is killed, in a world that survives it, the others go on, and its pushes that were received whole are
+    applied, once. Raises RankDeadError when a server dies. Raises UsageError when there is no worker, no server, a
+    negative bound, or weights of several dtypes.
     """
     check(comm, config, initial, steps)
     comm = comm.dup()
+
+    # [1]
     whole = ServerShard(list(initial), initial, config.sparse)
     dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
     initial = whole.weights
     shards = make_shards(config.servers, initial, config.sparse)
+
+    # [2]
     staleness: list[int] = []
     pushes = 0
     if comm.rank < config.servers:
         server = Server(comm, config, shards[comm.rank], observe)
         for error in dead:
-            server.bury(error)
+            server.remove_worker(error)
         server.serve()
         staleness = server.staleness
     else:
         pushes = work(comm, shards, gradient, steps, seconds)
+
+    # [3]
     last_pull(comm, shards)
     return ServerResult(joined(initial, [shard.weights for shard in shards]), pushes, staleness)
+
+
+def server_bytes(weights: int, workers: int, servers: int, steps: int) -> dict[str, int]:
+    """Return the payload bytes that all ranks together send, by purpose, for `weights` bytes of dense weights.
+
+    startup: rank 0's weights, to every other rank. parameter_push: per worker and step a gradient, and a head of 16 B
+    to each server. parameter_pull: weights after every push but the last, and at the end to every other rank.
+    """
+    others = workers + servers - 1
+    return {
+        "parameter_pull": workers * (steps - 1) * weights + others * weights,
+        "parameter_push": workers * steps * (weights + 16 * servers),
+        "startup": others * weights,
+    }
 
 
 def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Callable[[Comm, int], bool] = 1) -> None:
@@ -92,8 +120,9 @@ def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Calla
 
 
 def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> CollectiveCall:
-    """A channel whose every message says what all ranks must have alike: servers that differ would wait, or mix two
-    rules.
+    """Return a collective call in which all ranks must agree on servers, consistency and keys.
+
+    Ranks that differ would wait for each other, or mix two rules; this way the first message says who differs.
     """
     keys = ", ".join(
         f"{key}{list(shape)}{' sparse' if key in whole.sparse else ''}" for key, shape in whole.shapes.items()
@@ -102,29 +131,30 @@ def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> CollectiveC
 
 
 def first_weights(comm: PointToPoint, servers: int, whole: ServerShard) -> list[RankDeadError]:
-    """Rank 0 sends the initial weights to all others, straight: a tree could have a dead worker inside. Returns who
-    was.
+    """Send rank 0's initial weights to all others; returns the errors of the workers that are dead.
+
+    Each message goes directly to its receiver: a tree could have a dead worker inside.
     """
     with purpose("startup"):
         if comm.rank > 0:
             comm.recv(whole.flat, 0)
             return []
-        return wait_for_the_living(comm, servers, [comm.isend(whole.flat, rank) for rank in range(1, comm.size)])
+        return waitall_but_dead_workers(comm, servers, [comm.isend(whole.flat, rank) for rank in range(1, comm.size)])
 
 
 def last_pull(comm: Comm, shards: Sequence[ServerShard]) -> None:
-    """Every server sends its final weights to all others."""
+    """Send every server's final weights to all other ranks."""
     with purpose("parameter_pull"):
         requests = [comm.irecv(shard.flat, server, FINAL) for server, shard in enumerate(shards) if server != comm.rank]
         if comm.rank < len(shards):
             requests += [
                 comm.isend(shards[comm.rank].flat, rank, FINAL) for rank in range(comm.size) if rank != comm.rank
             ]
-        wait_for_the_living(comm, len(shards), requests)
+        waitall_but_dead_workers(comm, len(shards), requests)
 
 
-def wait_for_the_living(comm: PointToPoint, servers: int, requests: Sequence[Request]) -> list[RankDeadError]:
-    """Wait for all; a dead worker needs nothing any more, a dead server ends the run: its weights are gone."""
+def waitall_but_dead_workers(comm: PointToPoint, servers: int, requests: Sequence[Request]) -> list[RankDeadError]:
+    """Wait for all requests; return the errors of dead workers. A dead server ends the run: its weights are lost."""
     dead = []
     for request in requests:
         try:

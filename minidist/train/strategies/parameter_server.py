@@ -200,8 +200,7 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
     """
     workers, servers, steps = batches.dp, config.servers, config.steps - done
     itemsize = named_dtype(DTYPES[config.precision]).itemsize
-    weights, others = sum(sizes.units) * itemsize, workers + servers - 1
-    push = workers * steps * (weights + 16 * servers)
+    sent = ps.server_bytes(sum(sizes.units) * itemsize, workers, servers, steps)
     for name in sparse_keys(config):
         job = build(config, batches)
         rows = sum(
@@ -209,9 +208,5 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
         )
         dense = sizes.parameters[name] * itemsize
         push += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
-    return {
-        "metrics": others * workers * steps * batches.accumulation * NUMBER,
-        "parameter_pull": workers * (steps - 1) * weights + others * weights,
-        "parameter_push": push,
-        "startup": others * weights,
-    }
+    metrics = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
+    return {"metrics": metrics, **sent}
