@@ -83,7 +83,7 @@ my_guess = {"ssp:2": 2.0, "asp": 2.0}
 # wildcard: which message it gets is not the program's to say.
 
 # %%
-for function in (Server.serve, Server._apply, Server._answer):
+for function in (Server.serve, Server._apply, Server._send_weights):
     print(inspect.getsource(function))
 
 # %% [markdown]

@@ -53,7 +53,7 @@ def main(comm, method):
         whole = 2 * (comm.size - 1) / comm.size * model.flat.data.nbytes * STEPS
         print(f"{method}: loss {total:.4f} after {STEPS} steps", flush=True)
         print(f"rank 0 sent {sent:,} bytes, the formula says {formula:,}; uncompressed about {whole:,.0f}", flush=True)
-        if state.feedback:
+        if state.error_feedback:
             off = np.abs(arrived + everything[1] - everything[0]).max()
             print(f"arrived + held back - all gradients: at most {off:.1e}", flush=True)
 

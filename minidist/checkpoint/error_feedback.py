@@ -42,7 +42,7 @@ def error_feedback_shards(strategy: CompressedStrategy) -> list[CheckpointShard]
     shards = []
     for name, axis, compressor in _compressed(strategy):
         (reducer,) = axis.reducers
-        if compressor.feedback:
+        if compressor.error_feedback:
             state = RankState(f"residual/{name}", compressor.residual(reducer.buckets))
             shards += rank_state_shards(axis.replica.number, [state])
         for key, array in compressor.shared_state().items():
@@ -53,7 +53,7 @@ def error_feedback_shards(strategy: CompressedStrategy) -> list[CheckpointShard]
 def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) -> None:
     """Give every compressor its state in the checkpoint. Raises UsageError where a residual would be lost."""
     stored = {name.rpartition("/")[0] for name in checkpoint.tensors if name.startswith("local/residual/")}
-    wanted = {f"local/residual/{name}" for name, _, compressor in _compressed(strategy) if compressor.feedback}
+    wanted = {f"local/residual/{name}" for name, _, compressor in _compressed(strategy) if compressor.error_feedback}
     if stored and not (wanted and wanted <= stored):
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} holds gradients that were not sent yet ({sorted(stored)[0]}), and"
@@ -62,7 +62,7 @@ def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) ->
         )
     for name, axis, compressor in _compressed(strategy):
         (reducer,) = axis.reducers
-        if compressor.feedback:
+        if compressor.error_feedback:
             residual = read_rank_state(checkpoint, f"residual/{name}", *axis.replica)
             if residual is not None:
                 compressor.load_residual(reducer.buckets, residual)

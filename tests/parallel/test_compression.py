@@ -340,7 +340,7 @@ def interrupted(comm, make, cut, cap_before, cap_after):
         if step == cut:
             residual, shared, old = state.residual(buckets), state.shared_state(), state
             state, buckets = make(comm), make_buckets(flat, cap_after)
-            if old.feedback:
+            if old.error_feedback:
                 state.load_residual(buckets, residual)
             state.load_shared_state(shared)
         flat.grad_buffer[...] = gradient

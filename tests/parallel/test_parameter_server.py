@@ -216,7 +216,7 @@ def test_asp_really_reads_stale_weights_and_a_replay_in_another_order_differs():
     records[0].updates[0], records[0].updates[1] = records[0].updates[1], records[0].updates[0]
     assert not same(ps.replay(records, cfg, initial(), gradient), results[0].weights)
     records[0].versions[0, 1] += 99
-    with pytest.raises(UsageError, match="not that of a run"):
+    with pytest.raises(UsageError, match="does not belong to a run"):
         ps.replay(records, cfg, initial(), gradient)
 
 

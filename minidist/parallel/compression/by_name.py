@@ -1,4 +1,7 @@
-"""A compressor by its name on the command line: fp16, bf16, topk:K, sign, qsgd:LEVELS, powersgd:RANK."""
+"""A compressor by its name on the command line: fp16, bf16, topk:K, sign, qsgd:LEVELS, powersgd:RANK.
+
+Proved by: tests/parallel/test_compression.py
+"""
 
 from minidist.base.errors import UsageError, nearest
 from minidist.comm import Comm
@@ -18,7 +21,7 @@ NUMBERS = {
 
 
 def check_compression(text: str) -> tuple[str, float | None]:
-    """(name, number) of such a text; UsageError when it is none."""
+    """Return (name, number) of such a text. Raises UsageError when it is not one."""
     name, colon, word = text.partition(":")
     if name not in NAMES:
         raise UsageError(
@@ -29,6 +32,8 @@ def check_compression(text: str) -> tuple[str, float | None]:
         if colon:
             raise UsageError(f"compression {text!r}: {name} takes no number")
         return name, None
+
+    # The number is a positive integer; for top-k it may also be a share below 1.
     try:
         number = float(word)
     except ValueError:
@@ -43,7 +48,7 @@ def check_compression(text: str) -> tuple[str, float | None]:
 
 
 def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> Compressor:
-    """The compressor of that name on this rank. seed: of QSGD's draws and PowerSGD's first queries."""
+    """Return the compressor of that name for this rank. seed: of QSGD's draws and PowerSGD's first queries."""
     name, number = check_compression(text)
     match name:
         case "fp16" | "bf16":
@@ -57,4 +62,4 @@ def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> C
         case "powersgd":
             return PowerSGD(comm, int(number or 0), seed, op)
         case _:
-            raise UsageError("compression 'none' is no compressor; register no hook")
+            raise UsageError("compression 'none' is not a compressor; do not register a hook")

@@ -1,4 +1,7 @@
-"""Half the bytes by half the digits: gradients travel, and are added, as float16 or bfloat16."""
+"""Casting: gradients are sent, and added, as float16 or bfloat16, with half the bytes and fewer digits.
+
+Proved by: tests/parallel/test_compression.py
+"""
 
 import numpy as np
 
@@ -10,7 +13,7 @@ from minidist.parallel.gradients import Bucket
 
 
 class Cast(Compressor):
-    """Gradients travel, and are added, in 2 bytes: half of float32's volume. dtype: "float16" or "bfloat16".
+    """Sends and adds gradients in 2 bytes per element: half of float32's volume. dtype: "float16" or "bfloat16".
 
     The mean is taken before the sum, so that float16 overflows no earlier than the gradients themselves.
     """
@@ -18,16 +21,16 @@ class Cast(Compressor):
     def __init__(self, comm: Comm, dtype: str = "bfloat16", op: str = "mean") -> None:
         super().__init__(comm, op)
         if dtype not in ("float16", "bfloat16"):
-            raise UsageError(f"rank {comm.rank}: a cast to {dtype!r}; it must be to float16 or bfloat16")
+            raise UsageError(f"rank {comm.rank}: a cast to {dtype!r}; use float16 or bfloat16")
         import ml_dtypes
 
         self.dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """2 (n-1)/n of 2 B an element."""
+        """Return 2 (n-1)/n of 2 B per element."""
         return ring_bytes(bucket.buffer.size, self.comm.size, rank, 2)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """A ring all-reduce of 2 B an element."""
+        """Do a ring all-reduce of 2 B per element."""
         gradient = bucket.buffer / bucket.buffer.dtype.type(comm.size if self.op == "mean" else 1)
         bucket.buffer[...] = all_reduce(comm, gradient.astype(self.dtype))

@@ -1,8 +1,10 @@
 """What all compressors share: the hook, error feedback, and the state that a checkpoint keeps.
 
-A compressor's state is of two kinds. The residual belongs to a rank: it is what *this* rank has not sent yet. What else
-there is (PowerSGD's queries, QSGD's count of calls) is equal on all ranks. Both are handed out by the names of
-parameters, so that a job may go on with other buckets.
+A compressor's state is of two kinds. The residual belongs to a rank: it is what *this* rank has not sent yet. The rest
+(PowerSGD's queries, QSGD's count of calls) is equal on all ranks. Both can be saved independent of the buckets, so that
+a job may resume with others.
+
+Proved by: tests/parallel/test_compression.py, tests/train/test_compression.py
 """
 
 from collections.abc import Sequence
@@ -18,15 +20,15 @@ from minidist.parallel.gradients import Bucket
 
 
 def compress(state: "Compressor", bucket: Bucket) -> Work:
-    """The hook: `ddp.register_comm_hook(state, compress)`. Runs in the communicator's lane."""
+    """Reduce the bucket compressed, in a stream of its own; the hook of `ddp.register_comm_hook(state, compress)`."""
     call = state.comm.collective(f"compress/{type(state).__name__}")
     return call.run_async(lambda: state.reduce(call, bucket))
 
 
 class Compressor:
-    """What all compressors share. op: "mean" (PyTorch's) or "sum", as in `DistributedDataParallel(reduction=)`."""
+    """The base of all compressors. op: "mean" (PyTorch's) or "sum", as in `DistributedDataParallel(reduction=)`."""
 
-    feedback = False  # is there a residual?
+    error_feedback = False  # does it keep a residual?
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
         if op not in ("mean", "sum"):
@@ -39,33 +41,32 @@ class Compressor:
         raise NotImplementedError
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """What rank `rank` sends for this bucket, in closed form."""
+        """Return the bytes that rank `rank` sends for this bucket, in closed form."""
         raise NotImplementedError
 
     def corrected(self, bucket: Bucket) -> np.ndarray:
-        """The gradient with what earlier steps left behind, a new array."""
+        """Return the gradient plus the residual of earlier steps, as a new array."""
         residual = self.residuals.get(bucket.index)
         gradient: np.ndarray = bucket.buffer
         return gradient.copy() if residual is None else gradient + residual
 
     def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
-        """Remember what was not sent; it counts as memory for communication."""
+        """Keep what was not sent for the next step; it counts as memory for communication."""
         self.residuals[bucket.index] = track(residual, "communication")
 
     def finish(self, bucket: Bucket, total: np.ndarray) -> None:
-        """Put the sum into the bucket."""
+        """Put the sum, or the mean, into the bucket."""
         bucket.buffer[...] = total
         if self.op == "mean":
             bucket.buffer[...] /= bucket.buffer.dtype.type(self.comm.size)
 
-    # in a checkpoint
-    # ----------------------------------------------------------------------------------------------------
+    # --- in a checkpoint ---
 
     def residual(self, buckets: Sequence[Bucket]) -> np.ndarray:
-        """This rank's residual of all buckets of a flat gradient, 1-D, in the flat order; zeros where nothing is left.
+        """Return this rank's residual of all buckets of a flat gradient, 1-D, in flat order; zeros where there is none.
 
-        Rule on another number of ranks: its sum over the ranks is kept (with op "sum"; with "mean" a residual also
-        counts by the number of ranks, and must be scaled by new ranks / old ranks).
+        On another number of ranks its sum over the ranks must be kept (with op "sum"; with "mean" a residual is also
+        divided by the number of ranks, and must be scaled by new ranks / old ranks).
         """
         flat = buckets[0].flat
         result = np.zeros(flat.padded_numel, flat.dtype)
@@ -75,7 +76,7 @@ class Compressor:
         return result
 
     def load_residual(self, buckets: Sequence[Bucket], residual: np.ndarray) -> None:
-        """Take a residual that was made by `residual`, of any buckets of the same flat gradient."""
+        """Load what `residual` returned, for any buckets of the same flat gradient."""
         flat = buckets[0].flat
         if residual.shape != (flat.padded_numel,) or residual.dtype != flat.dtype:
             raise UsageError(
@@ -86,18 +87,18 @@ class Compressor:
             self.keep(bucket, residual[bucket.slice].copy())
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """What else the next step depends on: arrays by name, equal on all ranks."""
+        """Return what else the next step depends on: arrays by name, equal on all ranks."""
         return {}
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
-        """Take what `shared_state` gave."""
+        """Load what `shared_state` returned."""
 
 
 def ring_bytes(elements: int, ranks: int, rank: int, itemsize: int) -> int:
-    """Bytes that a rank sends in a ring all-reduce."""
+    """Return the bytes that a rank sends in a ring all-reduce."""
     return volume("all_reduce", "ring", elements, ranks, rank).elements * itemsize
 
 
 def gather_bytes(nbytes: Any, ranks: int) -> int:
-    """Bytes that a rank sends in a ring all-gather, every rank's part being of the same size."""
+    """Return the bytes that a rank sends in a ring all-gather of equal parts of `nbytes`."""
     return (ranks - 1) * int(nbytes)

@@ -1,4 +1,12 @@
-"""A gradient matrix is nearly of low rank: send two thin factors of it, found by one step of power iteration."""
+"""PowerSGD: a gradient matrix is nearly of low rank, so two thin factors of it are sent.
+
+    [1] P = sum over ranks of M Q, orthonormalized       m x r      Q from the step before: one power iteration per step
+    [2] Q = sum over ranks of M^T P                      k x r
+    [3] the sum of the M is about P Q^T; residual = M - P (M^T P)^T, of this rank's own M
+
+Source: Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
+Proved by: tests/parallel/test_compression.py
+"""
 
 from math import prod
 
@@ -13,24 +21,24 @@ from minidist.parallel.gradients import Bucket
 
 
 class PowerSGD(Compressor):
-    """Every matrix of the bucket as P Q^T with `rank` columns; vectors and scalars travel whole.
+    """Sends every matrix of the bucket as P Q^T with `rank` columns; vectors and scalars travel whole.
 
     A parameter of more dims is the matrix (first dim, all others); one whose factors would be no smaller than itself
-    travels whole too, unless `always`. Q starts from the last step's (the warm start). With rank >= that of the sum it
-    is exact.
+    travels whole too, unless `always`. Q starts from the last step's (the warm start). With a rank of at least that of
+    the sum it is exact.
     """
 
-    feedback = True
+    error_feedback = True
 
     def __init__(self, comm: Comm, rank: int = 1, seed: int = 0, op: str = "mean", always: bool = False) -> None:
         super().__init__(comm, op)
         if rank < 1:
-            raise UsageError(f"rank {comm.rank}: PowerSGD of rank {rank}; it must be at least 1")
+            raise UsageError(f"rank {comm.rank}: PowerSGD with rank {rank}; it must be at least 1")
         self.rank, self.seed, self.always = rank, seed, always
         self.queries: dict[str, np.ndarray] = {}  # of each parameter that travels as factors
 
     def factors(self, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-        """(m, k, r) of a parameter that travels as factors."""
+        """Return (m, k, r) of a parameter that travels as factors, None of one that travels whole."""
         if len(shape) < 2 or not prod(shape):
             return None
         m, k = shape[0], prod(shape[1:])
@@ -38,22 +46,23 @@ class PowerSGD(Compressor):
         return (m, k, r) if self.always or r * (m + k) < m * k else None
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """2 (n-1)/n of what travels whole, of all P and of all Q: three all-reduces of actual chunk sizes."""
+        """Return 2 (n-1)/n of what travels whole, of all P and of all Q: three all-reduces of actual chunk sizes."""
         factors = [f for p in bucket.parameters if (f := self.factors(p.shape))]
         whole = sum(p.size for p in bucket.parameters if not self.factors(p.shape))
         parts = (whole, sum(m * r for m, _, r in factors), sum(k * r for _, k, r in factors))
         return sum(ring_bytes(part, self.comm.size, rank, bucket.buffer.itemsize) for part in parts)
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """The queries, (k, r) each: every rank has the same."""
+        """Return the queries, (k, r) each, which are equal on all ranks."""
         return dict(self.queries)
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from the queries of the step before."""
+        """Continue from the queries of the step before."""
         self.queries = dict(state)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k values each)."""
+        """Do up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k)."""
+        # Sort the bucket's parameters into those that travel whole and (name, matrix, place, rank) of the others.
         x = self.corrected(bucket)
         base, names = bucket.slice.start, [parameter.name for parameter in bucket.parameters]
         places = [bucket.flat.slice_of(parameter) for parameter in bucket.parameters]
@@ -65,21 +74,26 @@ class PowerSGD(Compressor):
             for name, piece, f in zip(names, pieces, factors, strict=True)
             if f
         ]
+
         total, residual = np.zeros_like(x), np.zeros_like(x)
         if whole:
             together = all_reduce(comm, np.concatenate([x[piece] for piece in whole]))
             at = np.cumsum([0, *(piece.stop - piece.start for piece in whole)])
             for piece, start, stop in zip(whole, at, at[1:], strict=False):
                 total[piece] = together[start:stop]
+
         if matrices:
             for name, matrix, _, r in matrices:
                 if name not in self.queries:
                     draws = normal(Key(self.seed, "powersgd", name=name), (matrix.shape[1], r))
                     self.queries[name] = draws.astype(x.dtype)
+            # [1]
             left = summed(comm, [matrix @ self.queries[name] for name, matrix, _, _ in matrices])
             left = [orthonormal(p) for p in left]
+            # [2]
             mine = [matrix.T @ p for (_, matrix, _, _), p in zip(matrices, left, strict=True)]
             right = summed(comm, mine)
+            # [3]
             for (name, matrix, piece, _), p, q_mine, q in zip(matrices, left, mine, right, strict=True):
                 residual[piece] = (matrix - p @ q_mine.T).reshape(-1)
                 total[piece] = (p @ q.T).reshape(-1)
@@ -89,14 +103,17 @@ class PowerSGD(Compressor):
 
 
 def summed(comm: PointToPoint, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """The sums over all ranks of several arrays, sent as one."""
+    """Return the sums over all ranks of several arrays, sent as one."""
     together = all_reduce(comm, np.concatenate([array.reshape(-1) for array in arrays]))
     at = np.cumsum([0, *(array.size for array in arrays)])
     return [together[start:stop].reshape(a.shape) for a, start, stop in zip(arrays, at, at[1:], strict=False)]
 
 
 def orthonormal(columns: np.ndarray) -> np.ndarray:
-    """Gram-Schmidt, each column twice against those before; one that depends on them (up to rounding) becomes zero."""
+    """Orthonormalize the columns by Gram-Schmidt, each twice against those before it.
+
+    A column that depends on those before it (up to rounding) becomes zero.
+    """
     result = columns.copy()
     for j in range(result.shape[1]):
         length = np.linalg.norm(result[:, j])

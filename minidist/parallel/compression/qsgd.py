@@ -1,4 +1,8 @@
-"""Rounding at random to a few levels: wrong in every element, right on average, so nothing need be remembered."""
+"""QSGD: random rounding to a few levels. Each element is inexact but unbiased, so no residual is needed.
+
+Source: Alistarh et al., QSGD, NeurIPS 2017.
+Proved by: tests/parallel/test_compression.py
+"""
 
 from typing import Any
 
@@ -15,10 +19,10 @@ MAX_LEVELS = 127  # a signed byte
 
 
 class QSGD(Compressor):
-    """Each element becomes one of the levels -s ... s of the bucket's norm, at random, so that its mean is the element.
+    """Rounds each element at random to one of the levels -s ... s of the bucket's norm; unbiased.
 
-    levels: s, 1 to 127 (one byte an element). E|Q(x) - x|^2 <= min(d/s^2, sqrt(d)/s) |x|^2. The draws depend on the seed, the
-    rank, the bucket and the number of the call, so a run can be repeated.
+    levels: s, 1 to 127 (one byte per element). E|Q(x) - x|^2 <= min(d/s^2, sqrt(d)/s) |x|^2. The draws depend on the
+    seed, the rank, the bucket and the number of the call, so a run can be repeated.
     """
 
     def __init__(self, comm: Comm, levels: int = 127, seed: int = 0, op: str = "mean") -> None:
@@ -30,19 +34,19 @@ class QSGD(Compressor):
         self.before = 0  # calls in the job that this one goes on from
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """(n-1) (d B + a value)."""
+        """Return (n-1) (d B + a value)."""
         return gather_bytes(bucket.buffer.size + bucket.buffer.itemsize, self.comm.size)
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """How often draws were made."""
+        """Return how many times draws were made."""
         return {"calls": np.array(max(self.calls.values(), default=self.before))}
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on with the draws."""
+        """Continue with the draws."""
         self.calls, self.before = {}, int(state["calls"])
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Two ring all-gathers: d B of levels and one norm from each rank."""
+        """Do two ring all-gathers: d B of levels and one norm from each rank."""
         x, call = bucket.buffer, self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
         key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
@@ -55,7 +59,7 @@ class QSGD(Compressor):
 
 
 def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(signed levels as int8, the norm as an array of one element); draws: uniform in [0, 1), one an element."""
+    """Return (signed levels as int8, the norm as an array of one element); draws: uniform in [0, 1)."""
     norm = np.sqrt(np.square(x, dtype=np.float64).sum(keepdims=True)).astype(x.dtype)
     if not norm[0]:
         return np.zeros(x.size, np.int8), norm
@@ -66,6 +70,6 @@ def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray,
 
 
 def dequantize(level: np.ndarray, norm: Any, levels: int) -> np.ndarray:
-    """The values that the levels stand for."""
+    """Return the values that the levels stand for."""
     values: np.ndarray = level.astype(norm.dtype) * (norm / norm.dtype.type(levels))
     return values

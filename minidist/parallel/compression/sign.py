@@ -1,4 +1,8 @@
-"""One bit an element: which way, not how far."""
+"""SignSGD: one bit per element, its sign, and one magnitude for the whole bucket.
+
+Source: Karimireddy et al., Error feedback fixes SignSGD, ICML 2019.
+Proved by: tests/parallel/test_compression.py
+"""
 
 import numpy as np
 
@@ -9,16 +13,16 @@ from minidist.parallel.gradients import Bucket
 
 
 class Sign(Compressor):
-    """One bit an element and one number a bucket, the mean magnitude. (Zero counts as positive.)"""
+    """Sends one bit per element and one number per bucket, the mean magnitude. Zero counts as positive."""
 
-    feedback = True
+    error_feedback = True
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """(n-1) (d/8 B + a value)."""
+        """Return (n-1) (d/8 B + a value)."""
         return gather_bytes(-(-bucket.buffer.size // 8) + bucket.buffer.itemsize, self.comm.size)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""
+        """Do two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""
         x = self.corrected(bucket)
         scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)
         signs = np.packbits(x >= 0)
@@ -31,5 +35,5 @@ class Sign(Compressor):
 
 
 def signed(bits: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:
-    """Packed signs and a magnitude as an array of +scale and -scale."""
+    """Return packed signs and a magnitude as an array of +scale and -scale."""
     return np.where(np.unpackbits(bits, count=size), scale, -scale)

@@ -1,4 +1,8 @@
-"""Few elements carry most of a gradient: send those, and the rest when it has grown."""
+"""Top-k: few elements carry most of a gradient, so those are sent now, and the rest when it has grown.
+
+Source: Lin et al., Deep gradient compression, ICLR 2018.
+Proved by: tests/parallel/test_compression.py
+"""
 
 from math import ceil
 
@@ -12,13 +16,14 @@ from minidist.parallel.gradients import Bucket
 
 
 class TopK(Compressor):
-    """Only the elements of largest magnitude of each bucket travel; ties: the first ones. NaN counts as
-    infinite, so that all ranks see it.
+    """Sends only the elements of largest magnitude of each bucket; of equal ones, the first.
+
+    NaN counts as infinite, so that all ranks see it.
 
     k: how many (of a bucket that has as many), or, below 1, which share of each bucket, rounded up.
     """
 
-    feedback = True
+    error_feedback = True
 
     def __init__(self, comm: Comm, k: float, op: str = "mean") -> None:
         super().__init__(comm, op)
@@ -29,7 +34,7 @@ class TopK(Compressor):
         self.k = k
 
     def kept(self, bucket: Bucket) -> int:
-        """Elements of this bucket that travel."""
+        """Return how many elements of this bucket travel."""
         size = bucket.buffer.size
         if self.k > size:
             raise UsageError(
@@ -39,14 +44,14 @@ class TopK(Compressor):
         return ceil(self.k * size) if self.k < 1 else int(self.k)
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """(n-1) k (4 B + a value)."""
+        """Return (n-1) k (4 B + a value)."""
         return gather_bytes(self.kept(bucket) * (4 + bucket.buffer.itemsize), self.comm.size)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Two ring all-gathers: k indices (4 B each) and k values from each rank."""
+        """Do two ring all-gathers: k indices (4 B each) and k values from each rank."""
         x, k = self.corrected(bucket), self.kept(bucket)
         magnitude = np.abs(x)
-        magnitude[np.isnan(magnitude)] = np.inf  # sorts last otherwise, and would stay here unseen
+        magnitude[np.isnan(magnitude)] = np.inf  # NaN would sort last and never be sent
         largest = np.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
         values = x[largest]
         x[largest] = 0

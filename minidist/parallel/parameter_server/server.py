@@ -1,9 +1,12 @@
-"""The server: receives pushes from whoever comes, applies them, and answers those who may go on.
+"""The server: receives pushes in any order, applies them, and sends weights to the workers that may go on.
 
-    a push of worker w ──▶ apply it (or, in bsp, wait for its clock's others) ──▶ answer everybody who may go on now
-    worker w has died  ──▶ half a push is thrown away, whole ones stay; nobody waits for w any longer ──▶ answer ...
+    [1] receive a push of worker w ──▶ [2] apply it (or, in bsp, wait for the others of its clock)
+                                   ──▶ [3] send weights to every worker that may go on now
+    [4] worker w has died          ──▶ a push received in part is dropped, whole ones stay; no worker waits for w; [2]
 
-The second line is the rule for a worker that dies: what had come of it whole is applied, once, and what had not, never.
+[4] is the rule for a worker that dies: a push that was received whole is applied, once, and any other never.
+
+Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
 """
 
 from collections import deque
@@ -23,7 +26,7 @@ from minidist.parallel.parameter_server.server_shards import Rows, ServerShard
 
 
 class Updates:
-    """The state of one shard: applies contributions, counts versions. The server's and the replay's arithmetic."""
+    """The state of one shard: applies gradients and counts versions. Server and replay share this arithmetic."""
 
     def __init__(
         self, config: ServerConfig, shard: ServerShard, observe: Callable[["Updates"], None] | None = None
@@ -33,7 +36,7 @@ class Updates:
         self.optimizer = config.optimizer(self.slices) if shard.keys else None
 
     def apply(self, gradients: Sequence[Array], clock: int, staleness: int) -> None:
-        """One update with the sum of the flat gradients (of one clock), added in the order given."""
+        """Make one update with the sum of the flat gradients (of one clock), added in the order given."""
         total, *rest = gradients
         for gradient in rest:
             total = total + gradient
@@ -49,7 +52,7 @@ class Updates:
 
 
 class Server:
-    """One server: receives pushes from whoever comes, applies them, answers those who may go on."""
+    """One server and what it knows of every worker."""
 
     def __init__(
         self, comm: Comm, config: ServerConfig, shard: ServerShard, observe: Callable[[Updates], None] | None = None
@@ -67,7 +70,7 @@ class Server:
         self.staleness: list[int] = []
 
     def serve(self) -> None:
-        """Until every worker has pushed for the last time, or is dead."""
+        """Serve until every worker has pushed for the last time, or is dead."""
         while min(self.done.values()) < inf:
             try:
                 worker, clock, last = self._receive()
@@ -75,13 +78,13 @@ class Server:
                 if not last:
                     self.waiting[worker] = clock + 1
             except RankDeadError as error:
-                self.bury(error)
+                self.remove_worker(error)
             self._apply()
-            while self._answer():
+            while self._send_weights():
                 self._apply()
 
-    def bury(self, error: RankDeadError) -> None:
-        """Go on without a worker; the trace keeps after how many messages that was, and of what, for the replay."""
+    def remove_worker(self, error: RankDeadError) -> None:
+        """[4] Go on without a dead worker; the trace records after how many messages that was, for the replay."""
         worker = self.comm.members.index(error.rank) - self.config.servers
         if worker < 0:
             raise error  # a server, and with it its weights
@@ -95,13 +98,18 @@ class Server:
         self.waiting.pop(worker, None)
 
     def _receive(self) -> tuple[int, int, bool]:
-        """The head from any worker, the rest from the same one. Raises RankDeadError: nothing is kept of half a push."""
+        """[1] Receive the head of a push from any worker and the rest from the same one: (worker, clock, last).
+
+        Raises RankDeadError when that worker dies meanwhile; nothing is kept of a push received in part.
+        """
         shard = self.shard
         with purpose("parameter_push"):
             head = xp.empty(2 + len(shard.sparse), xp.int64)
             rank = self.comm.recv(head, ANY)
             worker = self.receiving = rank - self.config.servers
             clock, last, *touched = head.tolist()
+
+            # One message for all dense keys, then ids and values of each sparse key that has rows.
             contributions: dict[str, Any] = {}
             if shard.dense:
                 dense = xp.empty(sum(prod(shard.shapes[key]) for key in shard.dense), shard.flat.dtype, shard.flat)
@@ -122,7 +130,7 @@ class Server:
         return worker, clock, bool(last)
 
     def _apply(self) -> None:
-        """What has come and can be applied: in bsp a clock of everybody who still pushes, in the order of the workers."""
+        """[2] Apply what can be applied: in bsp, a clock that all active workers have pushed, in worker order."""
         if self.aggregate:
             while any(self.pending.values()) and all(self.pending[w] or self.done[w] == inf for w in self.pending):
                 gradients = [queue.popleft() for queue in self.pending.values() if queue]
@@ -133,8 +141,11 @@ class Server:
                 self.staleness.append(self.updates.version - self.read[worker])
                 self.updates.apply([queue.popleft()], self.clock[worker], self.staleness[-1])
 
-    def _answer(self) -> bool:
-        """Send the weights to each waiting worker that is at most `bound` clocks ahead. True: one has died, look again."""
+    def _send_weights(self) -> bool:
+        """[3] Send the weights to each waiting worker that is at most `bound` clocks ahead.
+
+        Returns True when one of them turned out to be dead: then more may be applied, and others may go on.
+        """
         reached = self.updates.version if self.aggregate else min(self.done.values())
         for worker, clock in sorted(self.waiting.items()):
             if clock - reached <= self.bound:
@@ -144,6 +155,6 @@ class Server:
                     with purpose("parameter_pull"):
                         self.comm.send(self.shard.flat, self.config.servers + worker)
                 except RankDeadError as error:
-                    self.bury(error)
+                    self.remove_worker(error)
                     return True
         return False

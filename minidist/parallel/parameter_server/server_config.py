@@ -1,10 +1,12 @@
-"""How far a worker may run ahead: the one number in which bsp, bounded delay, ssp and asp differ.
+"""The settings of a parameter server, above all how far a worker may run ahead: bsp, bounded delay, ssp, asp.
 
     a worker that has pushed c times may start clock c when  c - reached <= bound
-    reached     bsp, delay    the updates that the server has made (one a clock)
+    reached     bsp, delay    the updates that the server has made (one per clock)
                 ssp, asp      the pushes of the slowest worker
 
-Waiting less gives more steps a second and older weights under each gradient.
+Waiting less gives more steps per second, and gradients computed with older weights.
+
+Proved by: tests/parallel/test_parameter_server.py
 """
 
 import re
@@ -25,7 +27,7 @@ class Consistency(NamedTuple):
 
 
 def parse_consistency(text: str) -> Consistency:
-    """ "bsp", "asp", "ssp:2", "delay:3"."""
+    """Return the consistency that a text such as "bsp", "asp", "ssp:2" or "delay:3" names."""
     name, _, number = text.partition(":")
     if text in ("bsp", "asp"):
         return Consistency(0, True) if text == "bsp" else Consistency(inf, False)
@@ -38,11 +40,12 @@ def parse_consistency(text: str) -> Consistency:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """servers: how many of the ranks (the first ones). optimizer: makes each server's optimizer from its slices.
+    """The settings of one run with servers.
 
-    sparse: keys (matrices) of which only touched rows are pushed. staleness_aware: an update's learning rate is divided
-    by the number of updates that its worker had not seen (asp and ssp). rate(clock): factor of the learning rate of an
-    update of that clock.
+    servers: how many of the ranks, the first ones, are servers. consistency: see `parse_consistency`. optimizer: makes
+    each server's optimizer from its slices. sparse: keys (matrices) of which only touched rows are pushed.
+    staleness_aware: the learning rate of an update is divided by the number of updates that its worker had not seen
+    (asp and ssp). rate(clock): factor of the learning rate of an update of that clock.
     """
 
     servers: int

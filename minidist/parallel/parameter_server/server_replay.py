@@ -1,4 +1,10 @@
-"""A run again, on one device: the same updates, one after the other, in the order that the servers' traces recorded."""
+"""Repeat a run on one device: the same updates, one after the other, in the order that the servers' traces recorded.
+
+An asynchronous run has no fixed result to compare with. Its trace does say which gradients each update took and which
+version of the weights each gradient was computed with, and from these one device gets the same bits.
+
+Proved by: tests/parallel/test_parameter_server.py
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +25,11 @@ from minidist.parallel.parameter_server.worker import Gradient
 
 @dataclass
 class ServerRecord:
-    """What one server did. updates: the (worker, clock) pairs of each update; versions[worker, clock]: the version of
-    its weights that the gradient was computed with; gaps: for each pull, how far the reader was ahead of the slowest;
-    times: of each update, when the head of the push that completed it had come.
+    """What one server did.
+
+    updates: the (worker, clock) pairs of each update. versions[worker, clock]: the version of its weights that the
+    gradient was computed with. gaps: for each pull, how far the reader was ahead of the slowest. times: of each update,
+    when the head of the push that completed it was received.
     """
 
     updates: list[list[tuple[int, int]]]
@@ -31,25 +39,27 @@ class ServerRecord:
 
 
 def read_records(traces: Sequence[Trace], config: ServerConfig) -> list[ServerRecord]:
-    """Each server's order from its trace: wildcard receives are pushes, sends between them are pulls.
+    """Read each server's order from its trace: wildcard receives are pushes, sends between them are pulls.
 
-    Written apart from the server's own bookkeeping. traces: of all ranks of a world whose ranks are the run's.
+    It does not use the server's own bookkeeping, which it is there to check. traces: of all ranks of the run's world.
     """
     _, aggregate = parse_consistency(config.consistency)
     return [_read(trace, config.servers, trace.size - config.servers, aggregate) for trace in traces[: config.servers]]
 
 
 def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRecord:
+    """Read one server's trace, message by message."""
     deaths = _deaths(trace)
     whole = _whole_pushes(trace, servers, deaths)
-    total = [0] * workers
+    total = [0] * workers  # pushes of each worker in the whole run
     for place in whole:
         total[trace.messages[place].peer - servers] += 1
-    missed = {death.worker for death in deaths}  # dead, and the server does not know it yet
-    seen = [0] * workers
+    missed = {death.worker for death in deaths}  # dead, but the server does not know it yet
+    seen = [0] * workers  # pushes of each worker so far
     record = ServerRecord([], {(worker, 0): 0 for worker in range(workers)}, [])
 
     def apply_clocks(time: float) -> None:
+        """Record the updates of the clocks that are complete now (bsp and delay)."""
         while aggregate:
             clock = len(record.updates)
             parts = [(w, clock) for w in range(workers) if total[w] > clock]
@@ -58,14 +68,15 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
             record.updates.append(parts)
             record.times.append(time)
 
-    def bury(place: float) -> None:
+    def notice_deaths(place: float) -> None:
+        """Stop waiting for the workers whose death was known before message number `place`."""
         while deaths and deaths[0].known <= place:
             death = deaths.pop(0)
             missed.discard(death.worker)
             apply_clocks(death.time)
 
     for place, message in enumerate(trace.messages):
-        bury(place)
+        notice_deaths(place)
         worker = message.peer - servers
         if place in whole:
             seen[worker] += 1
@@ -78,13 +89,13 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
             record.gaps.append(
                 seen[worker] - min((n for n, t in zip(seen, total, strict=True) if n < t), default=seen[worker])
             )
-    bury(inf)
+    notice_deaths(inf)
     return record
 
 
 @dataclass
 class Death:
-    """A worker that died before its last push: when its server knew, and whether a push of it had come by half."""
+    """A worker that died before its last push: when its server knew, and whether it had received part of a push."""
 
     known: int  # messages of the server before that
     worker: int
@@ -99,7 +110,7 @@ def _deaths(trace: Trace) -> list[Death]:
 
 
 def _whole_pushes(trace: Trace, servers: int, deaths: Sequence[Death]) -> set[int]:
-    """Places of the heads of pushes, without those that were thrown away."""
+    """Return the places of the heads of pushes, without those that were dropped."""
     heads = {place for place, m in enumerate(trace.messages) if m.wildcard and m.peer >= 0}
     for death in deaths:
         if death.half:
@@ -114,7 +125,7 @@ def replay(
     gradient: Gradient,
     observe: Callable[[int, Updates], None] = lambda server, updates: None,
 ) -> Weights:
-    """The same updates in the recorded order, one after the other on one device. Sends nothing.
+    """Make the same updates in the recorded order, one after the other on one device. Sends nothing.
 
     observe(server, updates): called after each update with what that server has then.
     """
@@ -124,6 +135,7 @@ def replay(
     gradients: dict[tuple[int, int], Mapping[str, Any]] = {}
 
     def ready(worker: int, clock: int) -> bool:
+        """Compute gradient (worker, clock) if all versions that it needs exist; returns whether it is there."""
         if (worker, clock) not in gradients:
             versions = [record.versions[worker, clock] for record in records]
             if any(version >= len(h) for version, h in zip(versions, history, strict=True)):
@@ -132,6 +144,7 @@ def replay(
             gradients[worker, clock] = gradient(worker, clock, joined(initial, seen))
         return True
 
+    # Let every server make the updates whose gradients can be computed, until none can go on.
     moved = True
     while moved:
         moved = False
@@ -145,7 +158,7 @@ def replay(
     for state, record in zip(states, records, strict=True):
         if state.version < len(record.updates):
             raise UsageError(
-                f"the record is not that of a run: after {state.version} of {len(record.updates)} updates the next one"
-                " needs weights that no update has made"
+                f"the record does not belong to a run: after {state.version} of {len(record.updates)} updates the next"
+                " one needs weights that no update has made"
             )
     return joined(initial, [shard.weights for shard in shards])

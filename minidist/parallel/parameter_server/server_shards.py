@@ -1,8 +1,10 @@
-"""Which server holds which weights: a key (a parameter) lives whole on one server, and the largest are dealt out first.
+"""Which server holds which weights: a key (a parameter) lives whole on one server; the largest are assigned first.
 
     sizes   a 8, b 5, c 4, d 3        server 0: a, d (11)        server 1: b, c (9)
 
 A server's keys are views into one flat array, so that a pull is one message and an update one optimizer step.
+
+Proved by: tests/parallel/test_parameter_server.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +26,9 @@ class Rows(NamedTuple):
 
 
 def assign_keys(sizes: Sequence[int], servers: int) -> list[list[int]]:
-    """Which keys each server holds: the largest first, each to the server with the fewest elements so far.
+    """Return the keys of each server: the largest first, each to the server with the fewest elements so far.
 
-    So two servers' loads differ by at most the largest key.
+    Two servers' loads differ by at most the largest key.
     """
     held: list[list[int]] = [[] for _ in range(servers)]
     load = [0] * servers
@@ -51,13 +53,14 @@ class ServerShard:
         self.weights = self.views(self.flat)
 
     def views(self, flat: Array) -> Weights:
+        """Return the keys' parts of a flat array, in their shapes."""
         return {
             key: flat[self.start[key] : self.start[key] + prod(shape)].reshape(shape)
             for key, shape in self.shapes.items()
         }
 
     def gradient(self, contributions: Mapping[str, Any]) -> Array:
-        """A flat gradient of the whole shard; rows that were not pushed are zeros."""
+        """Return a flat gradient of the whole shard; rows that were not pushed are zeros."""
         flat = xp.zeros_like(self.flat)
         for key, view in self.views(flat).items():
             value = contributions[key]
@@ -69,13 +72,13 @@ class ServerShard:
 
 
 def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozenset()) -> list[ServerShard]:
-    """The shard of each server, with the initial weights. Every rank makes the same ones."""
+    """Return the shard of each server, with the initial weights. Every rank makes the same ones."""
     names = list(initial)
     held = assign_keys([initial[name].size for name in names], servers)
     return [ServerShard([names[key] for key in keys], initial, sparse) for keys in held]
 
 
 def joined(like: Weights, parts: Sequence[Weights]) -> Weights:
-    """The keys of all servers in the order of `like`."""
+    """Return the keys of all servers in the order of `like`."""
     everything = {key: value for part in parts for key, value in part.items()}
     return {key: everything[key] for key in like}

@@ -1,8 +1,10 @@
 """The worker: computes the gradient of its clock, pushes it to every server, and pulls the weights of its next clock.
 
-    compute (w, c) ──▶ post the receives of the pull ──▶ push to all servers ──▶ wait for their weights ──▶ compute (w, c+1)
+    [1] compute (w, c) ──▶ [2] post the receives of the pull ──▶ [3] push to all servers ──▶ [4] wait for their weights
 
-The receives come first, so that no server's answer waits for a worker that is itself waiting for another server.
+The receives come first, so that no server's weights wait for a worker that is itself waiting for another server.
+
+Proved by: tests/parallel/test_parameter_server.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +27,20 @@ def work(
     steps: int | Callable[[Comm, int], bool],
     seconds: Callable[[int, int], float],
 ) -> int:
-    """Until the last push; returns their number. shards: of all servers, in order; the pulled weights are put into
-    them.
+    """Work until the last push and return the number of pushes.
+
+    shards: of all servers, in order; the pulled weights are put into them. steps: the number of pushes, or a function
+    (comm, clock) -> "is this push the last one?". seconds(worker, clock): virtual time of a gradient.
     """
     worker, clock = comm.rank - len(shards), 0
     weights: Weights = {key: value for shard in shards for key, value in shard.weights.items()}
     while True:
+        # [1]
         contributions = gradient(worker, clock, weights)
         comm.compute(seconds=seconds(worker, clock), name="gradient")
         last = clock + 1 >= steps if isinstance(steps, int) else steps(comm, clock)
+
+        # [2], [3], [4]
         pulls = []
         if not last:
             with purpose("parameter_pull"):
@@ -48,15 +55,19 @@ def work(
 
 
 def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
-    """What a push to one server consists of. Its head says what follows, and comes even if nothing does."""
+    """Return the messages of a push to one server: a head that says what follows, dense keys, and rows of sparse keys."""
     for key in (*shard.dense, *shard.sparse):
         if key not in contributions:
             raise UsageError(
                 f"worker {worker}, clock {clock}: no gradient of {key!r}; the function must return one for each key"
             )
+
+    # The head is sent even when nothing follows: the server counts pushes.
     rows = [_rows(contributions[key], shard.shapes[key], key, worker, clock) for key in shard.sparse]
     head = xp.array([clock, int(last), *(r.ids.size for r in rows)], xp.int64)
     parts = [head]
+
+    # All dense keys are one message.
     if shard.dense:
         for key in shard.dense:
             shape = getattr(contributions[key], "shape", "none, being no array,")
@@ -66,6 +77,8 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
                     f" {shard.shapes[key]}"
                 )
         parts.append(xp.as_array(xp.concatenate([contributions[k].reshape(-1) for k in shard.dense]), shard.flat.dtype))
+
+    # Per sparse key, the row numbers and the rows, if there are any.
     for r in rows:
         if r.ids.size:
             parts += [xp.as_array(r.ids, xp.int64), xp.array(r.values, shard.flat.dtype)]
@@ -73,6 +86,7 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
 
 
 def _rows(value: Any, shape: tuple[int, ...], key: str, worker: int, clock: int) -> Rows:
+    """Return `value`, the sparse gradient of `key`, after checking its types, shapes and row numbers."""
     if not isinstance(value, Rows):
         raise UsageError(
             f"worker {worker}, clock {clock}: the gradient of the sparse key {key!r} must be Rows(ids, values)"

@@ -207,6 +207,6 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
             touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers)
         )
         dense = sizes.parameters[name] * itemsize
-        push += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
+        sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
     metrics = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
     return {"metrics": metrics, **sent}
