@@ -145,8 +145,8 @@ class ZeroOptimizer:
 def zero_elements(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
     """Return the elements that all `ranks` together send, per reduction and per gather.
 
-    gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch; both
-    gather once per step. With one reduction that is as much as data parallelism sends.
+    gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch;
+    both gather once per step. With one reduction that is as much as data parallelism sends.
     """
     return {"gradient_reduce": (ranks - 1) * gradient, "parameter_gather": (ranks - 1) * parameters}
 
@@ -233,7 +233,7 @@ class ShardReducer(GradientReducer):
             self.collected += 1
 
     def wait(self) -> None:
-        """Wait for all buckets: the shard holds the sum over ranks and over micro-batches since `zero_grad`."""
+        """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""
         self._collect(len(self.works))
         self.shard.filled = True
 

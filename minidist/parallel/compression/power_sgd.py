@@ -33,7 +33,7 @@ class PowerSGD(Compressor):
     def __init__(self, comm: Comm, rank: int = 1, seed: int = 0, op: str = "mean", always: bool = False) -> None:
         super().__init__(comm, op)
         if rank < 1:
-            raise UsageError(f"rank {comm.rank}: PowerSGD with rank {rank}; it must be at least 1")
+            raise UsageError(f"rank {comm.rank}: PowerSGD of rank {rank}; it must be at least 1")
         self.rank, self.seed, self.always = rank, seed, always
         self.queries: dict[str, np.ndarray] = {}  # of each parameter that travels as factors
 

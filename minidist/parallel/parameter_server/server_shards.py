@@ -19,7 +19,7 @@ Weights = dict[str, Array]
 
 
 class Rows(NamedTuple):
-    """A sparse gradient of a matrix: `values[i]` belongs to row `ids[i]`; rows that are not named have gradient zero."""
+    """A sparse gradient of a matrix: `values[i]` belongs to row `ids[i]`; all other rows have gradient zero."""
 
     ids: Array  # (touched,) int64
     values: Array  # (touched, width)

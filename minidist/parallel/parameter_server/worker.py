@@ -55,7 +55,7 @@ def work(
 
 
 def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
-    """Return the messages of a push to one server: a head that says what follows, dense keys, and rows of sparse keys."""
+    """Return the messages of a push to one server: a head that says what follows, dense keys, sparse rows."""
     for key in (*shard.dense, *shard.sparse):
         if key not in contributions:
             raise UsageError(
