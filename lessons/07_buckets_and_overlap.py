@@ -57,8 +57,7 @@ def step(comm, buckets, algorithm="ring"):
     np.multiply(flat.data, 6**0.5, out=flat.data)  # or 16 layers would make every signal vanish (He et al. 2015)
     megabytes = flat.data.nbytes / buckets / 1e6
     reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
-    for parameter in flat.parameters:  # call reducer.ready(p) when backward has finished with p
-        parameter.register_post_accumulate_grad_hook(reducer.ready)
+    reducer.observe()  # backward calls reducer.ready(p) when it has finished with p, and reducer.finish() at its end
     with FlopCounter() as counter:
         loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
         comm.compute(counter.take(), name="forward")

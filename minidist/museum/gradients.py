@@ -17,7 +17,7 @@ DATA_PARALLEL, CHECKS = "tests/parallel/test_data_parallel.py", "tests/museum/te
 def only_top_level(patch: Patch) -> None:
     """the hooks and buckets know the parameters of the top level and of its layers; nested blocks are skipped"""
     make_buckets = gradients.make_buckets
-    gradient_ready = data_parallel.DistributedDataParallel._gradient_ready
+    parameter_ready = gradients.GradientReducer.parameter_ready
 
     class Shallow:
         def __init__(self, flat: Any) -> None:
@@ -29,14 +29,14 @@ def only_top_level(patch: Patch) -> None:
 
     def ready(self: Any, parameter: Any) -> None:
         if parameter.name.count(".") < 2:
-            gradient_ready(self, parameter)
+            parameter_ready(self, parameter)
 
     def make_shallow(flat: Any, cap: float) -> Any:
         shallow: Any = Shallow(flat)
         return make_buckets(shallow, cap)
 
     patch.setattr(gradients, "make_buckets", make_shallow)
-    patch.setattr(data_parallel.DistributedDataParallel, "_gradient_ready", ready)
+    patch.setattr(gradients.GradientReducer, "parameter_ready", ready)
 
 
 def transposed_axes(patch: Patch) -> None:
@@ -112,13 +112,13 @@ def averaged_though_divided(patch: Patch) -> None:
 def incomplete_buckets_are_forgotten(patch: Patch) -> None:
     """the reducer waits for what was sent, and says nothing of what never was"""
 
-    def finish(self: Any) -> None:
+    def finished(self: Any) -> None:
         for work in self.works:
             work.wait()
         self.flat.was_reduced()
-        self._begin()
+        self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
 
-    patch.setattr(gradients.GradientReducer, "finish", finish)
+    patch.setattr(gradients.GradientReducer, "finished", finished)
 
 
 def twice(patch: Patch) -> None:

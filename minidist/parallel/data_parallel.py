@@ -14,14 +14,14 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minidist.autograd import BackwardPass, backward_hooks
+from minidist.autograd import backward_hooks
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.fingerprint import fingerprint
 from minidist.base.trace import purpose
@@ -75,21 +75,12 @@ class DistributedDataParallel(Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The module's output for this rank's rows, with a hook that tells its backward whether to synchronize."""
-        begins = partial(self._backward_begins, self.reducer.synchronizing)
+        begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
         return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
 
-    def _backward_begins(self, synchronize: bool, running: BackwardPass) -> None:
-        running.attach(self.reducer)
-        self.reducer.graph_begins(synchronize)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
-        before, self.reducer.synchronizing = self.reducer.synchronizing, False
-        try:
-            yield
-        finally:
-            self.reducer.synchronizing = before
+        return self.reducer.no_sync()
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
         """Replace the all-reduce of a bucket by `hook(state, bucket)`, which starts a reduction and returns its Work.

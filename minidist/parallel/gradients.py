@@ -17,10 +17,11 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from minidist.autograd import BackwardObserver, Parameter
+from minidist.autograd import BackwardObserver, BackwardPass, Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace import purpose
@@ -76,8 +77,6 @@ class GradientReducer(BackwardObserver):
 
     `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
 
-    synchronizing: False while gradients shall stay local (`no_sync`); a graph that says otherwise takes precedence.
-
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
     faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
     without a gradient takes part with zeros). Per step, each rank sends the all-reduce's volume of each bucket under
@@ -102,48 +101,50 @@ class GradientReducer(BackwardObserver):
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.communicate: Callable[[Bucket], Work] = self._all_reduce
-        self.synchronizing = True
-        self._graph_synchronizes: bool | None = None  # what the graph of the running backward pass says
-        self._taking_part = False  # did a parameter get ready in the running pass?
-        self.missing: list[set[Parameter]] = [set() for _ in self.buckets]  # parameters that are not ready yet
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forget the pass before: no parameter is ready and no bucket is launched."""
+        self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
         self.works: list[Work] = []  # of the buckets launched so far
-        for bucket in self.buckets:
-            self.missing[bucket.index].update(bucket.parameters)
+        self.synchronizing = True  # False while gradients stay local, in `no_sync`
+        self._graph_synchronizes: bool | None = None  # what the graph of the running pass says, which takes precedence
+        self._taking_part = False  # did a parameter get ready in the running pass?
 
-    # --- what a backward pass calls ---
+    # --- in a backward pass ---
 
     def observe(self) -> None:
         """Take part in every backward pass that reaches these parameters."""
         for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, `ready` refuses them
             parameter.observers.append(self)
 
+    def synchronize_manually(self) -> None:
+        """Leave it to the caller to call `ready` and `finish`, after any number of backward passes."""
+        self.synchronizing = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let the gradients of passes in the block stay local."""
+        before, self.synchronizing = self.synchronizing, False
+        try:
+            yield
+        finally:
+            self.synchronizing = before
+
     def started(self) -> None:
-        """Nothing is known of this pass yet."""
+        """Forget what an earlier pass said; an error may have ended it."""
         self._graph_synchronizes, self._taking_part = None, False
 
-    def graph_begins(self, synchronize: bool) -> None:
+    def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        running.attach(self)
         self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
 
     def parameter_ready(self, parameter: Parameter) -> None:
-        """[1] in backward, unless the gradients of this pass stay local."""
+        """[1] Call `ready`, unless the gradients of this pass stay local."""
         if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
             self._taking_part = True
             self.ready(parameter)
 
     def node_done(self) -> None:
-        """Let what was launched travel while backward goes on."""
+        """Let the buckets that were launched travel while backward goes on."""
         self.comm.progress()
-
-    def finished(self) -> None:
-        """[3] at the end of a pass in which parameters got ready."""
-        self._graph_synchronizes = None
-        if self._taking_part:
-            self.finish()
 
     # --- the three steps ---
 
@@ -172,20 +173,31 @@ class GradientReducer(BackwardObserver):
 
         Raises UnusedParameterError when a parameter never got ready (with unused="zeros" it takes part as zeros).
         """
-        for bucket in self.buckets[len(self.works) :]:
-            missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
-            if missing and self.unused == "error":
-                self._begin()
-                raise UnusedParameterError(
-                    f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass, so"
-                    f" bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss, freeze it, or"
-                    " pass find_unused_parameters=True"
-                )
-            for parameter in missing:
-                parameter.zero_fill()
-            self.launch(bucket)
-        self.wait()
-        self._begin()
+        self._taking_part = True
+        self.finished()
+
+    def finished(self) -> None:
+        """[3] Do what `finish` says at the end of a pass in which a parameter got ready."""
+        if not self._taking_part:
+            return
+        try:
+            for bucket in self.buckets[len(self.works) :]:
+                missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
+                if missing and self.unused == "error":
+                    raise UnusedParameterError(
+                        f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
+                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss, freeze"
+                        " it, or pass find_unused_parameters=True"
+                    )
+                for parameter in missing:
+                    parameter.zero_fill()
+                self.launch(bucket)
+            self.wait()
+        finally:
+            # The next pass begins with no parameter ready and no bucket launched.
+            self.works, self._taking_part = [], False
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
 
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""

@@ -17,8 +17,8 @@ Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
 Proved by: tests/parallel/test_zero.py
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -92,19 +92,14 @@ class ZeroOptimizer:
         )
         self.reducer.observe()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.
 
         Stage 2 has no local gradient to add to, so there it is an error.
         """
         if self.stage == 2:
             raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
-        before, self.reducer.synchronizing = self.reducer.synchronizing, False
-        try:
-            yield
-        finally:
-            self.reducer.synchronizing = before
+        return self.reducer.no_sync()
 
     def zero_grad(self) -> None:
         """Forget local and reduced gradients."""
@@ -184,10 +179,6 @@ class ShardReducer(GradientReducer):
         if not keep_whole:
             flat.make_buffers_with(self._make_bucket)
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.collected = 0  # works that have been waited for
-
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""
         bucket = self.bucket_of[parameter]
@@ -224,13 +215,12 @@ class ShardReducer(GradientReducer):
 
     def _collect(self, until: int) -> None:
         """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
-        while self.collected < until:
-            bucket = self.buckets[self.collected]
-            work, self.works[self.collected] = self.works[self.collected], _DONE
-            piece = work.wait()
-            if self.shard.filled:
-                self.shard.grad_buffer()[self.shard.place(bucket.slice)] += piece
-            self.collected += 1
+        for i in range(until):
+            work, self.works[i] = self.works[i], _DONE  # so that its arrays are freed
+            if work is not _DONE:
+                piece = work.wait()
+                if self.shard.filled:
+                    self.shard.grad_buffer()[self.shard.place(self.buckets[i].slice)] += piece
 
     def wait(self) -> None:
         """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""

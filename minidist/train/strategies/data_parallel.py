@@ -35,7 +35,7 @@ class Replicated(DataAxis):
             bucket_cap_mb=config.bucket_cap_mb,
         )
         if group.manual_sync:
-            self.parallel.reducer.synchronizing = False
+            self.parallel.reducer.synchronize_manually()
 
         compressor = None
         if config.compression != "none":

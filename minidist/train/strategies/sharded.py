@@ -78,7 +78,7 @@ class ShardedOptimizer(Sharded):
         )
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and config.zero == 1:
-            self.zero.reducer.synchronizing = False
+            self.zero.reducer.synchronize_manually()
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,
