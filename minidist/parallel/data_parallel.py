@@ -95,7 +95,7 @@ def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:
     return (ranks - 1) * sum(elements * itemsize + DIGEST_BYTES for elements in units)
 
 
-def ddp_elements(gradient: int, ranks: int) -> dict[str, int]:
+def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
     """Return the elements that all `ranks` together send per reduction of a gradient of so many elements.
 
     Every rank sends 2 (n-1)/n of it: a reduce-scatter and an all-gather make an all-reduce.

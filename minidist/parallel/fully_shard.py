@@ -99,7 +99,7 @@ def fully_shard(
     return module
 
 
-def gather_elements(parameters: int, ranks: int, copies: int = 1) -> int:
+def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
     """Return the elements that all `ranks` together send in one gather of units of so many elements.
 
     copies: of each shard (hybrid sharding), so that a gather runs among ranks / copies ranks.
@@ -107,16 +107,16 @@ def gather_elements(parameters: int, ranks: int, copies: int = 1) -> int:
     return (ranks - copies) * parameters
 
 
-def fsdp_elements(
+def fsdp_volume(
     parameters: int, ranks: int, *, copies: int = 1, reshard: bool | int = True, replayed: bool = False
 ) -> dict[str, int]:
     """Return the elements that all `ranks` together send per micro-batch, for units of so many elements, with padding.
 
     reshard: `reshard_after_forward`. replayed: the forward runs again in backward and gathers again (recomputation of
-    whole stages). Persistent units are reduced too, but gathered once per step only: see `gather_elements`.
+    whole stages). Persistent units are reduced too, but gathered once per step only: see `fsdp_gather_volume`.
     """
     # A gather for forward, and one for backward: among all again, among groups of `reshard` neighbours, or none.
-    gather = gather_elements(parameters, ranks, copies)
+    gather = fsdp_gather_volume(parameters, ranks, copies)
     if isinstance(reshard, bool):
         again = gather if reshard else 0
     else:

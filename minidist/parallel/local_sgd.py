@@ -18,7 +18,7 @@ from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
 
 
-def local_sgd_elements(parameters: int, ranks: int) -> dict[str, int]:
+def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
     """Return the elements that all `ranks` together send per average of so many parameters: an all-reduce."""
     return {"parameter_gather": 2 * (ranks - 1) * parameters}
 

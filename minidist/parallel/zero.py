@@ -137,7 +137,7 @@ class ZeroOptimizer:
         return gather_tensors([self.shard], self.optimizer)
 
 
-def zero_elements(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
+def zero_volume(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
     """Return the elements that all `ranks` together send, per reduction and per gather.
 
     gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch;

@@ -25,10 +25,10 @@ from minidist import collectives
 from minidist.config.pipeline_plan import make_plan
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.optim import NORM_BLOCK
-from minidist.parallel.data_parallel import DIGEST_BYTES, ddp_elements, startup_bytes
-from minidist.parallel.fully_shard import fsdp_elements, gather_elements
-from minidist.parallel.local_sgd import local_sgd_elements
-from minidist.parallel.zero import zero_elements
+from minidist.parallel.data_parallel import DIGEST_BYTES, ddp_volume, startup_bytes
+from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
+from minidist.parallel.local_sgd import local_sgd_volume
+from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
@@ -98,20 +98,20 @@ def _data_axes(
 
         # What the strategy sends, each as its own module says: per reduction and per gather.
         if config.zero == 3:
-            sent = fsdp_elements(shared, n, copies=copies, reshard=config.reshard, replayed=stages_replayed)
-            sent["gradient_reduce"] = fsdp_elements(gradient, n, copies=copies)["gradient_reduce"]
+            sent = fsdp_volume(shared, n, copies=copies, reshard=config.reshard, replayed=stages_replayed)
+            sent["gradient_reduce"] = fsdp_volume(gradient, n, copies=copies)["gradient_reduce"]
             gathers = steps * k * sent["parameter_gather"]
-            gathers += (steps - skipped) * gather_elements(axis.resident, n, copies)
+            gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
             if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
-                gathers += crossings_of(plan)[2] * gather_elements(shared, n, copies)
+                gathers += crossings_of(plan)[2] * fsdp_gather_volume(shared, n, copies)
         elif config.zero:
-            sent = zero_elements(gradient, units, n)
+            sent = zero_volume(gradient, units, n)
             gathers = (steps - skipped) * sent["parameter_gather"]
         else:
-            sent = ddp_elements(gradient, n)
+            sent = ddp_volume(gradient, n)
             gathers = 0
         if config.local_steps:
-            gathers += -(-steps // config.local_steps) * local_sgd_elements(units, n)["parameter_gather"]
+            gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
         total["parameter_gather"] += gathers * groups * itemsize
