@@ -42,12 +42,15 @@ def launch(
     input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never call `os._exit` in a rank: it
     leaves no chance to report, the launcher decides what becomes of the other ranks, and may report success.
     """
+    # The program's own documentation comes first in the help.
     words = list(sys.argv[1:] if argv is None else argv)
     flags, rest = parser().parse_known_args(words)
     if flags.help:
         print((sys.modules["__main__"].__doc__ or "").strip() + "\n")
         parser().print_help()
         return []
+
+    # One report for each kind of end; a traceback only for errors that are not ours.
     try:
         for word in rest:
             if is_mistyped(word):
@@ -159,6 +162,7 @@ def execute(
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
 
+    # Without a launcher the ranks are virtual; under one, this process is one of them.
     if size is None:
         world = SimWorld(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
         try:
@@ -199,6 +203,8 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
+
+    # The text: one sentence for an error that says all, a traceback for any other.
     try:
         place = f"rank {world.rank} of {world.size}"
         if isinstance(error, MinidistError):
@@ -208,6 +214,8 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
             text = f"{place}: {type(error).__name__} {error}; the job ends."
         else:
             text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
+
+        # Whatever happens while it is printed, the job ends.
         sys.stdout.flush()  # Abort would lose what was printed before
         print(f"minidist: {text}", file=sys.stderr, flush=True)
         if world.watchdog:

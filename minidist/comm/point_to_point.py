@@ -244,11 +244,14 @@ class PointToPoint:
         return pickle.loads(data.tobytes())
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
+        # Name the line and the tag; a collective call has both already.
         site = self.site or call_site(sys._getframe(2))
         if tag is None:
             tag = self.tag
         elif tag.__class__ is not int:
             tag = operator.index(tag)
+
+        # Refuse what no world could send, where the caller can see it.
         if not 0 <= tag <= MAX_TAG:
             raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{MAX_TAG}, at {site}")
         if not 0 <= peer < self.size and not (peer == ANY and kind == "receive"):

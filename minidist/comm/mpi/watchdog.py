@@ -103,6 +103,7 @@ class Watchdog:
         if waiting is None:
             return state | {"what": f"computing at {self._site()}"}
 
+        # What it waits in, and which ranks could end the wait.
         assert isinstance(waiting, Request | Work | Entering | Exchanging)
         what = waiting.describe()
         if isinstance(waiting, Request):
@@ -115,6 +116,7 @@ class Watchdog:
         elif isinstance(waiting, Entering):
             state["peers"] = waiting.peers
 
+        # What the operation itself does not know: the line of the wait, an exception before it, the other streams.
         site = self._site()
         if str(site) not in what:
             what += f", waited for at {site}"
@@ -162,6 +164,8 @@ class Watchdog:
             f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); "
             "every rank's pending operation:"
         ]
+
+        # Each rank's own file says what it waits in.
         waiting, states = [], {}
         for rank in range(self.world.size):
             path = self._state_file(rank)
@@ -177,6 +181,7 @@ class Watchdog:
             else:
                 lines.append(f"  rank {rank}: {state['what']}")
 
+        # What only all of them together show.
         cycle = find_cycle(waiting)
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))

@@ -64,29 +64,35 @@ class MPIWorld:
         on_failure: str = "end",
     ) -> None:
         MPI = import_mpi()
-        self.unchecked = not (checks or record or synchronous)
         self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
+        self.unchecked = not (checks or record or synchronous)
         self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
-        self.base = MPI.COMM_WORLD.Dup()  # for making groups and for this class's own business
+        self.base = MPI.COMM_WORLD.Dup()  # for making groups, and for what this class itself exchanges
         self.hosts: list[str] = self.base.allgather(MPI.Get_processor_name())
-        self.handles: dict[str, Any] = {}
-        self.trace = Trace(self.rank, self.size)
+        self.handles: dict[str, Any] = {}  # MPI's communicators, by context
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else self.size
+        self.oversubscribed = self.size > cores
         self.dead: dict[int, float] = {}  # always empty: a death ends the job
+
+        # Streams.
         self.streams: dict[str, Stream] = {}
         self.active: list[Stream] = []  # those with work to do
         self.running: Stream | None = None  # None: the main program
         self.main = getcurrent()
-        self.waiting: Wait = None  # of the main program; the watchdog reads it
-        self.handling: BaseException | None = None  # it waits inside `except` or `finally`: what led there
-        self.state = "computing"
+
+        # Messages.
+        self.trace = Trace(self.rank, self.size)
         self.open = OpenReceives()
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
-        self.completed = 0  # messages; the watchdog reads it
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else self.size
-        self.oversubscribed = self.size > cores
+
+        # What the watchdog reads, and the clock.
+        self.state = "computing"
+        self.waiting: Wait = None  # of the main program
+        self.handling: BaseException | None = None  # the exception that led into a wait in `except` or `finally`
+        self.completed = 0  # messages
         self.mark = 0.0  # since when the main program has been computing
         self.started = time.perf_counter()
         self.comm = Comm(self, "world", range(self.size), self.rank)
@@ -153,7 +159,6 @@ class MPIWorld:
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> MPIRequest:
-        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
             self.rank,
@@ -264,7 +269,6 @@ class MPIWorld:
         return True
 
     def wait(self, request: Any) -> None:
-        """Return when the request is complete; streams run meanwhile."""
         event = request.event
         receiving = request.kind == "receive"
         event.start = self.time() if receiving else event.posted
@@ -356,7 +360,6 @@ class MPIWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
-        """Queue work in the stream of its communicator."""
         stream = self.streams.get(work.comm.name)
         if stream is None:
             stream = self.streams[work.comm.name] = Stream(f"lane:{work.comm.name}")
@@ -399,7 +402,6 @@ class MPIWorld:
                 self._resume(stream)
 
     def wait_work(self, work: Work) -> Any:
-        """Return the work's result once it is finished."""
         self.unwaited.pop(id(work), None)
         if self.running is None:
             self.waiting = work
@@ -415,7 +417,6 @@ class MPIWorld:
     # clock and record -------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Seconds since this world was made."""
         return time.perf_counter() - self.started
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
@@ -426,7 +427,6 @@ class MPIWorld:
             self.mark = now
 
     def trace_of(self, comm: PointToPoint) -> Trace:
-        """This rank's record."""
         return self.trace
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:

@@ -54,6 +54,7 @@ def drawn(data: Any) -> Chooser:
 
 def replay(traces: Sequence[Trace]) -> Chooser:
     """Return a chooser of a recorded run's order: each wildcard receive gets the sender that it got there."""
+    # The senders of each receiver's wildcards, in the order in which it got them.
     recorded: dict[tuple[int, str, int], deque[int]] = defaultdict(deque)  # by receiver, context, tag
     for trace in traces:
         for message in trace.messages:
@@ -62,11 +63,13 @@ def replay(traces: Sequence[Trace]) -> Chooser:
                 recorded[trace.rank, context, message.tag].append(message.peer)
 
     def choose(candidates: Sequence[Candidate]) -> int:
+        # Any candidate that was next in the recorded run will do: the receivers do not influence each other.
         for index, candidate in enumerate(candidates):
             queue = recorded[candidate.receiver, candidate.context, candidate.tag]
             if queue and queue[0] == candidate.sender:
                 queue.popleft()
                 return index
+
         wanted = {receiver: queue[0] for (receiver, _, _), queue in recorded.items() if queue}
         raise MismatchError(
             f"the recorded run cannot be replayed: its next messages are {wanted} (receiver: sender), "

@@ -135,6 +135,8 @@ class Failures:
             request = stream.waiting
             if stream.rank in state.dead or not isinstance(request, SimRequest) or request.error is not None:
                 continue
+
+            # Of which death? A wait by name is notified every time, a wait for any rank once.
             members = request.comm.members
             if request.peer == ANY:
                 news = [r for r in sorted(state.dead) if r in members and (stream.rank, r) not in self.notified]
@@ -142,6 +144,8 @@ class Failures:
                 news = [members[request.peer]] if members[request.peer] in state.dead else []
             if not news:
                 continue
+
+            # Withdraw the request, then let its wait raise.
             context, tag = request.comm.context, request.tag
             if request.kind == "send":
                 remove(state.sends, (context, stream.rank, news[0], tag), request)

@@ -33,7 +33,6 @@ class Matching:
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> SimRequest:
-        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
         state = self.state
         stream = state.running
         rank, nbytes, checks = stream.rank, array.nbytes, state.checks

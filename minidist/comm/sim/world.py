@@ -103,6 +103,8 @@ class SimWorld:
         self.failures = Failures(state, self.pending_kills)
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
+
+        # What every rank does: a greenlet each.
         results: list[Any] = [None] * self.size
         members = range(self.size)
 
@@ -118,6 +120,8 @@ class SimWorld:
         self.hub, self.in_run = getcurrent(), True
         for stream in mains:
             self._spawn(stream, program)
+
+        # Run them. Whatever ends the run, no greenlet and no thread stays behind.
         watchdog = HangWatchdog(state, self.timeout) if self.timeout else None
         try:
             self._schedule()
@@ -246,7 +250,6 @@ class SimWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
-        """Queue work in the stream of its communicator."""
         state = self.state
         rank, name = state.running.rank, work.comm.name
         stream = state.side.get((rank, name))
@@ -281,7 +284,6 @@ class SimWorld:
                 work.waiter = None
 
     def wait_work(self, work: Work) -> Any:
-        """Return the work's result once it is finished."""
         stream = self.state.running
         self.state.unwaited[stream.rank].pop(id(work), None)
         if not work.finished:
@@ -298,11 +300,9 @@ class SimWorld:
     # clock and record -------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Virtual seconds since the run began, on the clock of the stream that runs."""
         return self.state.running.time
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
-        """Advance the clock by `seconds` and by the time of the operations, each (FLOPs, bytes)."""
         stream = self.state.running
         start = stream.time
         end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
@@ -315,7 +315,6 @@ class SimWorld:
             self.state.traces[stream.rank].spans.append(SpanEvent(stream.rank, stream.name, name, start, end))
 
     def trace_of(self, comm: PointToPoint) -> Trace:
-        """The record of the rank that `comm` belongs to."""
         return self.state.traces[comm.members[comm.rank]]
 
     @property
