@@ -46,7 +46,7 @@ def explain_job(
     closed = closed_form_bytes(once, batches, [result.sizes for result in results])
     warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
     answer: dict[str, Any] = {
-        "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.honoured],
+        "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],
         "not_honoured": [{"key": key, "why": why} for key, why in translation.ignored],
         "batch": {
             "global_batch": batches.global_batch,

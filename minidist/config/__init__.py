@@ -1,1 +1,1 @@
-"""What is to be trained, and may it run?"""
+"""What is to be trained, and may it run? Settings, files of settings, and the rules of what does not combine."""

@@ -1,11 +1,14 @@
-"""A job in a file, TOML or JSON: the same names as the flags, and the same sentences for what is wrong.
+"""A job in a TOML or JSON file, with the names of the flags and the same sentences for wrong values.
 
     [model]                     [axes]
     layers = 4                  dp = 2
     width = 128                 tp = 2
                                 sequence-parallel = true
+
 Tables only arrange a file: their names are free, and a key means the same in any of them. `--set axes.tp=4` overrides
 the file by the file's own name of a setting, and a flag on the command line overrides both.
+
+Proved by: tests/config/test_config_file.py
 """
 
 import json
@@ -19,9 +22,9 @@ from minidist.config.train_config import TrainConfig
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Field -> value, as `TrainConfig.make` takes them.
+    """Return {field: value}, as `TrainConfig.make` takes them.
 
-    Raises UsageError for a file that cannot be read, a key that is no setting (with the nearest one) or that stands
+    Raises UsageError for a file that cannot be read, an unknown setting (with the nearest one), or one that appears
     twice.
     """
     path = Path(path)
@@ -29,9 +32,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
-    """Field -> value from texts like axes.tp=4: a dotted key of a file and a TOML value; what is no TOML is a word.
+    """Return {field: value} from texts like axes.tp=4: a dotted key of a file and a TOML value, or else a word.
 
-    Raises UsageError for a text without `=`, a key that is no setting (with the nearest one) or that is given twice.
+    Raises UsageError for a text without `=`, an unknown setting (with the nearest one), or one that appears twice.
     """
     leaves = []
     for text in texts:
@@ -53,9 +56,7 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
         if field not in TrainConfig.model_fields:
             raise UsageError(f"{where}: unknown setting {key!r}{nearest(field, TrainConfig.model_fields)}")
         if field in result:
-            raise UsageError(
-                f"{where}: {field!r} stands there twice, the second time as {key!r}; leave one of them out"
-            )
+            raise UsageError(f"{where}: {field!r} appears twice, the second time as {key!r}; leave one of them out")
         result[field] = value
     return result
 
@@ -69,7 +70,7 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config {str(path)!r}: {error.strerror}; give the path of a file") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config {str(path)!r} is no {path.suffix[1:].upper()}: {error}") from None
+        raise UsageError(f"--config {str(path)!r} is not {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {str(path)!r} holds a {type(content).__name__}; it must be a table of settings")
     return content

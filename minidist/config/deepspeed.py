@@ -1,15 +1,15 @@
-"""A DeepSpeed configuration file as settings of a job: what is honoured becomes a flag, everything else is listed by
-name.
+"""A DeepSpeed configuration file as settings of a job: a key that applies becomes a flag, every other key is listed.
 
 A file that was written for another program must not be half understood in silence. So each key of the file is in one of
-two
-lists, and which list it is in depends on its value too: `warmup_type: linear` is what minidist does, `log` is not.
+two lists, and which one depends on its value too: `warmup_type: linear` is what minidist does, `log` is not.
 
 The batch triple follows DeepSpeed's rules (runtime/config.py, _set_batch_related_parameters): global batch = micro
 batch x accumulation x data-parallel ranks; two of them give the third; train_batch_size alone, or the micro batch
 alone, means an accumulation of 1; the accumulation alone means nothing.
 
 Source: DeepSpeed's documentation, "Configuration JSON".
+
+Proved by: tests/config/test_deepspeed.py
 """
 
 import json
@@ -23,38 +23,40 @@ from minidist.config.train_config import TrainConfig, flag
 
 Settings = dict[str, Any]
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adagrad": "adagrad"}
+AUTO = "auto: another program was to fill it in"
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 @dataclass
 class Translation:
-    """What a file says. settings: fields of TrainConfig. honoured: (key, value, what it became). ignored: (key, why)."""
+    """What a file says.
+
+    settings: fields of TrainConfig. applied: (key, value, the flags that it became). ignored: (key, why).
+    """
 
     settings: Settings = field(default_factory=dict)
-    honoured: list[tuple[str, Any, str]] = field(default_factory=list)
+    applied: list[tuple[str, Any, str]] = field(default_factory=list)
     ignored: list[tuple[str, str]] = field(default_factory=list)
 
-    def take(self, key: str, value: Any, **settings: Any) -> None:
-        """Key and value are honoured, by these settings (none: minidist does that anyway)."""
+    def apply(self, key: str, value: Any, **settings: Any) -> None:
+        """Record that the key applies, through these settings (none: minidist does that anyway)."""
         self.settings.update(settings)
         flags = " ".join(
             flag(name) if setting is True else f"{flag(name)} {setting}" for name, setting in settings.items()
         )
-        self.honoured.append((key, value, flags or "as it is"))
+        self.applied.append((key, value, flags or "as it is"))
 
-    def leave(self, key: str, why: str = "minidist has no such thing") -> None:
-        """Not honoured."""
+    def ignore(self, key: str, why: str = "minidist has no such setting") -> None:
+        """Record that the key does not apply, and why."""
         self.ignored.append((key, why))
 
     def warning(self) -> str:
-        """One line that names every key that is not honoured; "" when there is none."""
+        """Return one line that names every key that does not apply; "" when there is none."""
         return f"not honoured: {', '.join(key for key, _ in self.ignored)}" if self.ignored else ""
 
 
 def read_deepspeed(path: str | Path) -> Translation:
-    """Translate a file. Errors: UsageError for a file that is no JSON object, a wrong value, and a batch that is left
-    open.
-    """
+    """Translate a file. UsageError when it is not a JSON object, a value is wrong, or the batch is undetermined."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,14 +64,14 @@ def read_deepspeed(path: str | Path) -> Translation:
             f"--deepspeed {path} cannot be read: {error.strerror}; name a DeepSpeed configuration file"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--deepspeed {path} is no JSON: {error}") from None
+        raise UsageError(f"--deepspeed {path} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise UsageError(f"--deepspeed {path} holds no JSON object but a {type(content).__name__}")
+        raise UsageError(f"--deepspeed {path} holds a {type(content).__name__}, not a JSON object")
     return translate(content)
 
 
 def translate(content: Mapping[str, Any]) -> Translation:
-    """The same, of the file's content."""
+    """Translate the content of a file."""
     result = Translation()
     _batch(content, result)
     sections: dict[str, Callable[[Any, Translation], None]] = {
@@ -86,13 +88,13 @@ def translate(content: Mapping[str, Any]) -> Translation:
         if key in BATCH:
             continue
         if value == "auto":
-            result.leave(key, "auto: something else was to fill it in")
+            result.ignore(key, AUTO)
         elif key in sections:
             if key not in ("gradient_clipping",) and not isinstance(value, dict):
                 raise UsageError(f"DeepSpeed's {key} is a JSON object, not {value!r}")
             sections[key](value, result)
         else:
-            _leave_all(key, value, result)
+            _ignore_all(key, value, result)
     return result
 
 
@@ -100,38 +102,38 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
     given = {key: content[key] for key in BATCH if content.get(key, "auto") != "auto"}
     for key in BATCH:
         if content.get(key) == "auto":
-            result.leave(key, "auto: something else was to fill it in")
+            result.ignore(key, AUTO)
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number of at least 1")
     if not given:
         if any(key in content for key in BATCH):
-            return  # all of them auto: the flags say it
+            return  # all of them are auto: flags determine the batch
         raise UsageError(
             "the file has no train_batch_size and no train_micro_batch_size_per_gpu; DeepSpeed needs one of them"
         )
     if set(given) == {"gradient_accumulation_steps"}:
         raise UsageError(
-            "gradient_accumulation_steps alone leaves the batch open; DeepSpeed needs train_batch_size or"
+            "gradient_accumulation_steps alone does not determine the batch; DeepSpeed needs train_batch_size or"
             " train_micro_batch_size_per_gpu beside it"
         )
     names = dict(zip(BATCH, ("global_batch", "micro_batch", "accumulation"), strict=True))
     for key, value in given.items():
-        result.take(key, value, **{names[key]: value})
+        result.apply(key, value, **{names[key]: value})
     if len(given) == 1:  # then DeepSpeed accumulates over one micro-batch, also in a pipeline
         result.settings["accumulation"] = 1
 
 
 def _numbers(section: str, params: Mapping[str, Any], result: Translation, fields: Mapping[str, str]) -> None:
-    """Parameters that are settings under another name; "auto" ones are left."""
+    """Translate parameters that are settings under another name; those that are "auto" are ignored."""
     for name, value in params.items():
         key = f"{section}.params.{name}"
         if value == "auto":
-            result.leave(key, "auto: something else was to fill it in")
+            result.ignore(key, AUTO)
         elif name in fields:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a number")
-            result.take(key, value, **{fields[name]: value})
+            result.apply(key, value, **{fields[name]: value})
 
 
 def _params(name: str, section: Mapping[str, Any]) -> Settings:
@@ -142,7 +144,7 @@ def _params(name: str, section: Mapping[str, Any]) -> Settings:
 
 
 def _whole(key: str, value: Any) -> int:
-    """DeepSpeed's files write 5e8 for a whole number."""
+    """Return a whole number, which DeepSpeed's files may write as 5e8."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value < 2**63 or value != int(value):
         raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number")
     return int(value)
@@ -152,11 +154,11 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = str(section.get("type", "")), _params("optimizer", section)
     name = OPTIMIZERS.get(kind.lower())
     if name is None:
-        _leave_all("optimizer", section, result, "minidist has Adam, AdamW, SGD and Adagrad of these")
+        _ignore_all("optimizer", section, result, "minidist has Adam, AdamW, SGD and Adagrad of these")
         return
     if kind.lower() == "adam" and (params.get("adam_w_mode", True) is False or params.get("torch_adam") is True):
         name = "adam"  # DeepSpeed's own "Adam" decays weights as AdamW does, unless told otherwise
-    result.take("optimizer.type", kind, optimizer=name)
+    result.apply("optimizer.type", kind, optimizer=name)
     fields = {"lr": "lr", "weight_decay": "weight_decay", **({"momentum": "momentum"} if name == "sgd" else {})}
     _numbers("optimizer", params, result, fields)
     usual = {
@@ -171,22 +173,22 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
         if key in fields or value == "auto":
             continue
         if (key in ("adam_w_mode", "torch_adam") and kind.lower() == "adam") or (key in usual and value == usual[key]):
-            result.take(f"optimizer.params.{key}", value)
+            result.apply(f"optimizer.params.{key}", value)
         else:
-            result.leave(
+            result.ignore(
                 f"optimizer.params.{key}",
-                f"minidist trains with {usual[key]}" if key in usual else "minidist has no such thing",
+                f"minidist trains with {usual[key]}" if key in usual else "minidist has no such setting",
             )
     for key in set(section) - {"type", "params"}:
-        _leave_all(f"optimizer.{key}", section[key], result)
+        _ignore_all(f"optimizer.{key}", section[key], result)
 
 
 def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = section.get("type"), _params("scheduler", section)
     if kind not in ("WarmupLR", "WarmupCosineLR"):
-        _leave_all("scheduler", section, result, "minidist has a linear warm-up, then a constant or a cosine")
+        _ignore_all("scheduler", section, result, "minidist has a linear warm-up, then a constant or a cosine")
         return
-    result.take("scheduler.type", kind, decay="cosine" if kind == "WarmupCosineLR" else "constant")
+    result.apply("scheduler.type", kind, decay="cosine" if kind == "WarmupCosineLR" else "constant")
     fields = {
         "warmup_num_steps": "warmup",
         "warmup_max_lr": "lr",
@@ -200,14 +202,14 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
         if key in fields or value == "auto":
             continue
         if (key, value) in (("warmup_type", "linear"), ("warmup_min_lr", 0), ("last_batch_iteration", -1)):
-            result.take(name, value)
+            result.apply(name, value)
         else:
             why = (
                 "DeepSpeed's default is a logarithmic warm-up; minidist's is linear"
                 if key == "warmup_type"
-                else "minidist has no such thing"
+                else "minidist has no such setting"
             )
-            result.leave(name, why)
+            result.ignore(name, why)
 
 
 LOSS_SCALE = {
@@ -225,9 +227,9 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
         if values.get("enabled") == 1:  # true, and 1, which reads the same
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
-            result.take(f"{precision}.enabled", True, precision=precision)
+            result.apply(f"{precision}.enabled", True, precision=precision)
             if rest.get("loss_scale") == 0:
-                result.take(f"{precision}.loss_scale", rest.pop("loss_scale"))  # 0 means dynamic
+                result.apply(f"{precision}.loss_scale", rest.pop("loss_scale"))  # 0 means dynamic
             if precision == "fp16":
                 if isinstance(rest.get("initial_scale_power"), int):
                     power = rest.pop("initial_scale_power")
@@ -235,18 +237,18 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
                         raise UsageError(
                             f"DeepSpeed's fp16.initial_scale_power is {power!r}; it must be from 0 to 1000"
                         )
-                    result.take("fp16.initial_scale_power", power, loss_scale=2.0**power)
+                    result.apply("fp16.initial_scale_power", power, loss_scale=2.0**power)
                 for key, setting in LOSS_SCALE.items():
                     if key in rest:
                         value = rest.pop(key)
-                        result.take(f"fp16.{key}", value, **{setting: value})
+                        result.apply(f"fp16.{key}", value, **{setting: value})
         elif values.get("enabled", False) == "auto":
-            result.leave(f"{precision}.enabled", "auto: something else was to fill it in")
+            result.ignore(f"{precision}.enabled", AUTO)
         else:
-            result.take(f"{precision}.enabled", False)
-            return  # what a section that is off says has no meaning
+            result.apply(f"{precision}.enabled", False)
+            return  # the other keys of a disabled section have no meaning
         for key, value in rest.items():
-            _leave_all(f"{precision}.{key}", value, result)
+            _ignore_all(f"{precision}.{key}", value, result)
 
     return section
 
@@ -255,62 +257,62 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
     stage = section.get("stage", 0)
     if stage not in (0, 1, 2, 3):
         raise UsageError(f"DeepSpeed's zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
-    result.take("zero_optimization.stage", stage, zero=stage)
+    result.apply("zero_optimization.stage", stage, zero=stage)
     for key, value in section.items():
         name = f"zero_optimization.{key}"
         if key == "stage":
             continue
         if value == "auto":
-            result.leave(name, "auto: something else was to fill it in")
+            result.ignore(name, AUTO)
         elif key == "reduce_bucket_size":
-            result.take(name, value, reduce_bucket_size=_whole(name, value))
+            result.apply(name, value, reduce_bucket_size=_whole(name, value))
         elif key == "offload_optimizer" and isinstance(value, dict):
             device = value.get("device", "cpu")
             if device in ("cpu", "none", None):
-                result.take(f"{name}.device", device, offload="optimizer" if device == "cpu" else "none")
+                result.apply(f"{name}.device", device, offload="optimizer" if device == "cpu" else "none")
             else:
-                result.leave(f"{name}.device", "minidist offloads to the host's memory")
+                result.ignore(f"{name}.device", "minidist offloads to the host's memory")
             for inner in set(value) - {"device"}:
-                _leave_all(f"{name}.{inner}", value[inner], result)
+                _ignore_all(f"{name}.{inner}", value[inner], result)
         elif key == "stage3_param_persistence_threshold" and stage == 3:
-            result.take(name, value, persistence_threshold=_whole(name, value))
+            result.apply(name, value, persistence_threshold=_whole(name, value))
         elif key == "overlap_comm" and value is True:
-            result.take(name, value)
+            result.apply(name, value)
         else:
-            _leave_all(name, value, result)
+            _ignore_all(name, value, result)
 
 
 def _clipping(value: Any, result: Translation) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise UsageError(f"DeepSpeed's gradient_clipping is {value!r}; it must be a number of at least 0")
-    result.take("gradient_clipping", value, **({"clip": float(value)} if value else {}))
+    result.apply("gradient_clipping", value, **({"clip": float(value)} if value else {}))
 
 
 def _activations(section: Mapping[str, Any], result: Translation) -> None:
-    """In DeepSpeed the model says what is recomputed and this section how; here it turns the recomputation on."""
-    result.take("activation_checkpointing", "{...}", recompute="full")
+    """Turn recomputation on; in DeepSpeed the model says what is recomputed, and this section says how."""
+    result.apply("activation_checkpointing", "{...}", recompute="full")
     for key, value in section.items():
         if key == "cpu_checkpointing":
-            result.take(f"activation_checkpointing.{key}", value, **({"offload": "activations"} if value else {}))
+            result.apply(f"activation_checkpointing.{key}", value, **({"offload": "activations"} if value else {}))
         elif value in (False, None):
-            result.take(f"activation_checkpointing.{key}", value)
+            result.apply(f"activation_checkpointing.{key}", value)
         else:
-            _leave_all(f"activation_checkpointing.{key}", value, result)
+            _ignore_all(f"activation_checkpointing.{key}", value, result)
 
 
-def _leave_all(key: str, value: Any, result: Translation, why: str = "minidist has no such thing") -> None:
-    """A key, or every key below it."""
+def _ignore_all(key: str, value: Any, result: Translation, why: str = "minidist has no such setting") -> None:
+    """Ignore a key, or every key below it."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
-            _leave_all(f"{key}.{name}", inner, result, why)
+            _ignore_all(f"{key}.{name}", inner, result, why)
     else:
-        result.leave(key, why)
+        result.ignore(key, why)
 
 
 def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[str]) -> TrainConfig:
-    """The job that flags and file describe together. given: fields that stand on the command line.
+    """Return the job that flags and file describe together; UsageError when a flag contradicts the file.
 
-    Errors: UsageError when a flag and the file say different things.
+    given: the fields whose flags are on the command line.
     """
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:

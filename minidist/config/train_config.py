@@ -1,7 +1,9 @@
 """One description of a training job, the same behind flags, files and Python; every wrong value is one sentence.
 
-The three batch sizes hang together: global batch = micro batch x accumulation x data-parallel ranks. Any two give the
-third.
+The three batch sizes depend on each other: global batch = micro batch x accumulation x data-parallel ranks. Any two
+determine the third.
+
+Proved by: tests/config/test_train_config.py
 """
 
 from typing import Any, Literal
@@ -14,7 +16,7 @@ from minidist.pipeline.plan import get_schedule, read_csv
 
 
 class TrainConfig(BaseModel):
-    """What to train, on what, and how it is spread. Field names are the flags of `minidist train`, `_` for `-`."""
+    """What to train, on which data, and on which ranks. Field names are the flags of `minidist train`, `_` for `-`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,11 +30,11 @@ class TrainConfig(BaseModel):
     kv_heads: int | None = Field(
         None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)"
     )
-    context: int = Field(64, ge=1, description="tokens of one sample")
+    context: int = Field(64, ge=1, description="tokens per sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
-    experts: int = Field(0, ge=0, description="gpt: experts in the place of each MLP; 0: none")
-    top_k: int = Field(1, ge=1, le=2, description="experts that a token visits: 1 (Switch) or 2 (GShard)")
+    experts: int = Field(0, ge=0, description="gpt: experts in place of each MLP; 0: none")
+    top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(
         1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this"
     )
@@ -43,7 +45,7 @@ class TrainConfig(BaseModel):
             "pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE"
         ),
     )
-    prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank makes ahead; 0: none")
+    prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank prepares ahead; 0: none")
 
     # optimization
     steps: int = Field(20, ge=1, description="optimizer steps")
@@ -53,40 +55,40 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay")
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     decay: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
+    clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
     # the batch: any two of the first three give the third
-    global_batch: int | None = Field(None, ge=1, description="samples of one step on all ranks together")
-    micro_batch: int | None = Field(None, ge=1, description="samples of one forward pass of one rank")
-    accumulation: int | None = Field(None, ge=1, description="forward passes of one rank in one step")
+    global_batch: int | None = Field(None, ge=1, description="samples per step, on all ranks together")
+    micro_batch: int | None = Field(None, ge=1, description="samples per forward pass of a rank")
+    accumulation: int | None = Field(None, ge=1, description="forward passes of a rank per step")
     microbatches: int | None = Field(
-        None, ge=1, description="micro-batches of a step on one pipeline; another name of --accumulation"
+        None, ge=1, description="micro-batches of a pipeline per step; another name of --accumulation"
     )
 
     # axes: ranks = pp x dp x cp x tp
-    dp: int | None = Field(None, ge=1, description="data-parallel ranks (default: what the other axes leave)")
+    dp: int | None = Field(None, ge=1, description="data-parallel ranks (default: the ranks that the other axes leave)")
     pp: int = Field(1, ge=1, description="pipeline ranks")
     schedule: str = Field(
         "1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION"
     )
     chunks: int | None = Field(
-        None, ge=1, description="pipeline: stages on a rank, for the schedules that leave the choice"
+        None, ge=1, description="pipeline: stages per rank, for the schedules that leave the choice"
     )
-    replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp together, such as 2,1")
+    replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp in total, such as 2,1")
     partition: str = Field(
         "uniform",
         description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile",
     )
-    cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of every sequence")
+    cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of each sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
-    tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a tile of every matrix")
+    tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a shard of each matrix")
     sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")
-    ep: int = Field(1, ge=1, description="expert-parallel ranks, a divisor of --dp: each has some of the experts")
+    ep: int = Field(1, ge=1, description="expert-parallel ranks, a divisor of --dp: each has a share of the experts")
 
     # the data axis
     strategy: Literal["auto", "ps"] = Field(
-        "auto", description="auto, or ps: a parameter server in the place of reductions"
+        "auto", description="auto, or ps: a parameter server in place of reductions"
     )
     servers: int = Field(1, ge=1, description="ps: ranks that are servers")
     consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
@@ -96,38 +98,38 @@ class TrainConfig(BaseModel):
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too"
     )
-    reduction: Literal["ordered", "ring"] = Field("ring", description="ordered: bits independent of buckets and ranks")
+    reduction: Literal["ordered", "ring"] = Field(
+        "ring", description="ordered: the same bits for all bucket sizes and numbers of ranks"
+    )
     compression: str = Field(
         "none",
         description=(
-            "gradients on their way: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK"
+            "how gradients are compressed: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK"
         ),
     )
     local_steps: int = Field(
-        0,
-        ge=0,
-        description="local SGD: replicas train alone for so many steps, then weights are averaged; 0: never alone",
+        0, ge=0, description="local SGD: replicas train alone for this many steps, then weights are averaged; 0: off"
     )
-    bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, 1e6 bytes")
+    bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
-        False, description="reduce after every micro-batch instead of once a step (no no_sync)"
+        False, description="reduce after every micro-batch instead of once per step (without no_sync)"
     )
-    reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: most elements of a gradient bucket")
+    reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: maximum elements of a gradient bucket")
     prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
     reshard_after_forward: str = Field(
         "true",
         description=(
-            "ZeRO 3: true, false (units stay whole until backward), or a number of neighbours that keep them split"
+            "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
         ),
     )
-    persistence_threshold: int = Field(0, ge=0, description="ZeRO 3: parameters of fewer elements stay whole")
+    persistence_threshold: int = Field(0, ge=0, description="ZeRO 3: parameters with fewer elements stay gathered")
     dp_replicate: int = Field(
         1, ge=1, description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)"
     )
 
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
-        "fp32", description="of parameters, gradients and activations"
+        "fp32", description="dtype of parameters, gradients and activations"
     )
     loss_scale: float = Field(
         2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it"
@@ -136,35 +138,33 @@ class TrainConfig(BaseModel):
         2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles"
     )
     loss_scale_hysteresis: int = Field(
-        2, ge=1, description="fp16: overflows until the loss scale first falls after it has grown"
+        2, ge=1, description="fp16: overflows before the loss scale first falls after it has grown"
     )
     loss_scale_floor: float = Field(
-        1.0, gt=0, description="fp16: the loss scale falls no further; three overflows in a row there are an error"
+        1.0, gt=0, description="fp16: lowest loss scale; three overflows in a row there are an error"
     )
     recompute: str = Field(
-        "none", description="activations computed again in backward: none, full, selective, sqrt or budget:BYTES"
+        "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
     )
     offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
-        "none", description="what lives in host memory"
+        "none", description="what is kept in host memory"
     )
 
     # checkpoints and checks
-    save: str | None = Field(None, description="directory of checkpoints; the last step is saved")
+    save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
-    resume: bool = Field(False, description="go on from the latest checkpoint in --save")
+    resume: bool = Field(False, description="continue from the latest checkpoint in --save")
     noise_scale: bool = Field(
-        False, description="measure the gradient noise scale: the batch size that would be worth its samples"
+        False, description="measure the gradient noise scale: up to which batch size more samples pay"
     )
-    evaluate_every: int | None = Field(
-        None, ge=1, description="steps between two losses on held-out data, the last tenth"
-    )
+    evaluate_every: int | None = Field(None, ge=1, description="steps between losses on held-out data, the last tenth")
     check_replicas: bool = Field(
         False, description="after every step, compare all copies of every parameter bit for bit"
     )
 
     @property
     def reshard(self) -> bool | int:
-        """What `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
+        """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
         text = self.reshard_after_forward.lower()
         if text not in ("true", "false") and not text.isdecimal():
             raise UsageError(
@@ -181,9 +181,7 @@ class TrainConfig(BaseModel):
 
     @classmethod
     def make(cls, **values: Any) -> "TrainConfig":
-        """Like the constructor, with UsageErrors: an unknown key names the nearest one, a wrong value says what is
-        allowed.
-        """
+        """Make a config; UsageError names the nearest setting of an unknown one, and what is allowed for a value."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -197,7 +195,7 @@ class TrainConfig(BaseModel):
 
 
 def flag(field: str) -> str:
-    """The flag of a field: global_batch -> --global-batch."""
+    """Return the flag of a field: global_batch -> --global-batch."""
     return "--" + field.replace("_", "-")
 
 
@@ -221,20 +219,20 @@ class Batches(BaseModel):
 
 
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
-    """The degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
+    """Return the degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
 
-    With --strategy ps the servers are ranks too, and no part of any degree: dp is the number of workers.
+    With --strategy ps the servers are ranks too, outside of every degree: dp is the number of workers.
     """
     if config.strategy == "ps" and ranks is not None:
         if config.servers >= ranks:
             raise UsageError(
                 f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1}"
-                " ranks, or take fewer servers"
+                " ranks, or use fewer servers"
             )
         ranks -= config.servers
         if config.dp not in (None, ranks):
             raise UsageError(
-                f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; take"
+                f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; use"
                 f" --dp {ranks}, or start {config.dp + config.servers} ranks"
             )
     dp = config.dp if ranks is not None else config.dp or 1
@@ -243,19 +241,24 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
-    """Fill in what the batch triple leaves out; UsageError with the equation and its numbers when it does not hold."""
+    """Return the complete batch triple; UsageError with the equation and its numbers when it does not hold."""
     dims = resolve_dims(config, ranks)
     dp = dims.dp
     if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
         raise UsageError(
-            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are one number; give one of"
-            " them"
+            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are the same number; give"
+            " one of them"
         )
-    total, micro, accumulation = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
+    given = config.accumulation or config.microbatches
+    total, micro, accumulation = config.global_batch, config.micro_batch, given
+
+    # A pipeline that drains needs several micro-batches, unless its file says how many it has.
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
         accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
-        if config.schedule.endswith(".csv"):  # it says how many it has
+        if config.schedule.endswith(".csv"):
             accumulation = read_csv(config.schedule).microbatches
+
+    # Two of the three numbers determine the third; the defaults are a micro batch of 4 and an accumulation of 1.
     if total is None:
         micro, accumulation = micro or 4, accumulation or 1
         total = micro * accumulation * dp
@@ -264,20 +267,15 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         micro = total // (accumulation * dp)
     elif accumulation is None:
         accumulation = total // (micro * dp)
+
     if micro * accumulation * dp != total:
-        below = (
-            total // (accumulation * dp) * accumulation * dp
-            if config.micro_batch is None
-            else total // (micro * dp) * micro * dp
-        )
-        step = accumulation * dp if config.micro_batch is None else micro * dp
-        choices = f"{below} or {below + step}" if below else f"{step}"
-        if (
-            config.micro_batch is not None and (config.accumulation or config.microbatches) is not None
-        ):  # all three were given
+        unit = (accumulation if config.micro_batch is None else micro) * dp
+        below = total // unit * unit
+        choices = f"{below} or {below + unit}" if below else f"{unit}"
+        if config.micro_batch is not None and given is not None:  # all three were given
             choices = f"{micro * accumulation * dp}"
             if total % (micro * accumulation) == 0:
-                choices += f", or {total // (micro * accumulation)} data-parallel ranks in the place of {dp}"
+                choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
         raise UsageError(
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
@@ -286,7 +284,7 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
 
 
 def updates_of(schedule: str) -> str:
-    """When a schedule updates the weights (see `Plan`); of a file or an unknown name "flush"."""
+    """Return when a schedule updates the weights (see `Plan`); "flush" for a file or an unknown name."""
     try:
         return get_schedule(schedule).updates
     except UsageError:

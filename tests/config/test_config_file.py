@@ -54,11 +54,11 @@ def test_a_flag_overrides_the_file(tmp_path, capsys):
     ("name", "content", "sentence"),
     [
         ("job.toml", "[axes]\ntpp = 2", r"unknown setting 'axes\.tpp' \(did you mean 'tp'\?\)"),
-        ("job.toml", "tp = 2\n[axes]\ntp = 4", r"'tp' stands there twice, the second time as 'axes\.tp'"),
-        ("job.toml", "tp = ", "is no TOML"),
-        ("job.json", "{", "is no JSON"),
+        ("job.toml", "tp = 2\n[axes]\ntp = 4", r"'tp' appears twice, the second time as 'axes\.tp'"),
+        ("job.toml", "tp = ", "is not TOML"),
+        ("job.json", "{", "is not JSON"),
         ("job.json", "[1]", "holds a list"),
-        ("job.json", "[" * 100_000, "is no JSON"),
+        ("job.json", "[" * 100_000, "is not JSON"),
         ("job.yaml", "tp: 2", r"must be a \.toml or a \.json file"),
         ("none.toml", None, "No such file"),
     ],
@@ -100,5 +100,5 @@ def test_an_override_is_a_toml_value_or_a_word():
     for text, sentence in (("axes.tp", "KEY=VALUE"), ("axes.tpp=2", r"'axes\.tpp' \(did you mean 'tp'\?\)")):
         with pytest.raises(UsageError, match=sentence):
             read_overrides([text])
-    with pytest.raises(UsageError, match="'tp' stands there twice"):
+    with pytest.raises(UsageError, match="'tp' appears twice"):
         read_overrides(["tp=2", "axes.tp=4"])

@@ -125,7 +125,7 @@ def test_no_key_is_passed_over_in_silence(sections, rest):
             translate(content)
         return
     said = translate(content)
-    named = {key for key, *_ in said.honoured} | {key for key, _ in said.ignored}
+    named = {key for key, *_ in said.applied} | {key for key, _ in said.ignored}
     for key in keys_of(content):
         section = key.partition(".")[0]
         off = section in ("fp16", "bf16") and sections[section].get("enabled", False) not in (True, "auto")
@@ -176,7 +176,7 @@ def test_the_batch_triple_has_deepspeeds_rules(total, micro, steps, world, pp):
     ("content", "words"),
     [
         ({}, "DeepSpeed needs one of them"),
-        ({"gradient_accumulation_steps": 2}, "leaves the batch open"),
+        ({"gradient_accumulation_steps": 2}, "does not determine the batch"),
         ({"train_batch_size": 0}, "at least 1"),
         ({**SMALL, "zero_optimization": {"stage": 4}}, "must be 0, 1, 2 or 3"),
         ({**SMALL, "zero_optimization": 2}, "is a JSON object, not 2"),

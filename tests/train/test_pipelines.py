@@ -135,7 +135,7 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
         ({"pp": 2, "layers": 4, "schedule": "interleaved", "microbatches": 3}, "take 2 or 4"),
         ({"pp": 2, "schedule": "forward-only"}, "trains nothing"),
         ({"pp": 2, "zero": 3, "schedule": "zb-h1"}, r"computes weight gradients \(W\) later"),
-        ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are one number"),
+        ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are the same number"),
         ({"pp": 2, "synchronize_each": True}, "does not apply to a pipeline"),
         ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
         ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),

@@ -216,7 +216,7 @@ BAD = {
     "ranks": (
         {"servers": 2, "dp": 3},
         4,
-        "--dp 3 workers and --servers 2 are not 4 ranks; take --dp 2, or start 5 ranks",
+        "--dp 3 workers and --servers 2 are not 4 ranks; use --dp 2, or start 5 ranks",
     ),
     "bound": ({"consistency": "ssp:-2"}, 3, "bound -2; it must be at least 0"),
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
