@@ -1,1 +1,1 @@
-"""How fast is it?"""
+"""How fast is it? One harness, and one file per comparison."""

@@ -34,7 +34,7 @@ STEPS = 3  # in a round
 
 
 class TimedWorld(MPIWorld):
-    """An MPI world that adds up the processor time inside sends, receives and waits."""
+    """An MPI world that sums the processor time inside sends, receives and waits."""
 
     def __init__(self, **settings: Any) -> None:
         self.seconds, self.depth = 0.0, 0
@@ -70,7 +70,7 @@ class TimedWorld(MPIWorld):
 
 
 def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict[str, Any]:
-    """{environment, rows}: the overhead's share of a step. Starts mpiexec with dp x tp x pp processes."""
+    """Return {environment, rows}: the overhead's share of a step. Starts mpiexec with dp x tp x pp processes."""
     if rounds < 1:
         raise UsageError(f"bench hybrid: --rounds {rounds}; it must be 1 or more")
     layout = {"dp": dp, "tp": tp, "pp": pp, "microbatches": 2, "global_batch": 8}
@@ -81,7 +81,7 @@ def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict
 
 
 def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Callable[[int], None]:
-    """One training step of the layout on this rank, as `train` does it."""
+    """Return one training step of the layout on this rank, as `train` does it."""
     config = TrainConfig.make(**layout, **sizes, data="markov", steps=1000)
     job = build(config, resolve_batches(config, comm.size), comm)
     strategy = parallelize(job, comm)

@@ -1,20 +1,19 @@
-"""On a network that is really slower: three hosts on this machine, a rate limit between them, and the virtual clock's
-word for it.
+"""How well does the virtual clock predict a network? Three hosts on this machine with a rate limit between them.
 
-On one machine messages go through shared memory and nothing of the alpha-beta model can be seen. So this makes hosts:
-network namespaces, each with an interface of its own on one bridge and a token bucket that lets so many bits a second
-out:
+On one machine messages go through shared memory, and the alpha-beta model cannot be observed. So this makes hosts:
+network namespaces, each with an interface of its own on one bridge and a token bucket that limits its rate:
 
     node0 eth0 ══ 200 Mbit/s ══╗
     node1 eth0 ══ 200 Mbit/s ══╬══ bridge        mpiexec starts one rank in each; MPI is told to use TCP only
     node2 eth0 ══ 200 Mbit/s ══╝
 
-Measured time stands beside the virtual clock's (alpha: half of a measured round trip; beta: the rate, and the headers
-that TCP, IP and Ethernet add to each frame), and the interface's own byte counter beside the trace's bytes. The clock
-knows no
-contention: algorithms in which a rank sends to one other at a time are predicted within a few percent; `ordered`, whose
-TCP streams compete for one bucket, takes 5 to 20 % longer than predicted. Needs root, `ip` and
-`tc` (iproute2) and MPICH's mpiexec; everything that it makes is taken away again.
+Measured time is compared with the virtual clock's (alpha: half of a measured round trip; beta: the rate, and the
+headers that TCP, IP and Ethernet add to each frame), and the interface's own byte counter with the trace's bytes. The
+clock models no contention: algorithms in which a rank sends to one other at a time are predicted within a few percent;
+`ordered`, whose TCP streams compete for one bucket, takes 5 to 20 % longer than predicted. Needs root, `ip` and `tc`
+(iproute2) and MPICH's mpiexec; everything that it makes is removed again.
+
+Proved by: tests/bench/test_network.py
 """
 
 import json
@@ -35,7 +34,7 @@ import numpy as np
 
 from minidist import collectives
 from minidist.base.errors import LauncherError, UsageError
-from minidist.base.process import tune_process
+from minidist.bench.harness import mpi_world, slowest
 from minidist.collectives import all_reduce
 from minidist.collectives.auto import virtual_seconds
 from minidist.comm import Comm, LinkModel
@@ -47,15 +46,14 @@ ALGORITHMS = ("ring", "rabenseifner", "recursive_doubling")
 FRAME, PAYLOAD = 1514, 1448  # bytes of a full Ethernet frame (1500 + 14), and of the data in it (20 IP, 32 TCP)
 NETWORK = "198.18.7"  # of the range that RFC 2544 sets aside for benchmarks
 COUNTER = "/sys/class/net/eth0/statistics/tx_bytes"
-# TCP only, or shared memory would go around the network; and both directions at once, which its default for large
-# messages
-# (a remote write) does not do over one connection.
+# TCP only, or shared memory would bypass the network; and both directions at once, which the default for large
+# messages (a remote write) does not do over one connection.
 UCX = ("-genv", "UCX_TLS", "tcp,self", "-genv", "UCX_RNDV_SCHEME", "am")
 AGENT = """#!/bin/sh
 [ "$1" = -x ] && shift
 host=$1; shift
 exec ip netns exec "$host" sh -c "$*"
-"""  # what mpiexec calls in the place of ssh
+"""  # what mpiexec calls instead of ssh
 
 
 def bench_network(
@@ -65,9 +63,9 @@ def bench_network(
     algorithms: Sequence[str] = ALGORITHMS,
     rounds: int = 3,
 ) -> dict[str, Any]:
-    """{environment, rows}: `ratio` is measured over predicted; `wire_bytes` and `trace_bytes` left the first host.
+    """Return {environment, rows}: `ratio` is measured over predicted; `wire_bytes`, `trace_bytes` left the first host.
 
-    rate: bits a second. Raises LauncherError when this machine cannot have such hosts, with what it lacks.
+    rate: bits per second. Raises LauncherError with what is missing when this machine cannot have such hosts.
     """
     if not 2 <= hosts <= 200:
         raise UsageError(f"bench network --hosts {hosts}; it must be 2 to 200")
@@ -151,13 +149,13 @@ def check_rights() -> None:
 
 
 def bucket(rate: float) -> list[str]:
-    """A token bucket that lets `rate` bits a second pass, and at most 16 KiB at once."""
+    """Return a token bucket that lets `rate` bits per second pass, and at most 16 KiB at once."""
     return ["rate", f"{rate:.0f}bit", "burst", "16kb", "latency", "400ms"]
 
 
 @contextmanager
 def network(hosts: int, rate: float) -> Iterator[tuple[list[str], Path]]:
-    """Names of so many namespaces on one bridge, and the agent that starts a program in one; gone afterwards."""
+    """In the block: the names of `hosts` namespaces on one bridge, and the agent that starts a program in one."""
     tag = f"md{os.getpid()}"
     names, bridge = [f"{tag}-{i}" for i in range(hosts)], f"{tag}br"[-15:]
     with tempfile.TemporaryDirectory(prefix="minidist-") as folder:
@@ -184,13 +182,14 @@ def network(hosts: int, rate: float) -> Iterator[tuple[list[str], Path]]:
 
 
 def run(*command: str) -> None:
+    """Run a program that configures the network; LauncherError with its message when it fails."""
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:
         raise LauncherError(f"bench network: `{' '.join(command)}` said: {answer.stderr.strip()}")
 
 
 def latency(comm: Comm, rounds: int = 30) -> float:
-    """Half of the median time of an 8-byte message there and back between ranks 0 and 1; 0 on the others."""
+    """Return half of the median round trip of 8 bytes between ranks 0 and 1; 0 on the others."""
     ball, seconds = np.zeros(1), []
     if comm.rank > 1:
         return 0.0
@@ -207,12 +206,12 @@ def latency(comm: Comm, rounds: int = 30) -> float:
 
 
 def sent_by_interface() -> int:
-    """Bytes that have left this host's interface since it was made, frames and acknowledgements and all."""
+    """Return the bytes that left this host's interface since it was made, with frames and acknowledgements."""
     return int(Path(COUNTER).read_text())
 
 
 def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[str, Any]:
-    """One row: the median over rounds of the slowest rank's time; bytes of the last round on this rank."""
+    """Return one row: the median over rounds of the slowest rank's time; bytes of the last round on this rank."""
     comm, array = world.comm, np.ones(nbytes // 4, np.float32)
     seconds = []
     for _ in range(rounds + 1):  # the first opens the connections
@@ -221,7 +220,7 @@ def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[s
         wire, trace = sent_by_interface(), sum(message.nbytes for message in world.trace.sent())
         began = time.perf_counter()
         all_reduce(comm, array, algorithm=algorithm)
-        seconds.append(world.base.allreduce(time.perf_counter() - began, op=world.MPI.MAX))
+        seconds.append(slowest(world, time.perf_counter() - began))
         wire, trace = sent_by_interface() - wire, sum(message.nbytes for message in world.trace.sent()) - trace
         if not (array == comm.size).all():
             raise LauncherError(f"rank {comm.rank}: {algorithm} over the network gave {array[:3]}, not {comm.size}")
@@ -237,7 +236,7 @@ def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[s
 
 
 def table(result: dict[str, Any]) -> str:
-    """Measured beside predicted, the interface's bytes beside the trace's."""
+    """Format the rows: measured beside predicted, the interface's bytes beside the trace's."""
     lines = [
         f"{'all-reduce':34s}{'measured ms':>12s}{'predicted ms':>13s}{'ratio':>7s}"
         f"{'interface bytes':>17s}{'trace bytes':>13s}"
@@ -256,14 +255,11 @@ def table(result: dict[str, Any]) -> str:
 
 def main(algorithms: list[str], sizes: list[int], rounds: int) -> None:
     """One rank of the benchmark, in a namespace of its own; rank 0 prints the result as JSON."""
-    tune_process()
-    world = MPIWorld(checks=False, timeout=120)
-    alpha = latency(world.comm)
-    rows = [measure(world, algorithm, nbytes, rounds) for nbytes in sizes for algorithm in algorithms]
-    if world.rank == 0:
-        print(json.dumps({"alpha": alpha, "rows": rows}))
-    world.finish()
-    world.close()
+    with mpi_world(timeout=120, record=True) as world:
+        alpha = latency(world.comm)
+        rows = [measure(world, algorithm, nbytes, rounds) for nbytes in sizes for algorithm in algorithms]
+        if world.rank == 0:
+            print(json.dumps({"alpha": alpha, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What waiting costs and what not waiting costs: the same task on the same workers, one of them slow, under several
-consistencies.
+"""What waiting for a slow worker costs, and what not waiting costs: one task under several consistencies.
 
 A model of the next token (a row of logits for each token) learns a Markov chain whose entropy is known, on virtual
-ranks, for a given stretch of virtual time. Counted are gradients a second, how old the weights under each gradient
-were, and the loss
-as time passes: bsp makes few steps with fresh weights, asp many with old ones.
+ranks, for a given virtual time. Counted are gradients per second, the age of the weights under each gradient, and the
+loss over time: bsp makes few steps with fresh weights, asp many with old ones.
 
 The model is a table, so its loss on the chain itself, not on a sample, is a sum over pairs of tokens.
+
+Proved by: tests/bench/test_staleness.py
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,9 @@ GRADIENT_SECONDS = 1e-3  # of a worker that is not slow
 
 @dataclass
 class StalenessRun:
-    """What one consistency did. staleness: of each gradient, the updates that its weights lacked. curve: (seconds,
-    loss).
+    """The result of one consistency.
+
+    staleness: for each gradient, the number of updates that its weights lacked. curve: (seconds, loss).
     """
 
     consistency: str
@@ -48,11 +49,11 @@ def staleness_runs(
     lr: float = 2.0,
     who: str = "last",
 ) -> list[StalenessRun]:
-    """One run a consistency, on one server and `workers` workers, for so many seconds of virtual time.
+    """Return one run per consistency, on one server and `workers` workers, for `seconds` seconds of virtual time.
 
-    slow: how many times as long a slow gradient takes. who: "last", the last worker is slow for ever; "anyone", every
-    worker is slow in one of `workers` gradients, by chance. lr: of a gradient; it counts the same everywhere, because
-    bsp adds the workers' gradients up. Raises UsageError for numbers that make no run.
+    slow: how many times as long a slow gradient takes. who: "last", the last worker is always slow; "anyone", each
+    worker is slow in one of `workers` gradients, by chance. lr: learning rate of one gradient; it has the same effect
+    everywhere, because bsp sums the workers' gradients. Raises UsageError for numbers out of range.
     """
     if not (workers >= 1 and 0 < slow < inf and 0 < seconds < inf):
         raise UsageError(
@@ -105,13 +106,13 @@ def _run(consistency: str, workers: int, pace: Callable[[int, int], float], seco
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities along the last axis."""
+    """Return probabilities along the last axis."""
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def table(runs: Sequence[StalenessRun]) -> str:
-    """The runs as lines of text."""
+    """Format the runs for people."""
     lines = [
         f"{'consistency':12}{'gradients/s':>12}{'mean staleness':>16}{'largest':>9}{'last loss':>11}   of each worker"
     ]

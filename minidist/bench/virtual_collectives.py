@@ -1,7 +1,9 @@
-"""Which algorithm is best where: virtual seconds of every algorithm at every size, and what "auto" takes.
+"""Which algorithm is best where: virtual seconds of every algorithm at every size, and what "auto" chooses.
 
 Phantom buffers (a shape and no data), so 64 MiB on each of 64 ranks cost no memory; the virtual clock is exact, so
 nothing is repeated. Where two lines of the picture cross, the best choice changes: that is the crossover.
+
+Proved by: tests/bench/test_collectives.py
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ SIZES = tuple(2**exponent for exponent in range(0, 27, 2))  # 1 B to 64 MiB
 def bench_virtual_collectives(
     operation: str = "all_reduce", ranks: int = 16, links: LinkModel | None = None, sizes: Sequence[int] = SIZES
 ) -> dict[str, Any]:
-    """{environment, rows}: a row for each size and algorithm, "auto" last; `ratio` is to the best fixed choice."""
+    """Return {environment, rows}: a row per size and algorithm, "auto" last; `ratio` is to the best fixed choice."""
     if operation not in ALGORITHMS:
         raise UsageError(
             f"no collective {operation!r}{nearest(operation, ALGORITHMS)}; one of {', '.join(sorted(ALGORITHMS))}"
@@ -56,9 +58,7 @@ def bench_virtual_collectives(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Virtual microseconds: a line a size, a column an algorithm; the best one has a star, and "auto" says whom it
-    took.
-    """
+    """Format virtual microseconds, a line per size and a column per algorithm; a star marks the best."""
     rows, clock = result["rows"], result["environment"]
     names = list(dict.fromkeys(row["side"] for row in rows))
     widths = {name: max(len(name), 8) + 2 for name in names}

@@ -1,8 +1,10 @@
-"""The whole promise in two minutes: a byte-level GPT learns English on four ranks, in three worlds, to the same bits.
+"""The demonstration: a byte-level GPT learns English on four ranks, in three worlds, to the same bits.
 
 1 simulated     four ranks in this process                      beside it, in a second process: 3 one device
 2 mpiexec       the same job on four processes
 compared: losses to the last digit; weights and optimizer state by fingerprint; every rank's messages one by one
+
+Proved by: tests/test_readme.py
 """
 
 import json
@@ -23,12 +25,12 @@ from minidist.equality.reference import reference
 from minidist.train.state import StepState
 from minidist.train.trainer import digest
 
-ENOUGH = 300  # steps to learn more than pairs of letters
-LAST = 20  # one step's loss is noisy; the mean of the last ones is not
+BIGRAM_STEPS = 300  # after as many steps the model has learned more than pairs of letters
+LAST_STEPS = 20  # one step's loss is noisy; the mean of the last ones is not
 
 
 def demo_config(steps: int, ranks: int) -> TrainConfig:
-    """A two-layer GPT on the text of Python's own help, 16 samples of 64 bytes a step."""
+    """Return the job: a two-layer GPT on the text of Python's own help, 16 samples of 64 bytes per step."""
     return TrainConfig.make(
         model="gpt",
         layers=2,
@@ -49,7 +51,7 @@ def demo_config(steps: int, ranks: int) -> TrainConfig:
 
 
 def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
-    """Losses and fingerprint of the reference; runs in a process of its own."""
+    """Return losses and fingerprint of the reference; runs in a process of its own."""
     tune_process()
     last: list[str] = []
 
@@ -61,7 +63,7 @@ def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
 
 
 def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the job in the three worlds, say what was found, and answer it as a dictionary (`passed` and the figures)."""
+    """Run the job in the three worlds; say and return what was found (`passed`, and the figures)."""
     config = demo_config(steps, ranks)
     text = pydoc_text().tokens
     entropy = bigram_entropy(text)
@@ -70,6 +72,8 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
         " ranks"
     )
     say(f"1/3 {ranks} simulated ranks in this process, and beside it 2/3 one device in a second one")
+
+    # One device computes in a second process while this one simulates four ranks.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         alone = other.submit(one_device, config, ranks)
         simulated = run_training(
@@ -78,12 +82,14 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
         assert simulated is not None
         say(simulated.table())
         losses, fingerprint = alone.result()
-    mean_loss = sum(simulated.losses[-LAST:]) / len(simulated.losses[-LAST:])
+
+    # A figure that is False fails the demonstration.
+    mean_loss = sum(simulated.losses[-LAST_STEPS:]) / len(simulated.losses[-LAST_STEPS:])
     report: dict[str, Any] = {
         "losses": simulated.losses,
         "bigram_entropy": entropy,
         "mean_of_last_losses": mean_loss,
-        **({"below_bigram_entropy": mean_loss < entropy} if steps >= ENOUGH else {}),
+        **({"below_bigram_entropy": mean_loss < entropy} if steps >= BIGRAM_STEPS else {}),
         "equals_one_device": losses == simulated.losses and fingerprint == simulated.digest,
         "volumes_equal_closed_form": simulated.volumes_hold(),
         **_under_mpiexec(config, ranks, simulated, folder, timeout, say),
@@ -98,7 +104,7 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
 def _under_mpiexec(
     config: TrainConfig, ranks: int, simulated: Any, folder: Path, timeout: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The same job on processes; {} when this machine has no MPI (the demo then says so and goes on)."""
+    """Compare with the same job on processes; {} when this machine has no MPI (the demo then says so and goes on)."""
     try:
         find_mpiexec()
     except LauncherError as error:
@@ -109,10 +115,10 @@ def _under_mpiexec(
     ]
     path = folder / "mpi.jsonl"
     say(f"3/3 the same job on {ranks} processes: mpiexec -n {ranks} minidist train ...")
-    answer = run_under_mpiexec(
+    finished = run_under_mpiexec(
         ranks, ["-m", "minidist", "train", *flags, "--json", "--trace", str(path), "--timeout", str(timeout)]
     )
-    mpi = json.loads(answer.stdout)
+    mpi = json.loads(finished.stdout)
     real, _ = read_traces(path)
     virtual, _ = read_traces(simulated.trace)
     return {
@@ -124,14 +130,14 @@ def _under_mpiexec(
 
 
 def verdict(report: dict[str, Any], steps: int) -> list[str]:
-    """The lines that a person reads at the end."""
+    """Return the lines that a person reads at the end."""
 
     def mark(name: str) -> str:
         return "yes" if report[name] else "NO "
 
     lines = [
         f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last"
-        f" {min(LAST, len(report['losses']))} steps); the bigram entropy of the text is {report['bigram_entropy']:.4f}"
+        f" {min(LAST_STEPS, len(report['losses']))} steps); the bigram entropy of the text is {report['bigram_entropy']:.4f}"
     ]
     if "below_bigram_entropy" in report:
         lines.append(f"  {mark('below_bigram_entropy')}  the model knows more than pairs of letters")

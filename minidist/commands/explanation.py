@@ -1,10 +1,10 @@
-"""What a configuration file asks for, in bytes, messages and memory: one step of the job in the simulated world,
-counted.
+"""What a configuration file asks for, in bytes, messages and memory, counted in one step of the simulated world.
 
-Memory is that of a second step, when the optimizer has its state.
+The messages are those of a real run, so the counts are what a rank will send; beside them is the closed form. Memory is
+that of a second step, when the optimizer has its state. For models that do not fit on a laptop, the ZeRO paper's bytes
+of the model states are given for any number of parameters.
 
-The messages are those of the real run, so what stands here is what a rank will send; beside it stands the closed form.
-For models that fit on no laptop the paper's bytes of the model states are given for any number of parameters.
+Proved by: tests/config/test_deepspeed.py
 """
 
 from collections import Counter
@@ -24,11 +24,11 @@ from minidist.train.trainer import train
 def explain_job(
     config: TrainConfig, translation: Translation, ranks: int | None, parameters: str | None = None
 ) -> dict[str, Any]:
-    """Figures of one step of the job that `config` (with the file's settings in it) describes, on simulated ranks.
+    """Return figures of one step of the job that `config` (with the file's settings in it) describes.
 
     {honoured, not_honoured, batch, ranks, purposes: {name: {bytes, closed_form, messages}} of all ranks, peak_bytes of
-    each rank,
-    peak_by_purpose of rank 0, model_states: bytes of a rank for `parameters` parameters at the file's ZeRO stage}.
+    each rank, peak_by_purpose of rank 0, model_states: bytes of a rank for `parameters` parameters at the file's ZeRO
+    stage}.
     """
     once = config.model_copy(
         update={"steps": 1, "save": None, "every": None, "resume": False, "warmup": 0, "decay": "constant"}
@@ -68,7 +68,7 @@ def explain_job(
 
 
 def table(answer: dict[str, Any]) -> str:
-    """The same for people."""
+    """Format the figures for people."""
     width = max((len(item["key"]) for item in [*answer["honoured"], *answer["not_honoured"]]), default=0)
     lines = ["honoured"]
     lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in answer["honoured"]]

@@ -1,9 +1,10 @@
 """Text from a trained language model: one token after the other, on one device, from the checkpoint of any layout.
 
-A checkpoint is a set of named global tensors, so who trained the model (4 ranks of ZeRO 3, a pipeline) does not matter
-here. Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text;
-temperature 0 takes the most probable token. The whole context is computed anew for each token: no cache of keys and
-values, for the sake of one page.
+A checkpoint is a set of named global tensors, so the layout that trained the model (ZeRO 3, a pipeline) does not matter
+here. Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text. The whole
+context is computed again for each token, without a cache of keys and values, to keep this on one page.
+
+Proved by: tests/commands/test_generation.py
 """
 
 from collections.abc import Iterator
@@ -24,24 +25,23 @@ BYTES = 256
 
 
 class Vocabulary:
-    """What the model's builder asks of data: how many tokens there are."""
+    """The part of a data set that the model depends on: how many tokens there are."""
 
     def __init__(self, size: int) -> None:
         self.vocab_size = size
 
 
 def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
-    """The language model of the latest checkpoint, whole, on this device, without dropout; and the config it was
-    trained with.
+    """Return the language model of the latest checkpoint, without dropout, and the config that it was trained with.
 
-    Weights that were stored in two bytes are computed with in float32. Errors: UsageError for a classifier, and those
-    of `Checkpoint`.
+    Weights in half precision are computed with in float32. Errors: UsageError for a classifier, and those of
+    `Checkpoint`.
     """
     checkpoint = Checkpoint(directory)
     config = TrainConfig.make(**checkpoint.state["config"])
     if config.model == "mlp":
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates nothing; train"
+            f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates no text; train"
             " a gpt or llama"
         )
     if config.precision in ("fp16", "bf16"):
@@ -64,10 +64,10 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """`count` tokens that go on from `prompt` (1-D, at least one), each as soon as it is known.
+    """Yield `count` tokens that continue `prompt` (1-D, at least one token), each as soon as it is known.
 
-    temperature: logits are divided by it; 0: the most probable token (the first of equal ones). top_k: only the k most
-    probable tokens are drawn from.
+    temperature: the divisor of the logits; 0 takes the most probable token (the first of equal ones). top_k: the number
+    of most probable tokens that are drawn from.
     """
     for flag, value, least in (
         ("--temperature", temperature, 0),
@@ -77,7 +77,7 @@ def generate(
         if value < least:
             raise UsageError(f"{flag} {value:g}: it must be at least {least}")
     if prompt.size == 0:
-        raise UsageError("the prompt is empty; a model goes on from at least one token")
+        raise UsageError("the prompt is empty; a model continues at least one token")
     text = prompt.astype(np.int64).tolist()
     for number in range(count):
         window = np.array([text[-context:]])
@@ -89,7 +89,7 @@ def generate(
 
 
 def choose(logits: np.ndarray, temperature: float, top_k: int | None, draw: float) -> int:
-    """The token at place `draw` (in [0, 1)) of the distribution that the logits describe."""
+    """Return the token at position `draw` (in [0, 1)) of the distribution that the logits describe."""
     if temperature == 0:
         return int(np.argmax(logits))
     kept = np.argsort(-logits, kind="stable")[:top_k]
@@ -100,7 +100,7 @@ def choose(logits: np.ndarray, temperature: float, top_k: int | None, draw: floa
 
 
 def as_tokens(prompt: str, vocabulary: int) -> np.ndarray:
-    """A prompt as tokens: its bytes for a byte-level model, numbers for others."""
+    """Return a prompt as tokens: its bytes for a byte-level model, numbers for others."""
     if vocabulary == BYTES:
         return np.frombuffer(prompt.encode(), np.uint8)
     try:
@@ -115,14 +115,14 @@ def as_tokens(prompt: str, vocabulary: int) -> np.ndarray:
 
 
 def as_text(tokens: list[int], vocabulary: int) -> str:
-    """Bytes as text (what is no UTF-8 as a replacement sign), other tokens as numbers."""
+    """Return bytes as text (with replacement characters where they are not UTF-8), other tokens as numbers."""
     return bytes(tokens).decode("utf-8", errors="replace") if vocabulary == BYTES else " ".join(map(str, tokens))
 
 
 def run_generation(
     directory: str | Path, prompt: str, count: int, temperature: float, top_k: int | None, seed: int
 ) -> dict[str, Any]:
-    """What `minidist generate` prints: {prompt, text, tokens}."""
+    """Return what `minidist generate` prints: {prompt, text, tokens}."""
     model, config = load_model(directory)
     vocabulary = model.config.vocab_size
     tokens = list(generate(model, as_tokens(prompt, vocabulary), count, config.context, temperature, top_k, seed))

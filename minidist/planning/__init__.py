@@ -1,1 +1,1 @@
-"""What will a job cost in bytes, memory and time?"""
+"""What will a job cost in bytes, memory and time? Closed forms and one measurement; nothing here trains."""

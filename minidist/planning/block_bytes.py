@@ -9,27 +9,29 @@ bytes, masks of one:
     two norms   their inputs                                                     2 i s b h
     two masks                                                                    2 s b h
 
-With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers a row and norm (mean and deviation); ours
-keeps one, in float32 when the values have 2 bytes. The fused block of `nn/gpt.py` keeps as many times s b h, but of the
-scores only what lies at or below the diagonal blocks of
-64 queries, once, with one sum a query: about i a s^2 b / 2; with dropout a mask of all of them, a s^2 b bytes.
+With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers per row and norm (mean and deviation); ours
+keeps one, in float32 for half precision. The fused block of `nn/gpt.py` keeps as many times s b h, but of the scores
+only the part at or below the diagonal blocks of 64 queries, once, with one sum per query: about i a s^2 b / 2; with
+dropout also a mask of all scores, a s^2 b bytes.
+
+Proved by: tests/nn/test_recompute.py, tests/planning/test_memory_estimator.py
 """
 
 QUERIES = 64  # rows of a block of the fused attention
 
 
 def unfused(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
-    """The paper's bytes: 34 s b h + 5 a s^2 b for itemsize 2."""
+    """Return the paper's bytes: 34 s b h + 5 a s^2 b for itemsize 2."""
     return (16 * itemsize + 2) * s * b * h + (2 * itemsize + 1) * a * s * s * b
 
 
 def composite(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
-    """`unfused`, and the reciprocal deviation of each row (at least float32) that our two layer norms keep."""
+    """Return `unfused`, plus the reciprocal deviation per row (at least float32) that our two layer norms keep."""
     return unfused(s, b, h, a, itemsize) + 2 * s * b * max(itemsize, 4)
 
 
 def fused(s: int, b: int, h: int, a: int, itemsize: int = 4, dropout: bool = False) -> int:
-    """What `gpt.Block` keeps."""
+    """Return the bytes that `gpt.Block` keeps."""
     blocks = [(min(QUERIES, s - first), min(first + QUERIES, s)) for first in range(0, s, QUERIES)]  # queries, keys
     scores = sum(queries * (keys * itemsize + max(itemsize, 4)) for queries, keys in blocks)
     masks = 2 * s * b * h + a * s * s * b if dropout else 0

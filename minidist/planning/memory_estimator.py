@@ -1,20 +1,22 @@
-"""How many bytes a rank holds, on paper: before a job is started, and for models that fit on no laptop.
+"""How many bytes a rank holds, on paper: before a job is started, and for models that do not fit on a laptop.
 
-Mixed-precision Adam holds 16 bytes a parameter: 2 for the value, 2 for the gradient, 12 for the optimizer (a float32
-copy and two moments). ZeRO divides by the number of ranks, one kind after the other:
+Mixed-precision Adam holds 16 bytes per parameter: 2 for the value, 2 for the gradient, 12 for the optimizer (a float32
+copy and two moments). ZeRO divides them by the number of ranks, one kind after the other:
 
     stage 0    2 P + 2 P + 12 P          stage 2    2 P + (2 P + 12 P) / N
     stage 1    2 P + 2 P + 12 P / N      stage 3    (2 P + 2 P + 12 P) / N
 
-People count differently, so every table names its accounting:
-    zero                the paper's, above (Rajbhandari et al., SC 2020, section 3.1 and figure 1)
-    fp32-accumulation   gradients are added in float32 beside the 2-byte ones: 6 bytes (Ultra-Scale Playbook: 20 P in
-    all) deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P /
-    N, with
-                        L the parameters of the largest layer; they count float32 gradients as optimizer state
+Sources count differently, so every table names its accounting:
 
-For a model it adds what a step needs beside: activations (Korthikanti et al., 2022, table 2: 2-byte values, 1-byte
-masks), logits, and for stage 3 the units that are whole at once, as `fully_shard` holds them.
+    zero                the paper's, above (Rajbhandari et al., SC 2020, section 3.1 and figure 1)
+    fp32-accumulation   gradients are added in float32 beside the 2-byte ones: 6 bytes (Ultra-Scale Playbook: 20 P)
+    deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P / N,
+                        with L the parameters of the largest layer; float32 gradients count as optimizer state
+
+For a model it adds what else a step needs: activations (Korthikanti et al., 2022, table 2: 2-byte values, 1-byte
+masks), logits, and for stage 3 the units that are gathered at one time, as `fully_shard` holds them.
+
+Proved by: tests/planning/test_memory_estimator.py
 """
 
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ Stage = dict[str, int]
 
 
 def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_layer: int = 0) -> dict[str, Stage]:
-    """{"stage0": {"parameters": bytes, "gradients":, "optimizer":, "total":}, ...} of one of `ranks` ranks.
+    """Return {"stage0": {"parameters": bytes, "gradients":, "optimizer":, "total":}, ...} of one of `ranks` ranks.
 
     A shard is rounded up to whole elements. largest_layer: its parameters, for `deepspeed` (which has no estimator for
     stages 0 and 1). Errors: UsageError for counts below 1 and for an unknown accounting.
@@ -70,9 +72,10 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
 def deepspeed_offload(
     parameters: int, ranks: int, largest_layer: int = 0, ranks_per_node: int = 8
 ) -> dict[str, dict[str, int]]:
-    """{"stage2 offload_optimizer": {"device": bytes of a rank, "host": bytes of a node}, ...}: DeepSpeed's estimators
-    for states on the host. Its host memory has a factor of 1.5 for buffers; "zero_init" is a model that is built in
-    shards.
+    """Return DeepSpeed's estimates for states on the host: {"stage2 offload_optimizer": {"device":, "host":}, ...}.
+
+    device: bytes of a rank. host: bytes of a node, with a factor of 1.5 for buffers. "zero_init" is a model that is
+    built in shards.
     """
     near = min(ranks, ranks_per_node)
     nodes = -(-ranks // near)
@@ -93,7 +96,7 @@ def deepspeed_offload(
 
 
 def offload_table(rows: dict[str, dict[str, int]]) -> str:
-    """`deepspeed_offload` as lines for people."""
+    """Format `deepspeed_offload` for people."""
     lines = [f"{'with states on the host, GB':52}{'a rank':>10}{'a node':>10}"]
     return "\n".join(
         [*lines, *(f"  {name:50}{row['device'] / 1e9:10.2f}{row['host'] / 1e9:10.2f}" for name, row in rows.items())]
@@ -123,7 +126,7 @@ class Architecture:
 
     @property
     def block(self) -> int:
-        """Parameters of one block."""
+        """Return the parameters of one block."""
         h = self.width
         if self.gated:
             return 4 * h * h + 3 * h * self.inner + 2 * h
@@ -131,23 +134,22 @@ class Architecture:
 
     @property
     def rest(self) -> int:
-        """Parameters outside the blocks: embeddings, last norm, an untied output projection."""
+        """Return the parameters outside the blocks: embeddings, last norm, an untied output projection."""
         h = self.width
         return 2 * self.vocabulary * h + h if self.gated else (self.vocabulary + self.positions) * h + 2 * h
 
     @property
     def parameters(self) -> int:
+        """Return the parameters of the whole model."""
         return self.layers * self.block + self.rest
 
     def activations_of_a_block(self, batch: int, length: int) -> dict[str, int]:
-        """Bytes in 2-byte values, masks of 1 byte: the paper's unfused block and minidist's fused one (both with
-        dropout).
-        """
+        """Return the bytes of the unfused and of the fused block, in 2-byte values with dropout."""
         sizes = (length, batch, self.width, self.heads)
         return {"unfused": unfused(*sizes), "fused": fused(*sizes, itemsize=2, dropout=True)}
 
     def block_activations(self, batch: int, length: int, recompute: str) -> int:
-        """Bytes that one block keeps for its backward; `recompute`: none, selective (attention's core) or full."""
+        """Return the bytes that one block keeps for backward; `recompute`: none, selective (attention's core) or full."""
         s, b, h, a = length, batch, self.width, self.heads
         if recompute == "full":
             return 2 * s * b * h
@@ -183,14 +185,13 @@ def model_peak(
     recompute: str = "none",
     prefetch: int = 1,
 ) -> dict[str, Any]:
-    """The full peak of a step of `batch` sequences a rank: {"model", "parameters", "stage0": {..., "total"}, ...,
-    "not_counted"}.
+    """Return the full peak of a step with `batch` sequences per rank: {"model", "parameters", "stage0", ...}.
 
     Beside the model states each stage has: activations (of all blocks; with full recomputation their inputs and one
-    block whole, with sqrt the segments' inputs and one segment whole), logits (float32, the input of the output
-    projection and of the last norm), gathered (stage 3: what is left of the model, and one block), prefetch (stage 3),
-    reducing (stage 3: gradients of the rest, of a block, and of one on its way, in 2 bytes). It is the sum, so an upper
-    bound: the parts need not meet at one moment. With the accounting deepspeed also `offload`, see `deepspeed_offload`.
+    whole block, with sqrt the segments' inputs and one whole segment), logits (float32, and the inputs of the output
+    projection and of the last norm), gathered (stage 3: the model outside the blocks, and one block), prefetch (stage
+    3), reducing (stage 3: 2-byte gradients of the rest, of a block, and of one in flight). "total" is the sum, so an
+    upper bound: the parts need not occur at one moment. With the accounting deepspeed also `offload`.
     """
     if name not in MODELS:
         raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
@@ -203,6 +204,8 @@ def model_peak(
             f"--batch {batch} --seq {length} --prefetch {prefetch} for {name}; the batch is at least 1, the sequence 1"
             f" to {model.positions}, the prefetch at least 0"
         )
+
+    # Activations: what every block (or segment) keeps, and what the one that is recomputed needs at a time.
     if recompute == "sqrt":
         segments = sqrt_segments(model.layers)
         activations = len(segments) * model.block_activations(batch, length, "full")
@@ -214,10 +217,12 @@ def model_peak(
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
     if not model.gated:
         result["activations_of_a_block"] = model.activations_of_a_block(batch, length)
+
+    # Each stage: the model states of its accounting, and what ZeRO 3 gathers.
     for stage, states in model_states(model.parameters, ranks, accounting, max(model.block, model.rest)).items():
         parts = {key: value for key, value in states.items() if key != "total"}
         parts |= {"activations": activations, "logits": logits}
-        if stage == "stage3" and accounting != "deepspeed":  # whose estimator has the largest layer in it
+        if stage == "stage3" and accounting != "deepspeed":  # its estimator includes the largest layer
             parts["gathered"] = 2 * (model.rest + model.block)
             parts["prefetch"] = 2 * min(prefetch, model.layers - 1) * model.block
             parts["reducing"] = 2 * (model.rest + 2 * model.block)
@@ -228,7 +233,7 @@ def model_peak(
 
 
 def block_sentence(answer: dict[str, Any]) -> str:
-    """The two closed forms of a block's activations, beside each other."""
+    """Return the two closed forms of a block's activations, as one sentence."""
     block = answer["activations_of_a_block"]
     return (
         f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's,"
@@ -237,7 +242,7 @@ def block_sentence(answer: dict[str, Any]) -> str:
 
 
 def whole_number(text: str) -> int:
-    """7.5e9 -> 7500000000; UsageError for what is no whole number above 0."""
+    """Convert 7.5e9 to 7500000000; UsageError when it is not a whole number above 0."""
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -250,7 +255,7 @@ def whole_number(text: str) -> int:
 
 
 def table(stages: dict[str, Any]) -> str:
-    """The stages as lines for people, in GB of 1e9 bytes."""
+    """Format the stages for people, in GB of 1e9 bytes."""
     rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}
     names = list(dict.fromkeys(key for parts in rows.values() for key in parts if key != "total")) + ["total"]
     lines = [f"{'GB (1e9 B) a rank':18}" + "".join(f"{stage:>12}" for stage in rows)]

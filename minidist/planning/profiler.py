@@ -1,9 +1,11 @@
-"""How long each layer of the real model takes, measured: what a partition by time is made of.
+"""How long each layer of the real model takes, measured: the input of a partition by time.
 
 The model is cut into stages of one block each, exactly as a pipeline would be (the embedding goes with the first block,
 the head and the loss with the last), and each is run forward and backward on one micro-batch. The result is a profile
 as `minidist partition` reads it. Times are medians over rounds that go through all blocks in turn, so that a busy
-moment meets all of them alike.
+moment affects all of them alike.
+
+Proved by: tests/planning/test_profiler.py
 """
 
 import statistics
@@ -26,9 +28,7 @@ from minidist.train.job import Job, as_input, build
 
 
 def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
-    """One Layer a block: milliseconds of forward and backward of a micro-batch, bytes of its output and of its
-    parameters.
-    """
+    """Return one Layer per block: milliseconds of forward and backward, bytes of its output and of its parameters."""
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be at least 1")
     alone = config.model_copy(update={"pp": 1, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "chunks": None})
