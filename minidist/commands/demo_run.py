@@ -137,7 +137,8 @@ def verdict(report: dict[str, Any], steps: int) -> list[str]:
 
     lines = [
         f"loss {report['losses'][0]:.4f} -> {report['mean_of_last_losses']:.4f} (mean of the last"
-        f" {min(LAST_STEPS, len(report['losses']))} steps); the bigram entropy of the text is {report['bigram_entropy']:.4f}"
+        f" {min(LAST_STEPS, len(report['losses']))} steps); the bigram entropy of the text is"
+        f" {report['bigram_entropy']:.4f}"
     ]
     if "below_bigram_entropy" in report:
         lines.append(f"  {mark('below_bigram_entropy')}  the model knows more than pairs of letters")
