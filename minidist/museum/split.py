@@ -9,7 +9,7 @@ from minidist.museum.exhibit import Catch, Exhibit, Patch
 from minidist.nn import GPT, Llama, experts
 from minidist.parallel.context import ring_attention
 from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import layers, regions, replicas, sequence_parallel, sharding, vocabulary
+from minidist.parallel.tensor import grad_norm, layers, regions, sequence_parallel, sharding, vocabulary
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 
@@ -68,13 +68,13 @@ def biases_not_reduced(patch: Patch) -> None:
 
 
 def norm_of_own_tiles(patch: Patch) -> None:
-    """each rank clips by the norm of its own tiles"""
-    patch.setattr(replicas, "all_reduce", lambda comm, array: array)
+    """each rank clips by the norm of its own shards"""
+    patch.setattr(grad_norm, "all_reduce", lambda comm, array: array)
 
 
 def replicas_counted_once_a_rank(patch: Patch) -> None:
     """replicated parameters enter the norm once a rank"""
-    patch.setattr(replicas, "_cut_over", lambda parameter: (("tp",), 1))
+    patch.setattr(grad_norm, "sharded_over", lambda parameter: (("tp",), 1))
 
 
 def shared_heads_not_summed(patch: Patch) -> None:

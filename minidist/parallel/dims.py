@@ -2,13 +2,15 @@
 
     ranks = pp x dp x cp x tp, the last axis fastest            rank 5 of 8 with pp 2, dp 2, tp 2
 
-             dp 0        dp 1                                   tp {4, 5}   talks in every layer: neighbours
-          tp 0  tp 1  tp 0  tp 1                                dp {5, 7}   once a step
-    pp 0     0     1     2     3                                pp {1, 5}   once a micro-batch and border
+             dp 0        dp 1                                   tp {4, 5}   sends in every layer: neighbours
+          tp 0  tp 1  tp 0  tp 1                                dp {5, 7}   once per step
+    pp 0     0     1     2     3                                pp {1, 5}   once per micro-batch and stage
     pp 1     4     5     6     7
 
-Who talks most sits closest. An expert-parallel rank is a data-parallel rank too (it has rows of its own), so `ep`
-divides `dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
+The axis that sends most has the closest ranks. An expert-parallel rank is a data-parallel rank too (it has rows of its
+own), so `ep` divides `dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
+
+Proved by: tests/parallel/test_dims.py
 """
 
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ class ParallelDims:
         product = prod(asked.values())
         if (ranks != product) if dp is not None else (ranks % product):
             raise UsageError(_mismatch(asked, ranks, product))
+
         dp = ranks // product if dp is None else dp
         if dp % ep:
             choices = " or ".join(f"--ep {n}" for n in _neighbours(ep, [n for n in range(1, dp + 1) if dp % n == 0]))
@@ -65,11 +68,11 @@ class ParallelDims:
 
     @property
     def splits_sums(self) -> bool:
-        """Is a sum of one micro-batch cut over ranks, so that its rounding differs from one device's?"""
+        """Whether a sum of one micro-batch is split over ranks, so that its rounding differs from one device's."""
         return self.tp > 1 or self.cp > 1 or self.ep > 1
 
     def axes(self, comm: Comm) -> "Axes":
-        """This rank's communicators. Sends nothing; every rank calls it."""
+        """Return this rank's communicators. Sends nothing; every rank calls it."""
         return Axes(self, comm)
 
 
@@ -101,7 +104,7 @@ class Axes:
 
 
 def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
-    """One sentence: what was asked for, the missing factor, and the nearest settings that fit."""
+    """Return one sentence: what was asked for, the missing factor, and the nearest settings that fit."""
     named = {name: degree for name, degree in asked.items() if degree > 1 or (name == "dp" and product == 1)}
     flags = " ".join(f"--{name} {degree}" for name, degree in named.items())
     choices = []
@@ -120,5 +123,5 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
 
 
 def _neighbours(value: int, valid: list[int]) -> list[int]:
-    """The nearest valid numbers below and above."""
+    """Return the nearest valid numbers below and above."""
     return [*[n for n in valid if n < value][-1:], *[n for n in valid if n > value][:1]]

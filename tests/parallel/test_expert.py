@@ -19,7 +19,7 @@ from minidist.nn.experts import Assignment, MixtureOfExperts, expert_capacity
 from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
 from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, ExpertTensorParallel, exchange, expert_gpt_plan
 from minidist.parallel.tensor import check_replicas, parallelize_module
-from minidist.parallel.tensor.replicas import global_square_sum
+from minidist.parallel.tensor.grad_norm import global_square_sum
 from tests.parallel.split_models import assert_equal, text, train
 
 EXPERTS, LENGTH, WORDS = 12, 6, 13

@@ -902,7 +902,7 @@ def test_bad_sequences_and_words():
             UsageError, match="7 tokens of a sequence cannot be divided among 4 tensor-parallel ranks; use 4 or 8"
         ):
             model(np.zeros((1, 7), int))
-        with pytest.raises(UsageError, match=r"word 13 is not in the vocabulary; words are 0\.\.12"):
+        with pytest.raises(UsageError, match=r"word 13 is out of range: the vocabulary has words 0\.\.12"):
             model(np.full((1, 8), 13))
         with pytest.raises(UsageError, match="initialize the whole model first"):
             model.initialize(1)

@@ -1,4 +1,4 @@
-"""The sequence split over ranks, attention included: a ring of keys and values, or heads dealt out (Ulysses).
+"""The sequence split over ranks, attention included: a ring of keys and values, or heads split (Ulysses).
 
 Weights are replicated over the context axis and every rank sees a part of the tokens, so each gradient is a summand:
 it is summed over the context axis *and* the data axis, also when there is one replica only. `gradient_axes(mesh)` is
@@ -12,7 +12,7 @@ from minidist.parallel.context.ulysses import UlyssesAttention
 
 
 def gradient_axes(mesh: Mesh) -> Comm:
-    """The communicator over which a gradient is summed: the axes dp and cp of the mesh, those that it has."""
+    """Return the communicator over which a gradient is summed: of the axes dp and cp, those that the mesh has."""
     return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 

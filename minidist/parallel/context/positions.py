@@ -1,4 +1,4 @@
-"""Which tokens of a sequence a rank holds when the sequence is split: its *global* positions.
+"""The *global* positions of the tokens that a rank holds when the sequence is split, so that all ranks work alike.
 
     contiguous (Ulysses)   | 0 0 | 1 1 | 2 2 | 3 3 |
     zig-zag (ring)         | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
@@ -9,6 +9,8 @@ compute the same. Whatever is indexed by position (position embeddings, rotary a
 from 0 on every rank is a known bug.
 
 Source of the balance: Brandon et al., "Striped Attention", 2023; the chunk pairs are those of Llama 3 (2024, 3.3.2).
+
+Proved by: tests/parallel/test_context.py
 """
 
 from minidist.base import arrays as xp
@@ -19,20 +21,20 @@ ORDERS = ("zigzag", "contiguous")
 
 
 def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
-    """[start, end) of the two zig-zag chunks of a rank, the earlier first."""
+    """Return [start, end) of the two zig-zag chunks of a rank, the earlier first."""
     starts = offsets(chunk_sizes(length, 2 * ranks))
     late = 2 * ranks - 1 - rank
     return [(starts[rank], starts[rank + 1]), (starts[late], starts[late + 1])]
 
 
 def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag") -> xp.Array:
-    """The global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
+    """Return the global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
 
     Raises UsageError when there are fewer tokens than ranks.
     """
     if ranks > length:
         raise UsageError(
-            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; take at most "
+            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
             f"{length} ranks, or at least {ranks} tokens"
         )
     if order == "zigzag":
@@ -44,5 +46,5 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
 
 
 def part_order(attention: str) -> str:
-    """The order of the parts that an attention ("ring" or "ulysses") needs."""
+    """Return the order of the parts that an attention ("ring" or "ulysses") needs."""
     return "zigzag" if attention == "ring" else "contiguous"

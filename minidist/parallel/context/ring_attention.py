@@ -1,4 +1,4 @@
-"""Ring attention: the sequence split over the ranks, keys and values travelling round past the queries.
+"""Ring attention: the sequence split over the ranks, keys and values passed round a ring, past the queries.
 
     step 0    rank 0: Q0 meets K0 V0    rank 1: Q1 meets K1 V1    rank 2: Q2 meets K2 V2
     step 1    rank 0: Q0 meets K2 V2    rank 1: Q1 meets K0 V0    rank 2: Q2 meets K1 V1      K, V move one rank on
@@ -7,18 +7,23 @@
 No rank ever holds all keys. Softmax needs sums over all of them, so partial results are merged as they come (the
 *online* softmax): with a running maximum m, sum z and unnormalised output o of each query,
 
-    m' = max(m, m_block)    z' = z exp(m - m') + z_block exp(m_block - m')    o likewise
+    [1]  m' = max(m, m_block)
+    [2]  z' = z exp(m - m') + z_block exp(m_block - m')
+    [3]  o' = o exp(m - m') + o_block exp(m_block - m')          at the end: output o / z, and m + log z for backward
 
 Backward goes round again: it recomputes a block's exponentials from the saved log of the sum, and the gradients of K
-and V travel with them, one hop further than they, home. Blocks of which no query sees a key are skipped; zig-zag
-positions make what is left equal on all ranks.
+and V travel with their block, one hop more than it, back to its owner. Blocks in which no query sees a key are skipped;
+zig-zag positions make what is left equal on all ranks.
 
-Dropped weights (attention dropout) leave the sums alone and are left out of the output: each block takes its own part
-of the mask of all queries and keys.
+Dropped weights (attention dropout) count in the sums and are left out of the output: each block takes its own part of
+the mask of all queries and keys.
 
 A rank sends 2 (P-1) N/P h numbers forward (K and V, P-1 hops) and 2 (2P-1) N/P h backward (K, V and, P hops, their
 gradients), under purposes tensor_forward and tensor_backward.
-Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
+Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018,
+algorithm 3; the backward formulas are those of Dao et al., "FlashAttention", 2022, appendix B.2.
+
+Proved by: tests/parallel/test_context.py
 """
 
 from operator import itemgetter
@@ -76,13 +81,12 @@ class RingAttention(Module):
                 f"ring attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.comm.rank} of {self.comm.size}"
                 f" holds {rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
             )
+        # Half-precision keys and values travel in 16 bits and are upcast block by block.
         kv_heads = k.shape[2]
-        grouped = _grouped(
-            upcast(q.data), kv_heads
-        )  # of two bytes: keys and values travel so, and are widened block by block
+        grouped = _grouped(upcast(q.data), kv_heads)
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
         o, log_sum = self._ring_forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
-        result = downcast(_ungrouped(o), q.dtype)  # backward reads it again: who comes next keeps it anyway
+        result = downcast(_ungrouped(o), q.dtype)  # kept for backward; the next operation keeps it, too
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
@@ -109,7 +113,7 @@ class RingAttention(Module):
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
 
     def _ring_forward(self, q: xp.Array, k: xp.Array, v: xp.Array, drop: Drop) -> tuple[xp.Array, xp.Array]:
-        """(output, log of the sum of exponentials of each query)."""
+        """Return (output, log of the sum of exponentials of each query)."""
         scale = q.shape[-1] ** -0.5
         o = xp.zeros(q.shape, q.dtype, q)
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
@@ -118,13 +122,13 @@ class RingAttention(Module):
             keys_here, values_here = upcast(here)
             for rows, keys, diagonal in self._visible(owner):
                 scores = _scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal)
-                new = xp.maximum(m[..., rows], scores.max(axis=-1))
+                new = xp.maximum(m[..., rows], scores.max(axis=-1))  # [1]
                 old = xp.exp(m[..., rows] - new)
                 scores -= new[..., None]
                 xp.exp(scores, out=scores)
-                z[..., rows] = z[..., rows] * old + scores.sum(axis=-1)
+                z[..., rows] = z[..., rows] * old + scores.sum(axis=-1)  # [2]
                 scores = self._dropped(scores, drop, rows, owner, keys)
-                o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]
+                o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]  # [3]
                 m[..., rows] = new
                 _count("forward", 2, scores, q.shape[-1], diagonal)
         o /= z[..., None]
@@ -133,8 +137,9 @@ class RingAttention(Module):
     def _ring_backward(
         self, q: xp.Array, k: xp.Array, v: xp.Array, g: xp.Array, o: xp.Array, log_sum: xp.Array, drop: Drop
     ) -> tuple[xp.Array, xp.Array, xp.Array]:
+        """Return the gradients of q, and of this rank's own k and v; g: of the output o."""
         scale = q.shape[-1] ** -0.5
-        delta = (g * o).sum(axis=-1, keepdims=True)
+        delta = (g * o).sum(axis=-1, keepdims=True)  # D_i of the softmax's backward: sum_j p_ij dp_ij
         dq = xp.zeros(q.shape, q.dtype, q)
         travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
         for owner, here in self._round(xp.stack([k, v]), "tensor_backward"):
@@ -142,10 +147,12 @@ class RingAttention(Module):
             block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q)
             arriving = None if travelling is None else self._pass_on(travelling, block.shape)
             for rows, keys, diagonal in self._visible(owner):
+                # p: this block's probabilities again, exp(score - log of the sum).
                 scaled = q[..., rows, :] * scale
                 p = _scores(scaled, keys_here[..., keys, :], diagonal)
                 p -= log_sum[..., rows, None]
                 xp.exp(p, out=p)
+                # dV = P^T dO;  dS = P (dP - D);  dQ = dS K;  dK = dS^T Q
                 do = g[..., rows, :]
                 used = self._dropped(p, drop, rows, owner, keys)
                 block[1][..., keys, :] += (xp.swapaxes(used, -1, -2) @ do).sum(axis=-3, keepdims=True)
@@ -156,7 +163,7 @@ class RingAttention(Module):
                 _count("input_gradient", 5, p, q.shape[-1], diagonal)
             travelling = downcast(block if arriving is None else upcast(self._arrived(arriving)) + block, k.dtype)
         assert travelling is not None
-        if self.comm.size > 1:  # home
+        if self.comm.size > 1:  # the last hop, to the owner
             travelling = self._arrived(self._pass_on(travelling, (2, *k.shape)))
         dk, dv = travelling
         return dq, dk, dv
@@ -181,7 +188,7 @@ class RingAttention(Module):
     # --- messages ---
 
     def _round(self, block: xp.Array, why: str) -> Any:
-        """(owner, its block) for every rank, this one's first; the next block travels while the caller computes."""
+        """Yield (owner, its block) for every rank, this one's first; the next block travels while the caller computes."""
         comm, (n, rank) = self.comm, (self.comm.size, self.comm.rank)
         for step in range(n):
             owner = (rank - step) % n
@@ -199,7 +206,7 @@ class RingAttention(Module):
                 block = following
 
     def _pass_on(self, gradients: xp.Array, shape: tuple[int, ...]) -> tuple[list[Any], xp.Array]:
-        """The gradients of K and V leave for the next rank, those of the previous rank's come: (requests, where to)."""
+        """Start to send the gradients of K and V on and to receive the previous rank's: (requests, where to)."""
         comm = self.comm
         incoming = xp.empty(shape, gradients.dtype, gradients)
         with purpose("tensor_backward"):

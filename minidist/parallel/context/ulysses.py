@@ -6,11 +6,13 @@
                      | 2 2 2 2 |              | 0 1 2 3 |
                      | 3 3 3 3 |              | 0 1 2 3 |
 
-Heads need nothing from each other, so between two all-to-alls attention is the one-device function. Each rank sends
+Heads do not interact, so between two all-to-alls attention is the one-device function. Each rank sends
 4 N h / P (P-1)/P numbers in forward (q, k, v in, the output out), whatever P; a ring sends 2 N h (P-1)/P. No more ranks
 than (key-value) heads. Tokens are contiguous (`sequence_positions(..., "contiguous")`).
 
-Source: Jacobs et al., "DeepSpeed Ulysses", 2023.
+Source: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3.
+
+Proved by: tests/parallel/test_context.py
 """
 
 from collections.abc import Callable
@@ -107,11 +109,13 @@ class _Swap(Function):
 
 
 def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.Array:
-    """One all-to-all. The tokens of a rank come as a slab (batch, its tokens, my heads, n), or go as one."""
+    """Exchange tokens for heads, or back, by one all-to-all of slabs (batch, a rank's tokens, a rank's heads, n)."""
     batch, _, heads, size = x.shape
     tokens = chunk_sizes(length, comm.size)
     own = tokens[comm.rank]
     starts = offsets(tokens)
+
+    # pieces[j] goes to rank j; shapes[j] is the slab that comes from it.
     if to_heads:
         mine = heads // comm.size
         pieces = [x[:, :, j * mine : (j + 1) * mine] for j in range(comm.size)]
@@ -120,11 +124,14 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
         mine = heads
         pieces = [x[:, starts[j] : starts[j + 1]] for j in range(comm.size)]
         shapes = [(batch, own, mine, size)] * comm.size
+
     flat = xp.concatenate([contiguous(piece).reshape(-1) for piece in pieces])
     counts = [batch * shape[1] * mine * size for shape in shapes]
     advance_clock(comm, why)
     with purpose(why):
         received = all_to_all(comm, flat, send_counts=[piece.size for piece in pieces], receive_counts=counts)
+
+    # Tokens are joined along dim 1 (rank j's come after rank j-1's), heads along dim 2.
     ends = offsets(counts)
     slabs = [received[ends[j] : ends[j + 1]].reshape(shapes[j]) for j in range(comm.size)]
     return xp.concatenate(slabs, axis=1 if to_heads else 2)

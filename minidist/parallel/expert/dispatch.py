@@ -1,11 +1,11 @@
 """Expert parallelism: each rank has some of the experts and its own tokens; an all-to-all brings them together.
 
-    rank 0: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 0 computes e0, e1 for everybody's tokens
+    rank 0: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 0 computes e0, e1 for the tokens of all ranks
     rank 1: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 1 computes e2, e3
                              └──▶ rank 0 └──▶ rank 1    then the way back
 
-The slots of an expert on a rank stay together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
-are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers a rank, whether the
+All slots of an expert lie together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
+are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers per rank, whether the
 slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens
 D.
 
@@ -13,6 +13,8 @@ An ep rank is a data rank too: it has rows of its own. So the replicated paramet
 and ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
+
+Proved by: tests/parallel/test_expert.py
 """
 
 from typing import Any
@@ -74,7 +76,7 @@ class _Exchange(Function):
 
 
 def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
-    """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back. One all-to-all."""
+    """Exchange slots (experts, C, D) -> (experts / P, P C, D), or with to_experts=False back, by one all-to-all."""
     ranks, width = comm.size, slots.shape[-1]
     if to_experts:
         outgoing = contiguous(slots)  # the experts of rank j are neighbours
@@ -91,11 +93,11 @@ def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
 
 
 class ExpertDataParallel(Module):
-    """Wraps a model with dealt-out experts so that `loss.backward()` leaves complete gradients on every rank.
+    """Wraps a model with sharded experts so that `loss.backward()` leaves complete gradients on every rank.
 
     mesh: has the axis ep; dp and cp or not. The loss must be divided by the *global* count (sums are formed, no means).
     `flats`: the flat parameters, replicated ones first; give them to the optimizer. Gradient messages have the purpose
-    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x cp x ep ranks, and of the tiles over dp x
+    `gradient_reduce`: 2 (n-1)/n of the replicated parameters over n = dp x cp x ep ranks, and of the experts over dp x
     cp.
     """
 

@@ -8,6 +8,8 @@ on each. With the sequence split a group of tokens is still what the tp ranks ho
 router, and each rank keeps its own rows of the result.
 
 Sources: Rajbhandari et al., "DeepSpeed-MoE", 2022 (expert slicing); Megatron-LM's mixture of experts.
+
+Proved by: tests/parallel/test_expert.py, tests/train/test_axes.py
 """
 
 from dataclasses import dataclass

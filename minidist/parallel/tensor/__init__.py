@@ -1,5 +1,6 @@
 """Splitting the layer: every matrix in shards, one per rank. `regions` has the borders, `layers` the two splits."""
 
+from minidist.parallel.tensor.grad_norm import clip_grad_norm_
 from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from minidist.parallel.tensor.parallelize import gpt_plan, llama_plan, mlp_plan, parallelize_module
 from minidist.parallel.tensor.regions import (
@@ -11,7 +12,7 @@ from minidist.parallel.tensor.regions import (
     scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
-from minidist.parallel.tensor.replicas import check_replicas, clip_grad_norm_
+from minidist.parallel.tensor.replica_equality import check_replicas
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.sharding import boxes, full_state_dict, full_tensor, load_full_state_dict, local_tensor
 from minidist.parallel.tensor.styles import (

@@ -1,7 +1,7 @@
-"""Where a layer is entered and left when its matrices are split: the paper's f and g, as nodes of the tape.
+"""The borders of a region in which matrices are split: Megatron's f and g, as nodes of the tape.
 
-Inside a region every rank holds a tile of the activations; outside all hold the same. What forward does at a border,
-backward does conjugated:
+Inside a region every rank holds a shard of the activations; outside all ranks hold the same. Backward does at a border
+the conjugate of what forward does:
 
     region                                       forward             backward
     copy_to_tensor_parallel_region        (f)    nothing             all-reduce
@@ -16,8 +16,11 @@ Activations are (batch, T, features): columns are the last dim, rows of the sequ
 reduce-scatter and an all-gather, so the sequence pair sends the same bytes as f and g; between the two each rank keeps
 1/t of the sequence, and norms and dropout work on that.
 
-Forward messages have the purpose `tensor_forward`, backward ones `tensor_backward`. Over one rank a region is nothing.
-Sources: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation Recomputation", 2022.
+Forward messages have the purpose `tensor_forward`, backward ones `tensor_backward`. Over one rank a border does
+nothing. Sources: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
+Recomputation", 2022, section 4.2.2. The functions have Megatron-LM's names.
+
+Proved by: tests/parallel/test_tensor.py
 """
 
 from collections.abc import Callable
@@ -37,39 +40,41 @@ SEQUENCE = 1  # the dim of a sequence
 
 
 def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """f: x as it is; backward sums its gradient over `comm`. On a parameter: a replicated one, used on split data."""
+    """f: return x as it is; backward sums its gradient over `comm`.
+
+    Also for a replicated parameter that is used on split data: each rank then has a part of its gradient.
+    """
     if comm.size == 1:
         return x
     return _Alias(_Copy.apply(x, comm), x)
 
 
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """g: the sum of x over `comm`; backward hands the gradient on."""
+    """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
     return x if comm.size == 1 else _Reduce.apply(x, comm)
 
 
 def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """This rank's columns of x; backward gathers the gradient's columns."""
+    """Return this rank's columns of x; backward gathers the gradient's columns."""
     return x if comm.size == 1 else _Scatter.apply(x, comm, x.ndim - 1)
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """All ranks' columns; backward keeps this rank's columns of the gradient."""
+    """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
     return x if comm.size == 1 else _Gather.apply(x, comm, x.ndim - 1, False)
 
 
 def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """This rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
+    """Return this rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
     return x if comm.size == 1 else _Scatter.apply(x, comm, SEQUENCE)
 
 
 def gather_from_sequence_parallel_region(
     x: Tensor, comm: Comm, tensor_parallel_output_grad: bool = True, regather: bool = False
 ) -> Tensor:
-    """All ranks' rows; backward reduce-scatters the gradient, or keeps its own rows when every rank has the same one
-    (tensor_parallel_output_grad=False).
+    """Return all ranks' rows; backward reduce-scatters the gradient.
 
-    regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
+    tensor_parallel_output_grad=False: every rank has the same gradient, of which backward keeps its own rows. regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
     purpose `regather`: without it, splitting the sequence would save nothing.
     """
     if comm.size == 1:
@@ -79,7 +84,7 @@ def gather_from_sequence_parallel_region(
 
 
 def reduce_scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """This rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
+    """Return this rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
     return x if comm.size == 1 else _ReduceScatter.apply(x, comm, SEQUENCE)
 
 
@@ -154,8 +159,7 @@ class _ReduceScatter(Function):
 
 
 class _Alias(Tensor):
-    """The same array behind another node; what is saved of it is what would be saved of `source` (of a parameter: a
-    use, with its version)."""
+    """The array of `tensor`, saved for backward as `source` would be: a parameter as itself, with its version."""
 
     __slots__ = ("_source",)
 
@@ -180,7 +184,7 @@ class _Gathered(Tensor):
 
 
 class _Regather:
-    """Gathers at the first read in backward. Nodes that share the input share the array; it goes with the last of them."""
+    """Gathers the shard at the first read in backward; nodes that share the input share the gathered array."""
 
     def __init__(self, shard: Any, comm: Comm) -> None:
         self.shard, self.comm = shard, comm
@@ -197,7 +201,7 @@ class _Regather:
 
 
 def contiguous(x: xp.Array) -> xp.Array:
-    """x in row-major order; a copy only when it is not."""
+    """Return x in row-major order, copied only when it is not."""
     if x.flags.c_contiguous:
         return x
     result = xp.empty(x.shape, x.dtype, x)
@@ -206,6 +210,7 @@ def contiguous(x: xp.Array) -> xp.Array:
 
 
 def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
+    """Return the sum of all ranks' x, a new array; `why` is the messages' purpose."""
     result = xp.empty(x.shape, x.dtype, x)
     xp.copyto(result, x)
     advance_clock(comm, why)
@@ -215,7 +220,7 @@ def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
 
 
 def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """All ranks' x one after the other along `dim`; purpose `why`. Sends x.size (n-1) elements."""
+    """Return all ranks' x one after the other along `dim`. All ranks together send (n-1) times the result's elements."""
     front = contiguous(xp.moveaxis(x, dim, 0))
     advance_clock(comm, why)
     with purpose(why):
@@ -224,6 +229,7 @@ def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
 
 
 def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    """Return this rank's part along `dim` of the sum of all ranks' x."""
     _check(comm, x, dim)
     front = contiguous(xp.moveaxis(x, dim, 0))
     advance_clock(comm, why)
@@ -233,7 +239,7 @@ def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
 
 
 def own_part(comm: Comm, x: xp.Array, dim: int) -> xp.Array:
-    """This rank's equal part of x along `dim`, as an array of its own."""
+    """Return this rank's equal part of x along `dim`, a new array."""
     _check(comm, x, dim)
     size = x.shape[dim] // comm.size
     index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)

@@ -1,11 +1,13 @@
-"""A parameter's tile: cutting it from the whole, and the whole from the tiles.
+"""A parameter's shard: taking it from the whole, and joining the whole from the shards.
 
-    blocks=1                        blocks=3: a fused Q|K|V is cut inside each of Q, K and V
+    blocks=1                        blocks=3: a fused Q|K|V is split inside each of Q, K and V
     | rank 0 | rank 1 |             | q0 q1 | k0 k1 | v0 v1 |   rank 0 holds | q0 | k0 | v0 |
 
-A contiguous cut of a fused matrix would hand rank 0 all of Q and half of K. What cut a parameter has is its
-`Layout`; `full_tensor` reads that and gathers, so a checkpoint, a test or a picture never has to know the strategy. A
-tensor that is cut twice (experts over ep, each expert's matrices over tp) is put together in the opposite order.
+A contiguous split of a fused matrix would give rank 0 all of Q and half of K. A parameter's `Layout` says how it is
+split; `full_tensor` reads that and gathers, so a checkpoint, a test or a picture never has to know the strategy. A
+tensor that is split twice (experts over ep, each expert's matrices over tp) is joined in the opposite order.
+
+Proved by: tests/parallel/test_tensor.py, tests/train/test_layouts_of_checkpoints.py
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,41 +30,44 @@ class MeshLike(Protocol):
 
 
 def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
-    """Rank's tile of the whole `array`, a new contiguous array; `layout` has one axis, which has `ranks` ranks."""
+    """Return `rank`'s shard of the whole `array`, a new contiguous array; the layout's one axis has `ranks` ranks."""
     (dim,) = layout.dims
+    # The split dim comes first, with the padding behind it.
     front = xp.moveaxis(array, dim, 0)
     if layout.padding:
         front = xp.concatenate([front, xp.zeros((layout.padding, *front.shape[1:]), array.dtype, array)])
-    length, blocks, tiles = front.shape[0], layout.blocks, ranks // layout.copies
-    if length % (blocks * tiles) or ranks % layout.copies:
+    length, blocks, shards = front.shape[0], layout.blocks, ranks // layout.copies
+    if length % (blocks * shards) or ranks % layout.copies:
         raise UsageError(
             f"dim {dim} of shape {layout.global_shape} has {length // blocks} entries in each of {blocks} blocks, which"
             f" do not divide over {ranks} ranks"
         )
-    size = length // blocks // tiles
+    # Every block is split into as many parts as there are shards; the shard has its part of each block.
+    size = length // blocks // shards
     number = rank // layout.copies
-    parts = front.reshape(blocks, tiles, size, *front.shape[1:])[:, number].reshape(blocks * size, *front.shape[1:])
-    tile = xp.empty(xp.moveaxis(parts, 0, dim).shape, array.dtype, array)
-    xp.copyto(tile, xp.moveaxis(parts, 0, dim))
-    return tile
+    parts = front.reshape(blocks, shards, size, *front.shape[1:])[:, number].reshape(blocks * size, *front.shape[1:])
+    shard = xp.empty(xp.moveaxis(parts, 0, dim).shape, array.dtype, array)
+    xp.copyto(shard, xp.moveaxis(parts, 0, dim))
+    return shard
 
 
-def join_shards(tiles: xp.Array, layout: Layout) -> xp.Array:
-    """The whole from its tiles (ranks, *tile shape): the inverse of `take_shard`."""
+def join_shards(shards: xp.Array, layout: Layout) -> xp.Array:
+    """Join the whole from its shards (ranks, *shard shape): the inverse of `take_shard`."""
     (dim,) = layout.dims
-    tiles = tiles[:: layout.copies]
-    ranks, blocks = tiles.shape[0], layout.blocks
-    fronts = xp.moveaxis(tiles, dim + 1, 1)
+    shards = shards[:: layout.copies]
+    ranks, blocks = shards.shape[0], layout.blocks
+    fronts = xp.moveaxis(shards, dim + 1, 1)
     rest = fronts.shape[2:]
+    # (ranks, blocks, size) -> (blocks, ranks, size): the parts of a block lie side by side again.
     split = fronts.reshape(ranks, blocks, fronts.shape[1] // blocks, *rest)
     whole = xp.swapaxes(split, 0, 1).reshape(-1, *rest)[: layout.global_shape[dim]]
-    result = xp.empty(layout.global_shape, tiles.dtype, tiles)
+    result = xp.empty(layout.global_shape, shards.dtype, shards)
     xp.copyto(result, xp.moveaxis(whole, 0, dim))
     return result
 
 
 def splits(layout: Layout, mesh: MeshLike) -> Iterator[tuple[Comm, Layout]]:
-    """The cuts of a layout one after the other: (the axis's communicator, the one-axis layout of what is cut there)."""
+    """The splits of a layout, one per axis: (the axis's communicator, the one-axis layout of what is split there)."""
     shape = layout.global_shape
     for axis, dim in zip(layout.axes, layout.dims, strict=True):
         one = Layout(shape, (axis,), (dim,), (), layout.blocks, layout.padding, layout.copies)
@@ -71,31 +76,31 @@ def splits(layout: Layout, mesh: MeshLike) -> Iterator[tuple[Comm, Layout]]:
 
 
 def local_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike) -> xp.Array:
-    """This rank's tile of the whole `array`. Sends nothing."""
+    """Return this rank's shard of the whole `array`. Sends nothing."""
     for comm, one in splits(layout, mesh) if layout is not None else ():
         array = take_shard(array, one, comm.rank, comm.size)
     return array
 
 
 def full_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike, why: str = "checkpoint") -> xp.Array:
-    """The global array of which `array` (in the tile's shape, or flat) is this rank's tile; on every rank.
+    """Return the global array of which `array` (in the shard's shape, or flat) is this rank's shard; on every rank.
 
-    One all-gather over each of the layout's axes under purpose `why`; a replicated array sends nothing.
+    Sends one all-gather over each of the layout's axes under purpose `why`; a replicated array sends nothing.
     """
     if layout is None or not layout.axes:
         return array if layout is None else array.reshape(layout.global_shape)
     for comm, one in reversed(list(splits(layout, mesh))):
         with purpose(why):
-            tiles = all_gather(comm, xp.array(array).reshape(-1))
-        array = join_shards(tiles.reshape(comm.size, *local_shape(one, comm.size)), one)
+            shards = all_gather(comm, xp.array(array).reshape(-1))
+        array = join_shards(shards.reshape(comm.size, *local_shape(one, comm.size)), one)
     return array
 
 
 def local_shape(layout: Layout, ranks: int) -> tuple[int, ...]:
-    """Shape of a tile when the layout's one axis has `ranks` ranks."""
-    tiles = ranks // layout.copies
+    """Return the shape of a shard when the layout's one axis has `ranks` ranks."""
+    shards = ranks // layout.copies
     return tuple(
-        (n + layout.padding) // tiles if dim in layout.dims else n for dim, n in enumerate(layout.global_shape)
+        (n + layout.padding) // shards if dim in layout.dims else n for dim, n in enumerate(layout.global_shape)
     )
 
 
@@ -103,14 +108,15 @@ Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
 
 
 def boxes(layout: Layout, mesh: MeshLike) -> list[tuple[Box, tuple[slice, ...]]]:
-    """Where a tile lies: pairs (box of the global tensor, the slices of the tile that hold it). For checkpoints.
+    """Return where a shard lies: pairs (box of the global tensor, the slices of the shard that hold it).
 
-    A fused Q|K|V has three; padding is in none, so the box of a tile of nothing but padding is empty.
+    A fused Q|K|V has three boxes. Padding is in none, so the box of a shard that is all padding is empty. A checkpoint
+    stores shards by their boxes.
     """
     whole = [(0, n) for n in layout.global_shape]
     if not layout.axes:
         return [(tuple(whole), tuple(slice(0, n) for n in layout.global_shape))]
-    if len(layout.axes) == 1:
+    if len(layout.axes) == 1:  # it may have blocks, padding and copies
         ((comm, one),) = splits(layout, mesh)
         return _boxes_of_one_split(one, comm.rank // layout.copies, comm.size // layout.copies)
     for comm, one in splits(layout, mesh):
@@ -121,11 +127,11 @@ def boxes(layout: Layout, mesh: MeshLike) -> list[tuple[Box, tuple[slice, ...]]]
     return [(tuple(whole), tuple(slice(0, stop - start) for start, stop in whole))]
 
 
-def _boxes_of_one_split(layout: Layout, number: int, tiles: int) -> list[tuple[Box, tuple[slice, ...]]]:
+def _boxes_of_one_split(layout: Layout, number: int, shards: int) -> list[tuple[Box, tuple[slice, ...]]]:
     (dim,) = layout.dims
     length = layout.global_shape[dim]
     block = (length + layout.padding) // layout.blocks
-    size, result = block // tiles, []
+    size, result = block // shards, []
     for i in range(layout.blocks):
         start = min(i * block + number * size, length)
         stop = min(start + size, length)
@@ -137,9 +143,9 @@ def _boxes_of_one_split(layout: Layout, number: int, tiles: int) -> list[tuple[B
 
 
 def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
-    """Qualified name to whole array: what `state_dict` of the single-device model would be. A call of all ranks.
+    """Return {qualified name: whole array}, the `state_dict` of the single-device model. Every rank calls it.
 
-    As in `state_dict`, an array that is not cut is the parameter's own, not a copy.
+    As in `state_dict`, an array that is not sharded is the parameter's own, not a copy.
     """
     done: dict[Parameter, xp.Array] = {}
     result = {}
@@ -153,12 +159,12 @@ def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
 def load_full_state_dict(
     module: Module, state: Mapping[str, Any], mesh: MeshLike, strict: bool = True
 ) -> tuple[list[str], list[str]]:
-    """`module.load_state_dict` of whole arrays into a model that is cut already: each rank takes its tiles. Sends
-    nothing.
+    """Load whole arrays into a model that is sharded already, as `Module.load_state_dict`: each rank takes its shards.
 
-    A name that is missing or unknown is an error with strict; a shape that differs from the *global* one always.
+    A name that is missing or unknown is an error with strict; a shape that differs from the *global* one always. Sends
+    nothing.
     """
-    tiles: dict[str, Any] = {}
+    shards: dict[str, Any] = {}
     own = dict(module._all_parameters())
     for name, value in state.items():
         if name in own:
@@ -171,22 +177,22 @@ def load_full_state_dict(
             value = local_tensor(value, layout, mesh)
         elif strict:
             raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
-        tiles[name] = value
-    return module.load_state_dict(tiles, strict)
+        shards[name] = value
+    return module.load_state_dict(shards, strict)
 
 
 def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int) -> Parameter:
-    """A new parameter that holds rank's tile of `parameter` and carries the layout. Sends nothing.
+    """Return a new parameter that holds rank's shard of `parameter` and carries the layout. Sends nothing.
 
-    A parameter that is a tile already is cut once more: `layout` is its old one with one more axis.
+    A parameter that is a shard already is split once more: `layout` is its old one with one more axis.
     """
     if parameter.flat is not None:
         raise UsageError(
-            f"parameter {parameter.name!r} belongs to a FlatParameters already; cut the model first and make it flat"
+            f"parameter {parameter.name!r} belongs to a FlatParameters already; shard the model first and make it flat"
             " then"
         )
     one = layout if len(layout.axes) == 1 else Layout(tuple(parameter.shape), layout.axes[-1:], layout.dims[-1:])
     data = take_shard(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
-    tile = Parameter(data, parameter.requires_grad, parameter.name, parameter.init)
-    tile.layout = layout
-    return tile
+    shard = Parameter(data, parameter.requires_grad, parameter.name, parameter.init)
+    shard.layout = layout
+    return shard

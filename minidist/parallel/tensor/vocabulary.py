@@ -2,12 +2,14 @@
 
     V = 10 words, 4 ranks, padded to 12     rank 0 {0 1 2}  rank 1 {3 4 5}  rank 2 {6 7 8}  rank 3 {9 - -}
 
-Looking up: a rank gives the rows of its own words and zeros for the others; the sum over ranks is the embedding. The
-loss of a token needs three numbers of all words, so three all-reduces of (batch x T) numbers each replace the
-all-gather of (batch x T x V): the largest logit, the target's logit, the sum of the exponentials. Backward needs none.
-The padding is no word: its logits count as minus infinity, its rows stay zero.
+A look-up gives, on each rank, the rows of its own words and zeros for the others; the sum over ranks is the embedding.
+The loss of a token needs three numbers of all words, so three all-reduces of (batch x T) numbers each replace the
+all-gather of (batch x T x V): [1] the largest logit, [2] the target's logit, [3] the sum of the exponentials. Backward
+needs none. The padding is not a word: its logits count as minus infinity, and its rows stay zero.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy) and appendix (padding).
+
+Proved by: tests/parallel/test_tensor.py
 """
 
 from typing import Any
@@ -37,13 +39,13 @@ from minidist.parallel.volume import Volume
 
 
 def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
-    """The vocabulary rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default is 128)."""
+    """Return the vocabulary size rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default is 128)."""
     unit = make_vocab_size_divisible_by * ranks
     return -(-vocab_size // unit) * unit
 
 
 def vocab_range(vocab_size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The words [first, last) of a rank, padding left out; a late rank may have none."""
+    """Return the words [first, last) of a rank, without padding; a late rank may have none."""
     size = padded_vocab_size(vocab_size, ranks) // ranks
     return min(rank * size, vocab_size), min((rank + 1) * size, vocab_size)
 
@@ -68,7 +70,7 @@ class VocabParallelEmbedding(Module):
         if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
             worst = int(indices.min() if indices.min() < 0 else indices.max())
             raise UsageError(
-                f"rank {self.comm.rank}: word {worst} is not in the vocabulary; words are 0..{self.vocab_size - 1}"
+                f"rank {self.comm.rank}: word {worst} is out of range: the vocabulary has words 0..{self.vocab_size - 1}"
             )
         rows = _own_rows(indices, self.weight, self.first, self.last)
         if self.sequence_parallel:
@@ -96,8 +98,8 @@ def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Te
 class VocabParallelHead(Module):
     """The output projection: x (..., width) on all -> logits (..., padded V / t) of this rank's words on each.
 
-    A column-parallel layer whose weight may be the embedding's tile (tied). The last ranks' padding has logits too; who
-    reads them must leave them out (`vocab_parallel_cross_entropy` and `gather_logits` do).
+    A column-parallel layer whose weight may be the embedding's shard (tied). The last ranks' padding has logits too;
+    `vocab_parallel_cross_entropy` and `GatherLogits` leave them out.
     """
 
     def __init__(self, whole: TiedHead | Linear, context: ShardContext, sequence_parallel: bool = False) -> None:
@@ -162,25 +164,29 @@ def vocab_parallel_cross_entropy(
     counted = flat != ignore_index
     wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
     if wrong.size:
-        raise UsageError(f"rank {comm.rank}: target {int(wrong[0])} is no word; words are 0..{vocab_size - 1}")
+        raise UsageError(
+            f"rank {comm.rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
+        )
     if divisor is None:
         divisor = float(counted.sum()) or float("nan")
     divisor = float(divisor)
+
+    # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
     scores = upcast(logits.data).reshape(flat.size, logits.shape[-1])
     advance_clock(comm, "tensor_forward")
     with purpose("tensor_forward"):
         largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
-        all_reduce(comm, largest, "max")
+        all_reduce(comm, largest, "max")  # [1]
         exponentials = scores - largest[:, None]
         exponentials[:, last - first :] = -xp.inf  # the padding
         own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
         column = flat[own] - first
         picked = xp.zeros(flat.size, scores.dtype, scores)
         picked[own] = exponentials[own, column]
-        all_reduce(comm, picked)
+        all_reduce(comm, picked)  # [2], less the largest
         xp.exp(exponentials, out=exponentials)
         totals = exponentials @ xp.ones(exponentials.shape[1], exponentials.dtype, exponentials)
-        all_reduce(comm, totals)
+        all_reduce(comm, totals)  # [3]
     loss = ((xp.log(totals) - picked) * counted).sum() / divisor
     shape = logits.shape
 
@@ -191,11 +197,11 @@ def vocab_parallel_cross_entropy(
         exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
+    # As `cross_entropy`: 16 bits hold the logits, not their gradient before the loss scale, so it is computed in
+    # backward. In float32 the exponentials become the gradient in place, and backward only scales it.
     flops = 5 * scores.size
-    if is_half(
-        logits.dtype
-    ):  # as in `cross_entropy`: two bytes hold the logits, not their gradient before the loss scale
-        kept = logits.saved()
+    if is_half(logits.dtype):
+        kept, scores_shape = logits.saved(), scores.shape
 
         def grad_again(g: xp.Array) -> xp.Array:
             again = upcast(kept.data).reshape(scores_shape)
@@ -203,7 +209,6 @@ def vocab_parallel_cross_entropy(
             again[:, last - first :] = -xp.inf
             return gradient_from(xp.exp(again, out=again)) * g
 
-        scores_shape = scores.shape
         edges, saved = ((logits, grad_again),), (largest, totals)
         return record("vocab_parallel_cross_entropy", loss, edges, flops=flops, saved=saved, storage=logits.dtype)
     gradient = gradient_from(exponentials)
