@@ -1,8 +1,8 @@
 """The residuals of error feedback in a checkpoint: gradients that were computed and have not been sent yet.
 
-A residual belongs to one rank of a data axis. It is stored under the number of that rank, and on another number of ranks
-the sum of all is kept (`checkpoint/rank_state.py`, rule "sum"). The rest of a compressor's state is equal on all ranks
-of its axis, and is stored once. Sends nothing.
+A residual belongs to one rank of a data axis. It is stored under the number of that rank, and on another number of
+ranks the sum of all is kept (`checkpoint/rank_state.py`, rule "sum"). The rest of a compressor's state is equal on all
+ranks of its axis, and is stored once. Sends nothing.
 
 Proved by: tests/train/test_compression.py
 """

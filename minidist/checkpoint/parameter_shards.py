@@ -1,9 +1,9 @@
 """Which parts of the global tensors a rank's arrays are, so that a checkpoint depends on no layout.
 
-    a tensor-parallel shard        | . . x X . . |   elements 1 to 4 of the shard, row by row (X), are three boxes of the
-    (columns 2 and 3)              | . . X X . . |   whole: row 0, column 3 - row 1, columns 2 and 3 - row 2, column 2
-    of a (4, 6) tensor             | . . X x . . |
-                                   | . . x x . . |
+    a tensor-parallel shard   | . . x X . . |   elements 1 to 4 of the shard, row by row (X), are three boxes of the
+    (columns 2 and 3)         | . . X X . . |   whole: row 0, column 3 - row 1, columns 2 and 3 - row 2, column 2
+    of a (4, 6) tensor        | . . X x . . |
+                              | . . x x . . |
 
 Where a whole tensor-parallel shard lies, the tensor library knows (`parallel.tensor.sharding.boxes`); a range of its
 elements, which ZeRO gives to a rank, is cut out here.

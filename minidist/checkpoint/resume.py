@@ -183,7 +183,7 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     layout = parameter.layout
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)
-    return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]  # type: ignore[no-any-return]
+    return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]
 
 
 def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
@@ -205,8 +205,8 @@ def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
     if checkpoint.state["global_batch"] != job.batches.global_batch:
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} was made with a global batch of"
-            f" {checkpoint.state['global_batch']}, this job has {job.batches.global_batch}, so the data would not continue"
-            f" where they stopped; resume with --global-batch {checkpoint.state['global_batch']}"
+            f" {checkpoint.state['global_batch']}, this job has {job.batches.global_batch}, so the data would not"
+            f" continue where they stopped; resume with --global-batch {checkpoint.state['global_batch']}"
         )
     if checkpoint.step >= config.steps:
         raise UsageError(

@@ -1,6 +1,6 @@
 """`minidist compare`: is the parallel job equal to the same job on one device, tensor by tensor?
 
-Proved by: tests/commands/test_cli.py, tests/train/test_matrix.py
+Proved by: tests/commands/test_cli.py, tests/equality/test_layout_sweep.py
 """
 
 import time
@@ -76,7 +76,7 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
     layouts, refused = layout_sweep.enumerate_layouts(ranks, **job)
     chosen = layouts if sample is None else layout_sweep.stratified(layouts, sample)
     rows = []
-    for row in layout_sweep.run_matrix(chosen, ranks, processes, **job):
+    for row in layout_sweep.run_sweep(chosen, ranks, processes, **job):
         rows.append(row)
         say(layout_sweep.line(row))
     seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Does the parallel job equal one device? Every loss, gradient, weight and optimizer state of every step, on every rank.
+"""Does the parallel job equal one device, in every loss, gradient, weight and optimizer state of every step and rank?
 
 Three tiers, always named:
   exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
@@ -7,7 +7,7 @@ Three tiers, always named:
             |a - b| <= 1e-12 max(1, max |b|) for loss and weights, and 1e-12 of the model's largest entry of that kind
             for gradients and optimizer state.
 
-Proved by: tests/train/test_equality.py, tests/train/test_axes.py
+Proved by: tests/equality/test_equality.py, tests/train/test_axes.py
 """
 
 from dataclasses import asdict, dataclass, field
@@ -69,7 +69,7 @@ def group_of(kind: str, name: str) -> str:
 
 
 def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
-    """The largest entry of each group, relative to which a difference is bounded; 0 for a counter, which must be equal."""
+    """The largest entry of each group, which bounds differences; 0 for a counter, which must be equal."""
     scales: dict[str, float] = {}
     for name, values in expected.items():
         group = group_of(kind, name)
@@ -204,4 +204,5 @@ def _worst(comm: Comm, mine: Comparison) -> Comparison:
             comm.send_object(worst, rank)
         return worst
     comm.send_object(mine, 0)
-    return comm.recv_object(0)  # type: ignore[no-any-return]
+    worst_of_all: Comparison = comm.recv_object(0)
+    return worst_of_all

@@ -1,7 +1,8 @@
 """An asynchronous pipeline on one device: each micro-batch with the weight versions that the version rule names.
 
-    mini-batch t    stage 0 with version max(0, t-2), stage 1 with max(0, t-1), stage 2 with t     pipedream, three stages
-                    forward and backward through all of them, then each stage's update             all versions are kept
+    mini-batch t of pipedream with three stages, all versions kept:
+        stage 0 computes with version max(0, t-2), stage 1 with max(0, t-1), stage 2 with t
+        forward and backward through all of them, then each stage's update
 
 It shares with the pipeline the engine and the optimizer; no plan, no message, no stash.
 

@@ -1,6 +1,6 @@
 """What a run must equal: the snapshots of the reference that belongs to a config.
 
-Proved by: tests/train/test_equality.py, tests/train/test_local_steps.py
+Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py
 """
 
 from minidist.config.train_config import TrainConfig, resolve_batches

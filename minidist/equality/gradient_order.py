@@ -1,14 +1,14 @@
 """The order in which a layout adds gradient contributions, for the reference.
 
-A contribution is the gradient of one use of a parameter in one micro-batch, computed whole. `GradientOrder` (base/
-layout.py) is the declaration; here contributions that were caught on one device are added as it says. Without a pipeline
-and with 2 replicas of 2 micro-batches each:
+A contribution is the gradient of one use of a parameter in one micro-batch, computed whole. `base.layout.GradientOrder`
+is the declaration; here contributions that were caught on one device are added as it says. With 2 replicas of 2
+micro-batches each (replica 0 computes micro-batches 0 and 1):
 
     DDP, ZeRO 1          (c0 + c1) + (c2 + c3)        each replica adds its own, then the replicas are added
     ZeRO 2, 3            (c0 + c2) + (c1 + c3)        the replicas are added in every micro-batch
     pipeline             micro-batches as the plan runs them, then the ranks of a stage, the stages, the replicas
 
-Proved by: tests/train/test_equality.py, tests/train/test_pipelines.py
+Proved by: tests/equality/test_equality.py, tests/train/test_pipelines.py
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -100,7 +100,7 @@ class PipelineOrder:
 
 
 def fold_replicas(parts: Sequence[Array | None], groups: int) -> Array | None:
-    """Add the replicas' parts in rank order, inside `groups` groups of neighbours, then the groups (hybrid sharding)."""
+    """Add the replicas' parts in rank order, in `groups` groups of neighbours, then the groups (hybrid sharding)."""
     size = len(parts) // groups
     return fold(fold(parts[first : first + size]) for first in range(0, len(parts), size))
 

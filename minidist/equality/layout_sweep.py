@@ -1,12 +1,14 @@
-"""The matrix: every layout of some ranks that is valid, each against one device. What combines is not argued but tried.
+"""The layout sweep: every valid layout of some ranks, each compared with one device.
 
     (pp, dp, cp, tp) with the product of the ranks  x  ZeRO stage  x  schedule  x  recomputation  x  precision  x
     sequence parallel
 
-Nobody keeps a list of what is valid: a combination is handed to the checks that every job goes through, and what they
-refuse is counted under their sentence. So the matrix grows by itself when a refusal disappears. Each layout trains the
-same small GPT in the simulated world, and every loss, gradient, weight and optimizer state of every step is compared,
-in the tier that its sums promise.
+There is no list of valid layouts: the rules of every job (config/rules.py) check each combination, and those that a
+rule refuses are counted under its sentence. So the sweep grows when a rule is removed. Each layout trains the same
+small GPT in the simulated world, and every loss, gradient, weight and optimizer state of every step is compared, in the
+tier that applies to the layout.
+
+Proved by: tests/equality/test_layout_sweep.py
 """
 
 import itertools
@@ -46,7 +48,7 @@ BUCKETS: dict[int, dict[str, Any]] = {
     1: {"reduce_bucket_size": 3000},
     2: {"reduce_bucket_size": 3000},
     3: {},
-}  # several
+}  # small, so that there are several buckets
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
@@ -56,7 +58,7 @@ Layout = dict[str, Any]  # the fields of LAYOUT
 
 @dataclass(frozen=True)
 class Row:
-    """One layout's verdict. difference: the largest of any kind. seconds: of the parallel run and its reference."""
+    """The verdict of one layout. difference: the largest of any kind. seconds: of the run and its reference."""
 
     layout: Layout
     tier: str
@@ -68,7 +70,7 @@ class Row:
 
 
 def name_of(layout: Layout) -> str:
-    """As flags, without what is as usual."""
+    """A layout as flags, without those that have their default."""
     words = [f"--{axis} {layout[axis]}" for axis in ("pp", "dp", "cp", "tp") if layout[axis] > 1]
     if layout["pp"] > 1:
         words.append(f"--schedule {layout['schedule']}")
@@ -79,7 +81,7 @@ def name_of(layout: Layout) -> str:
 
 
 def degrees(ranks: int) -> Iterator[tuple[int, int, int, int]]:
-    """All (pp, dp, cp, tp) whose product is `ranks`."""
+    """Yield all (pp, dp, cp, tp) whose product is `ranks`."""
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
     for pp, dp, cp in itertools.product(divisors, repeat=3):
         if ranks % (pp * dp * cp) == 0:
@@ -87,7 +89,7 @@ def degrees(ranks: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def combinations(ranks: int) -> Iterator[Layout]:
-    """All that can be asked for; a schedule only where there is a pipeline, a split norm only where there are tiles."""
+    """Yield all combinations; schedules only with a pipeline, sequence parallelism only with tensor parallelism."""
     for (pp, dp, cp, tp), zero, recompute, precision in itertools.product(
         degrees(ranks), range(4), RECOMPUTE, PRECISIONS
     ):
@@ -107,8 +109,10 @@ def combinations(ranks: int) -> Iterator[Layout]:
 
 
 def config_of(layout: Layout, **job: Any) -> TrainConfig:
-    """The job of a layout; job: settings in the place of JOB's. Long pipelines get a block for each of their ranks, and
-    micro-batches that fill them (others accumulate over two)."""
+    """The job of a layout; job: settings that replace those of JOB.
+
+    Long pipelines get a block for each of their ranks, and micro-batches that fill them; others accumulate over two.
+    """
     batch = {**JOB, **job}["global_batch"]
     fitted = {
         "layers": max(JOB["layers"], layout["pp"]),
@@ -118,7 +122,7 @@ def config_of(layout: Layout, **job: Any) -> TrainConfig:
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:
-    """Why a layout is not valid, in the words that a user would read; "" when it is."""
+    """The sentence with which a layout is refused; "" when it is valid."""
     try:
         config = config_of(layout, **job)
         batches = resolve_batches(config, ranks)
@@ -130,7 +134,7 @@ def refusal(layout: Layout, ranks: int, **job: Any) -> str:
 
 
 def enumerate_layouts(ranks: int, **job: Any) -> tuple[list[Layout], Counter[str]]:
-    """(the valid ones, how many combinations each sentence refused)."""
+    """Return the valid layouts, and how many combinations each sentence refused."""
     valid, refused = [], Counter[str]()
     for layout in combinations(ranks):
         why = refusal(layout, ranks, **job)
@@ -142,8 +146,9 @@ def enumerate_layouts(ranks: int, **job: Any) -> tuple[list[Layout], Counter[str
 
 
 def stratified(layouts: Sequence[Layout], count: int, seed: int = 0) -> list[Layout]:
-    """`count` of them, each next one the one that adds most values (and pairs of values) not seen yet; the same for the
-    same seed.
+    """Choose `count` layouts, each one that adds the most settings and pairs of settings not covered yet.
+
+    The choice depends on the seed alone.
     """
     order = np.random.default_rng(seed).permutation(len(layouts))
     left = [layouts[i] for i in order]
@@ -164,7 +169,7 @@ def _features(layout: Layout) -> set[Any]:
 
 
 def judge(layout: Layout, ranks: int, job: dict[str, Any]) -> Row:
-    """Train on `ranks` simulated ranks and on one device, and compare everything. A run that raises is a difference."""
+    """Train on `ranks` simulated ranks and on one device, and compare all tensors; an error counts as a difference."""
     began = time.perf_counter()
     config = config_of(layout, **job)
     tier = tier_of(config, resolve_dims(config, ranks))
@@ -190,8 +195,8 @@ def _judge(task: tuple[Layout, int, dict[str, Any]]) -> Row:
     return judge(*task)
 
 
-def run_matrix(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job: Any) -> Iterator[Row]:
-    """The rows as they are done, on so many processes (each with one BLAS thread)."""
+def run_sweep(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job: Any) -> Iterator[Row]:
+    """Yield a row for each layout, computed by `processes` processes (each with one BLAS thread)."""
     tasks = [(layout, ranks, job) for layout in layouts]
     if processes == 1:
         yield from map(_judge, tasks)
@@ -201,14 +206,14 @@ def run_matrix(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job:
 
 
 def line(row: Row) -> str:
-    """A row of the table."""
+    """A row of the table, as text."""
     verdict = "equal" if row.equal else "DIFFERS"
     text = f"{verdict:8}{row.tier:8} {row.difference:8.1e}  {name_of(row.layout)}"
     return text if row.equal else f"{text}\n        {row.first_difference}"
 
 
 def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
-    """How many hold, in which tier, and what was refused with which words."""
+    """The lines below the table: how many layouts are equal, in which tier, and what was refused."""
     tiers = Counter(row.tier for row in rows)
     worst = {tier: max((row.difference for row in rows if row.tier == tier), default=0.0) for tier in tiers}
     bad = sum(not row.equal for row in rows)
@@ -222,7 +227,7 @@ def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
 
 
 def as_dict(rows: Iterable[Row], refused: Counter[str], ranks: int, seconds: float) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The dictionary that `--json` prints."""
     listed = [{**asdict(row), "name": name_of(row.layout)} for row in rows]
     return {
         "ranks": ranks,

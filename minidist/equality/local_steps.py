@@ -1,4 +1,4 @@
-"""The reference of `--local-steps H`, local SGD: replicas train alone for H steps each, then their weights are averaged.
+"""The reference of local SGD (`--local-steps H`): replicas train alone for H steps, then their weights are averaged.
 
 One device equals it by training the replicas one after the other, each on its own rows with an optimizer of its own,
 and averaging their weights in rank order where the ranks do.

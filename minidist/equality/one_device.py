@@ -3,7 +3,7 @@
 It catches every gradient contribution before anything is added, and then adds them in the order that the layout
 declares. It shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
 
-Proved by: tests/train/test_equality.py
+Proved by: tests/equality/test_equality.py
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,10 @@ Contributions = dict[Parameter, list[Array]]
 
 
 class OneDevice(Strategy):
-    """Runs the micro-batches `numbers` one after the other; add: sums a parameter's contributions. factor: of the sum."""
+    """The whole model; each step runs the micro-batches `numbers` one after the other.
+
+    add: sums a parameter's contributions. factor: what the sum is multiplied by.
+    """
 
     def __init__(self, job: Job, add: Add, numbers: Iterable[int], factor: int = 1) -> None:
         self.flat = FlatParameters(job.model.parameters())

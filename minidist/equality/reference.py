@@ -1,23 +1,24 @@
-"""Training on one device, written to be obviously right: what every strategy must equal, bit for bit where it claims to.
+"""Training on one device, written to be obviously right: what every strategy must equal.
 
-**Why the loss can be equal bit for bit.** Floating-point addition is not associative: (a + b) + c and a + (b + c) differ
-in the last bits. So two runs have equal bits exactly when they add the same numbers in the same order, and everything
-else in training is either a function of one number at a time (an optimizer's update), or computed whole on one rank (a
-micro-batch's forward and backward). The ordered tier (`--reduction ordered`) makes the order a declaration:
+**Why the loss can be equal bit for bit.** Floating-point addition is not associative: (a + b) + c and a + (b + c)
+differ in the last bits. So two runs have equal bits when they add the same numbers in the same order; everything else
+in training is either a function of single numbers (an optimizer's update) or computed whole on one rank (a
+micro-batch's forward and backward). The ordered tier (`--reduction ordered`) declares the order:
 
-    1  The contributions are the same.   A micro-batch is computed by one rank as one device would: same weights, same
-                                         rows, and dropout masks that depend on seed, step and sample, not on the rank.
-    2  Their order is declared.          `GradientOrder` says in which order a layout adds contributions; the `ordered`
-                                         all-reduce adds ranks from first to last, and this reference adds the same way.
-    3  The norm has blocks.              Squares are summed by blocks of 1,024 elements that no shard boundary crosses, and
-                                         the blocks from first to last (optim/clip.py).
-    4  The loss is gathered.             Every rank adds all micro-batches' losses in their global order (train/loss.py).
+    1  The contributions are the same.   One rank computes a micro-batch as one device would: same weights, same rows,
+                                         and dropout masks that depend on seed, step and sample, not on the rank.
+    2  Their order is declared.          `GradientOrder` says in which order a layout adds contributions. The `ordered`
+                                         all-reduce adds ranks from first to last, and so does this reference.
+    3  The norm has blocks.              Squares are summed by blocks of 1,024 elements that no shard boundary crosses,
+                                         and the blocks from first to last (optim/clip.py).
+    4  The loss is gathered.             Every rank adds all micro-batches' losses in their global order
+                                         (train/loss.py).
 
 So equal gradients give equal weights, and equal weights give equal losses, step after step. Where an axis cuts a sum
 inside a micro-batch (tensor, context and expert parallelism), 1 does not hold, and runs agree up to rounding: the float
 tier (`compare.py`).
 
-Proved by: tests/train/test_equality.py, tests/train/test_sharded.py, tests/train/test_pipelines.py
+Proved by: tests/equality/test_equality.py, tests/train/test_sharded.py, tests/train/test_pipelines.py
 """
 
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def evaluate_devices(devices: Sequence[OneDevice], done: int) -> float | None:
 
 
 def route_in_groups(job: Job) -> None:
-    """With context parallelism the tokens of a rank are a group of their own, with its own capacity and auxiliary loss."""
+    """With context parallelism each rank's tokens are a group with its own capacity and auxiliary loss."""
     config, cp = job.config, job.batches.dims.cp
     if cp > 1 and config.experts:
         groups = [sequence_positions(config.context, rank, cp, part_order(config.attention)) for rank in range(cp)]

@@ -1,6 +1,6 @@
 """A snapshot: copies of all that a training step produces, by name, to be compared with another run's.
 
-Proved by: tests/train/test_equality.py
+Proved by: tests/equality/test_equality.py
 """
 
 import numpy as np

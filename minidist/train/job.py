@@ -1,10 +1,12 @@
-"""From a config to the things that are trained: model, data, optimizer. The same on every rank and for the reference.
+"""From a config to what is trained: model, data, optimizer; the same on every rank and for the reference.
 
 Nothing here depends on the number of ranks: weights depend on the seed and on names, a step's global batch on the seed
 and the step. That is why one device and many can be compared at all.
+
+Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,12 +14,13 @@ from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
+from minidist.base.arrays import Array
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
-from minidist.data import GlobalBatchSampler, hold_out, load_dataset
+from minidist.data import BatchesAhead, GlobalBatchSampler, hold_out, load_dataset
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -31,42 +34,46 @@ class Job:
     batches: Batches
     model: Any
     dtype: Any
-    schedule: Any  # step -> factor of the learning rate
-    sampler: Any  # a GlobalBatchSampler, or what serves its batches ahead
+    schedule: Callable[[int], float]  # step -> factor of the learning rate
+    sampler: GlobalBatchSampler | BatchesAhead
     pool: HostPool | None = None  # host memory, when something is offloaded
-    held_out: Any = None  # a sampler of data that is never trained on, with --evaluate-every
-    positions: Any = None  # of this rank's tokens in their sequence, when sequences are split
-    scaler: DynamicLossScaler | None = None  # of float16
+    held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
+    positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split
+    scaler: DynamicLossScaler | None = None  # for float16
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
-        """The context in which micro-batch `number` of a step is computed: where it lies, for dropout."""
+        """The context in which micro-batch `number` of a step is computed: its samples' coordinates, for dropout."""
         first = number * self.batches.micro_batch
         return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
-        """Inputs and targets of micro-batch `number` of a step: of language models this rank's part of the tokens."""
+        """Inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
         inputs, targets = self.sampler.batch(step, number * self.batches.micro_batch, self.batches.micro_batch)
         return (inputs, targets) if self.positions is None else (inputs[:, self.positions], targets[:, self.positions])
 
     def loss(self, step: int, number: int, model: Any = None) -> Tensor:
-        """Loss of micro-batch `number` of a step: its share of the global mean (the divisor is the global count)."""
+        """Loss of micro-batch `number` of a step, scaled to its share of the global mean."""
         inputs, targets = self.micro_batch(step, number)
         model = model or self.model
         if self.config.model == "mlp":
             return self.loss_of(model(as_input(inputs, self.dtype)), targets)
-        return model(inputs, targets, self.divisor)  # type: ignore[no-any-return]
+        loss: Tensor = model(inputs, targets, self.divisor)
+        return loss
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """A micro-batch's share of the global mean, from the model's outputs (with experts: and their balancing loss)."""
+        """A micro-batch's share of the global mean from the model's outputs, with the experts' auxiliary loss."""
         if self.config.model == "mlp":
             return cross_entropy(outputs, targets, self.divisor)
         logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
-        loss = self.model.loss_fn(logits, targets, self.divisor)
-        return loss if not auxiliary else self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
+        loss: Tensor = self.model.loss_fn(logits, targets, self.divisor)
+        if auxiliary:
+            loss = self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
+        return loss
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """In the block: the job on held-out data, its model without dropout, nothing recorded for backward."""
+        """A context with the job on held-out data: no dropout, and nothing is recorded for backward."""
+        assert self.held_out is not None
         self.model.eval()
         try:
             with no_grad():
@@ -74,23 +81,23 @@ class Job:
         finally:
             self.model.train()
 
-    def scaled(self, loss: Any) -> Any:
-        """The loss from which backward starts: in float16 times the loss scale."""
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss from which backward starts: in float16 it is multiplied by the loss scale."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
 
     @property
     def divisor(self) -> float:
-        """What the loss is divided by: the rows or tokens of the whole step."""
+        """The number of rows or tokens of the whole step, by which the loss is divided."""
         return float(self.batches.global_batch * (1 if self.config.model == "mlp" else self.config.context))
 
 
 def as_input(inputs: Any, dtype: Any) -> Any:
-    """Tokens as they are; features as a tensor of the model's dtype."""
+    """Return tokens unchanged, and features as a tensor of the model's dtype."""
     return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
 
 
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Job:
-    """Everything for one rank, from a config that `check_rules` has passed. comm: whose host memory offloading uses."""
+    """Build a rank's job from a config that `check_rules` has passed. comm: whose host memory offloading uses."""
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset = load_dataset(config.data)
     held_out = None
@@ -105,7 +112,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
 
 
 def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class (or what builds it on the host) and its settings."""
+    """The optimizer's class (or a function that makes it on the host) and its settings."""
     config = job.config
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer in ("sgd", "rmsprop"):
@@ -117,9 +124,10 @@ def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
 
 
 def make_optimizer(job: Job, parameters: Any) -> Optimizer:
-    """The optimizer on a FlatParameters or on slices."""
+    """Make the job's optimizer for a FlatParameters or for slices."""
     kind, settings = optimizer_class(job)
-    return kind(parameters, **settings)  # type: ignore[no-any-return]
+    optimizer: Optimizer = kind(parameters, **settings)
+    return optimizer
 
 
 def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
@@ -133,7 +141,7 @@ def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
     )
 
 
-def _schedule(config: TrainConfig) -> Any:
+def _schedule(config: TrainConfig) -> Callable[[int], float]:
     if config.decay == "cosine":
         return WarmupCosine(config.warmup, config.steps)
     return Warmup(config.warmup)

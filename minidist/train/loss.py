@@ -3,7 +3,7 @@
 Floating-point addition is not associative, so a sum has the same digits everywhere only if every rank adds the same
 numbers in the same order. That is why losses are gathered and added, and not all-reduced.
 
-Proved by: tests/train/test_equality.py, tests/train/test_evaluate.py
+Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
 from collections.abc import Iterable

@@ -22,7 +22,7 @@ class NoiseMeter:
         self.local, self.scale = LocalGradient(reducer), NoiseScale()
 
     def measure(self) -> None:
-        """Add a step's estimate; called between backward and the step, when the gradients are summed and not clipped."""
+        """Add a step's estimate; called between backward and clipping, when the gradients are summed."""
         self.scale.add(step_estimate(self.comm, self.local.take(), self.flat.grad, self.batch))
 
     def result(self) -> dict[str, float | None]:

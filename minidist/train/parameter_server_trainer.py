@@ -63,7 +63,7 @@ def run_parameter_server(
             kept.append(server_tensors(updates))
 
     with account_memory(timeline) as account, xp.quiet_overflow():
-        # The model, and where a resumed job goes on.
+        # The model, from the seed or from a checkpoint.
         job = build(config, batches, comm)
         apply_activation_checkpointing(job)
         checkpoint = None

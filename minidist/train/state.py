@@ -2,7 +2,7 @@
 
 They stand below the loops that fill them in (`trainer`, `parameter_server_trainer`), so that an observer needs neither.
 
-Proved by: tests/train/test_equality.py, tests/train/test_evaluate.py
+Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The training loop, as a function of a communicator: on one rank, simulated ranks and MPI processes it is the same code.
+"""The training loop, as a function of a communicator: the same code on one rank, simulated ranks and MPI processes.
 
 for each step
     1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
@@ -6,7 +6,7 @@ for each step
     3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step
     4 evaluate, call the observers, save
 
-Proved by: tests/train/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
+Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
 """
 
 import hashlib

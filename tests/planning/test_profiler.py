@@ -15,7 +15,7 @@ from minidist.nn import MLP, Module
 from minidist.pipeline.partition import by_slowest, read_profile
 from minidist.planning import profiler
 from minidist.planning.profiler import profile_layers
-from tests.train.test_equality import verdict
+from tests.equality.test_equality import verdict
 
 SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}
 

@@ -11,7 +11,7 @@ from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.pipeline.versions import Versions
 from minidist.train.trainer import train
-from tests.train.test_equality import verdict
+from tests.equality.test_equality import verdict
 
 SMALL = {
     "width": 8,

@@ -8,7 +8,7 @@ from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks
 from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
-from tests.train.test_equality import verdict
+from tests.equality.test_equality import verdict
 
 SMALL = {
     "layers": 2,

@@ -1,4 +1,4 @@
-"""`train --pp`: equal to one device bit for bit, volumes as the closed form says, one sentence for what does not fit."""
+"""`train --pp`: bit for bit equal to one device, volumes equal to the closed form, errors in one sentence."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.train.trainer import train
-from tests.train.test_equality import verdict
+from tests.equality.test_equality import verdict
 
 SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}
 

@@ -2,10 +2,10 @@
 
 A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a data axis of its own, and so have
 experts that are distributed over ranks, because other ranks hold replicas of them. The training loop asks each of them
-the same things: the squares of your gradients, step, what do you hold. `DataAxis` is the case of one rank, which holds
+the same: the squares of its gradient, a step, what it holds. `DataAxis` is the case of one rank, which holds
 everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
 
-Proved by: tests/train/test_equality.py, tests/train/test_by_hand.py
+Proved by: tests/equality/test_equality.py, tests/train/test_by_hand.py
 """
 
 from collections.abc import Collection, Iterable
@@ -113,7 +113,7 @@ class DataAxis:
         return nullcontext()
 
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        """Sums of squares of the whole axis's gradient by blocks of 1,024 elements, without the parameters in `skip`."""
+        """Sums of squares of the axis's gradient by blocks of 1,024 elements, without the parameters in `skip`."""
         (flat,) = self.flats
         return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
 

@@ -4,7 +4,7 @@
     Replicated        everywhere    everywhere    everywhere      data parallelism
     LocalSteps        everywhere    its own       its own         local SGD
 
-Proved by: tests/train/test_equality.py, tests/train/test_local_steps.py, tests/train/test_compression.py
+Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py, tests/train/test_compression.py
 """
 
 from contextlib import AbstractContextManager
@@ -67,7 +67,7 @@ class Replicated(DataAxis):
 
 
 class LocalSteps(DataAxis):
-    """Local SGD: each rank steps with the gradient of its own rows; weights are averaged every H steps and at the end."""
+    """Local SGD: each rank steps with its own rows' gradient; weights are averaged every H steps and at the end."""
 
     def __init__(self, job: Job, group: Group) -> None:
         flat = FlatParameters(group.parameters)

@@ -68,7 +68,7 @@ class MeshStrategy(Strategy):
         return np.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
 
     def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
-        """One data axis's part of `square_sums`: shards are summed over the ranks that hold them, replicas counted once."""
+        """One data axis's part of `square_sums`: shards of tp and ep are summed over ranks, replicas count once."""
         repeated = [p for p in axis.parameters if self.replica_of(axis, p).number]
         blocks = axis.square_sums({*skip, *repeated})
         for comm in (self.axes.tp, *([self.axes.ep] if axis.experts else [])):

@@ -12,10 +12,10 @@ This file has what a worker computes, what a server holds, and what both send; t
 `parameter_server_trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to every other rank
-    parameter_push   W T (D + 16 S)                a gradient, and a header of 16 B for each server; of an embedding that
-                                                   is no output layer too (Llama's) only the rows of the tokens that
-                                                   occur are sent, with 8 B per row for its number, and 8 B more in the
-                                                   header
+    parameter_push   W T (D + 16 S)                a gradient, and a header of 16 B for each server; of an embedding
+                                                   that is not the output layer too (Llama's) only the rows of the
+                                                   tokens that occur are sent, with 8 B per row for its number, and 8 B
+                                                   more in the header
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to every rank
 
 Proved by: tests/train/test_servers.py
@@ -165,7 +165,7 @@ def server_tensors(updates: Updates) -> Tensors:
     }
 
 
-# --- in a checkpoint: that of any other strategy, so a job may go on with or without servers ----------------------------
+# --- in a checkpoint: the same as that of any other strategy, so a job may be resumed with or without servers ---------
 
 
 def checkpoint_shards(updates: Updates) -> list[CheckpointShard]:

@@ -1,4 +1,4 @@
-"""Data axes on which ranks share the optimizer, the gradients or the parameters (ZeRO), and the units they are cut into.
+"""Data axes on which ranks share the optimizer, the gradients or the parameters (ZeRO), and the units of ZeRO 3.
 
                       parameters    gradients     optimizer
     ShardedOptimizer  everywhere    everywhere    1/n             ZeRO 1
@@ -7,8 +7,8 @@
 
 A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so lie in one flat array:
 
-    a stage   | wte | wpe  h.0  h.1  h.2 |    each block is a unit; what is left of the stage is one, gathered throughout
-              | tied| rest |   |    |    |    a weight that another stage has too is one: both must be cut the same way
+    a stage   | wte | wpe  h.0  h.1  h.2 |    each block is a unit; the rest of the stage is one, gathered throughout
+              | tied| rest |   |    |    |    a weight that another stage has too is one: both are cut the same way
 
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/train/test_offload.py
 """

@@ -7,10 +7,11 @@
     step(lr_factor)           update the weights
     tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
 
-A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are distributed
-over ranks. The methods here loop over them and send nothing; `mesh.py` adds what the other axes of a mesh need.
+A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are
+distributed over ranks. The methods here loop over them and send nothing; `mesh.py` adds what the other axes of a mesh
+need.
 
-Proved by: tests/train/test_equality.py, tests/train/test_account.py
+Proved by: tests/equality/test_equality.py, tests/train/test_account.py
 """
 
 from abc import ABC, abstractmethod

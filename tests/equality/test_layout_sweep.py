@@ -10,22 +10,22 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.equality import layout_sweep as matrix
+from minidist.equality import layout_sweep
 from minidist.parallel import GradientReducer
 from minidist.train.trainer import train
 
 RANKS = 8
-VALID, REFUSED = matrix.enumerate_layouts(RANKS)
-SAMPLE = matrix.stratified(VALID, 12, seed=1)
-UNDER_MPI = matrix.stratified(
-    [layout for layout in matrix.enumerate_layouts(4)[0] if layout["precision"] != "fp16"], 4, seed=3
+VALID, REFUSED = layout_sweep.enumerate_layouts(RANKS)
+SAMPLE = layout_sweep.stratified(VALID, 12, seed=1)
+UNDER_MPI = layout_sweep.stratified(
+    [layout for layout in layout_sweep.enumerate_layouts(4)[0] if layout["precision"] != "fp16"], 4, seed=3
 )
 
 
-@pytest.mark.parametrize("layout", SAMPLE, ids=matrix.name_of)
+@pytest.mark.parametrize("layout", SAMPLE, ids=layout_sweep.name_of)
 def test_a_layout_equals_one_device(layout):
-    row = matrix.judge(layout, RANKS, {})
-    assert row.equal, matrix.line(row)
+    row = layout_sweep.judge(layout, RANKS, {})
+    assert row.equal, layout_sweep.line(row)
     assert row.tensors > 100
     assert row.tier in ("ordered", "float")
     if row.tier == "ordered":
@@ -34,13 +34,13 @@ def test_a_layout_equals_one_device(layout):
 
 def test_the_matrix_is_large_and_every_kind_of_parallelism_is_in_it():
     assert len(VALID) >= 200
-    assert len({matrix.name_of(layout) for layout in VALID}) == len(VALID)
+    assert len({layout_sweep.name_of(layout) for layout in VALID}) == len(VALID)
     for axis in ("pp", "dp", "cp", "tp"):
         assert {layout[axis] for layout in VALID} == {1, 2, 4, 8}, axis
     assert {layout["zero"] for layout in VALID} == {0, 1, 2, 3}
-    assert {layout["schedule"] for layout in VALID if layout["pp"] > 1} >= set(matrix.SCHEDULES) - {"dualpipe"}
-    assert {layout["recompute"] for layout in VALID} == set(matrix.RECOMPUTE)
-    assert len(VALID) + sum(REFUSED.values()) == sum(1 for _ in matrix.combinations(RANKS))
+    assert {layout["schedule"] for layout in VALID if layout["pp"] > 1} >= set(layout_sweep.SCHEDULES) - {"dualpipe"}
+    assert {layout["recompute"] for layout in VALID} == set(layout_sweep.RECOMPUTE)
+    assert len(VALID) + sum(REFUSED.values()) == sum(1 for _ in layout_sweep.combinations(RANKS))
 
 
 def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
@@ -55,21 +55,21 @@ def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
         "zero": 0,
         "sequence_parallel": False,
     }
-    why = matrix.refusal(layout, RANKS)
+    why = layout_sweep.refusal(layout, RANKS)
     assert why in REFUSED
     assert "--tp 2 cuts the sums" in why
     assert "dp 2 does not fit" not in "".join(REFUSED)  # degrees multiply to the ranks
-    assert matrix.refusal({**layout, "tp": 4}, RANKS).startswith("--dp 4 --tp 4 does not fit 8 ranks")
+    assert layout_sweep.refusal({**layout, "tp": 4}, RANKS).startswith("--dp 4 --tp 4 does not fit 8 ranks")
 
 
 def test_a_sample_holds_every_value_and_is_the_same_for_the_same_seed():
-    sample = matrix.stratified(VALID, 24)
-    assert sample == matrix.stratified(VALID, 24)
-    assert sample != matrix.stratified(VALID, 24, seed=5)
-    for name in matrix.LAYOUT:
+    sample = layout_sweep.stratified(VALID, 24)
+    assert sample == layout_sweep.stratified(VALID, 24)
+    assert sample != layout_sweep.stratified(VALID, 24, seed=5)
+    for name in layout_sweep.LAYOUT:
         values = {layout[name] for layout in VALID if name != "schedule" or layout["pp"] > 1}
         assert {layout[name] for layout in sample} >= values, name
-    assert len(matrix.stratified(VALID[:3], 10)) == 3
+    assert len(layout_sweep.stratified(VALID[:3], 10)) == 3
 
 
 def test_a_bug_is_a_row_that_differs_and_an_error_one_too(monkeypatch):
@@ -84,18 +84,18 @@ def test_a_bug_is_a_row_that_differs_and_an_error_one_too(monkeypatch):
         "precision": "fp64",
         "sequence_parallel": False,
     }
-    assert matrix.judge(layout, 2, {}).equal
+    assert layout_sweep.judge(layout, 2, {}).equal
     monkeypatch.setattr(
         GradientReducer,
         "launch",
         lambda self, bucket: self.works.append(type("Nothing", (), {"wait": lambda self: None})()),
     )
-    row = matrix.judge(layout, 2, {})
+    row = layout_sweep.judge(layout, 2, {})
     assert not row.equal
     assert "gradients" in row.first_difference
-    assert "DIFFERS" in matrix.line(row)
+    assert "DIFFERS" in layout_sweep.line(row)
     monkeypatch.setattr(GradientReducer, "launch", lambda self, bucket: (_ for _ in ()).throw(UsageError("no")))
-    assert matrix.judge(layout, 2, {}).first_difference == "UsageError: no"
+    assert layout_sweep.judge(layout, 2, {}).first_difference == "UsageError: no"
 
 
 def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monkeypatch):
@@ -148,17 +148,17 @@ def test_nothing_compared_is_not_everything_equal(flags, words, capsys):
 
 
 def test_several_processes_give_the_rows_of_one():
-    some = matrix.stratified(matrix.enumerate_layouts(2)[0], 3)
-    rows = list(matrix.run_matrix(some, 2, processes=2))
+    some = layout_sweep.stratified(layout_sweep.enumerate_layouts(2)[0], 3)
+    rows = list(layout_sweep.run_sweep(some, 2, processes=2))
     assert [(row.layout, row.equal, row.difference) for row in rows] == [
-        (row.layout, row.equal, row.difference) for row in matrix.run_matrix(some, 2)
+        (row.layout, row.equal, row.difference) for row in layout_sweep.run_sweep(some, 2)
     ]
 
 
 @pytest.mark.mpi(4, timeout=60)
-@pytest.mark.parametrize("layout", UNDER_MPI, ids=matrix.name_of)
+@pytest.mark.parametrize("layout", UNDER_MPI, ids=layout_sweep.name_of)
 def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_world(comm, layout):
-    config = matrix.config_of(layout)
+    config = layout_sweep.config_of(layout)
     world = SimWorld(comm.size)
     expected = world.run(train, config)[comm.rank]
     result = train(comm, config)
