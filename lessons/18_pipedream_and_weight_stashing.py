@@ -31,12 +31,11 @@ from minidist.comm import SimWorld
 from minidist.lesson import check, expect, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.pipedream import PipeDream
 from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import PipelineStage, split_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, split_model
+from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
-from minidist.pipeline.versions import Versions
 from minidist.report import draw, show
 from minidist.report.version_lanes import version_lanes
 
@@ -72,9 +71,9 @@ my_guess = [7, 7, 7, 7]
 # All of weight stashing: an update makes a new array, so the old one lives for as long as somebody will need it.
 
 # %%
-print(inspect.getsource(Versions.forward))
-print(inspect.getsource(Versions.backward))
-print(inspect.getsource(Versions.update))
+print(inspect.getsource(UnitVersions.forward))
+print(inspect.getsource(UnitVersions.backward))
+print(inspect.getsource(UnitVersions.update))
 
 # %% [markdown]
 # ## 5 Check
@@ -92,28 +91,21 @@ def train(comm, plan):
     with account_memory(timeline=True) as account:
         model = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
         stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-        pipe = PipeDream(
-            comm,
-            plan,
-            stages,
-            lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS),
-            lambda flat: SGD(flat, lr=0.05),
-            keep_history=True,
-        )
+        versions = WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True)
+        pipe = Pipeline(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions)
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
     held = [{k: now.get(k, 0) for k in ("parameter", "stash")} for now in account.history()]
     comm.trace.memory = [(0.0, now) for before, now in zip([None, *held], held, strict=False) if now != before]
-    return pipe
+    return versions
 
 
 world = SimWorld(p)
-pipes = world.run(train, stream)
-used = [pipe.versions_used["B", stage, 7] for stage, pipe in enumerate(pipes)]
+ranks = world.run(train, stream)
+used = [versions.used["B", stage, 7] for stage, versions in enumerate(ranks)]
 print(f"mini-batch 7 used versions {used}; max(0, t - (p-1-s)) = {[max(0, 7 - (p - 1 - s)) for s in range(p)]}")
 print(f"your guess {my_guess} is {'right' if my_guess == used else 'off'}")
-print(
-    f"versions kept: {[pipe.versions[stage].most for stage, pipe in enumerate(pipes)]}, in the plan {validate(stream).weight_versions}"
-)
+kept = [versions.own[stage].most for stage, versions in enumerate(ranks)]
+print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
 assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
 
 # %% [markdown]
@@ -153,8 +145,8 @@ for t, (x, target) in enumerate(zip(inputs, targets, strict=True)):
         stage.flat.zero_grad()
 same = all(
     np.array_equal(mine, theirs)
-    for s, pipe in enumerate(pipes)
-    for mine, theirs in zip(pipe.history[s], history[s], strict=True)
+    for s, versions in enumerate(ranks)
+    for mine, theirs in zip(versions.history[s], history[s], strict=True)
 )
 print("every version on every stage equals the replay's, bit for bit:", same)
 assert same
@@ -170,8 +162,8 @@ for name, options, count in (
     ("pipedream-2bw", {"batches": 3}, 4),
 ):
     plan = get_schedule(name).plan(p, count, **options)
-    pipes = SimWorld(p).run(train, plan) if plan.microbatches <= m else []
-    seen = [pipe.versions_used["F", s, 9] for s, pipe in enumerate(pipes)] if pipes else [max(9 // count - 1, 0)] * p
+    ranks = SimWorld(p).run(train, plan) if plan.microbatches <= m else []
+    seen = [versions.used["F", s, 9] for s, versions in enumerate(ranks)] or [max(9 // count - 1, 0)] * p
     print(f"{name:26}{seen!s:46}{validate(plan).weight_versions}")
 plans = [get_schedule("pipedream-vertical-sync").plan(p, 8), get_schedule("pipedream-2bw").plan(p, 4, batches=3)]
 show(
@@ -196,7 +188,7 @@ print("NOAM = ceil(3 ranks / 2 of the first stage) = 2 mini-batches on their way
 # %% [markdown]
 # ## 6 Break it
 #
-# Without stashing, B uses the newest weights: the gradient of no function. The judge refuses it, unless you insist.
+# Without stashing, B uses the newest weights: the gradient of no function. The validator refuses it, unless you insist.
 
 # %%
 careless = get_schedule("pipedream").plan(p, m, stashing=False)
@@ -205,9 +197,9 @@ with expect(PlanError):
 wrong = SimWorld(p).run(train, careless)
 print(
     "B of mini-batch 7 saw",
-    [pipe.versions_used["B", s, 7] for s, pipe in enumerate(wrong)],
+    [versions.used["B", s, 7] for s, versions in enumerate(wrong)],
     "and its F",
-    [pipe.versions_used["F", s, 7] for s, pipe in enumerate(wrong)],
+    [versions.used["F", s, 7] for s, versions in enumerate(wrong)],
 )
 for s in range(p):
     off = np.abs(wrong[s].history[s][-1] - history[s][-1]).max()
@@ -235,11 +227,10 @@ class Scale:
 def wander(comm, rate, count):
     stage = PipelineStage(Scale(comm.rank), comm.rank)
     plan = get_schedule("pipedream").plan(comm.size, count)
-    pipe = PipeDream(
-        comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), lambda flat: SGD(flat, lr=rate), keep_history=True
-    )
+    versions = WeightVersions(comm, plan, [stage], lambda flat: SGD(flat, lr=rate), keep_history=True)
+    pipe = Pipeline(comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), versions=versions)
     pipe.step([np.ones(1)] * count, [None] * count)
-    return abs(float(pipe.history[0][-1][0])) if comm.rank == 0 else None
+    return abs(float(versions.history[0][-1][0])) if comm.rank == 0 else None
 
 
 for stages_ in (2, 4):

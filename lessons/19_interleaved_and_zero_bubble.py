@@ -34,8 +34,7 @@ from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.plan.zero_bubble import _stage_order
-from minidist.pipeline.post_validation import PostValidatedPipeline
-from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.runtime import Pipeline, PostValidation, split_model
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
@@ -179,20 +178,20 @@ show(draw("memory", worlds["zb-h2"].traces, header))
 # %%
 def four_steps(comm, plan, waits):
     stages, _ = split_model(MLP([WIDTH] * (plan.stages + 1), dtype=np.float64), plan.stages, plan.stages_of(comm.rank))
+    pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages))
+    outcomes = []
     if waits:
-        pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages))
         optimizer = SGD(pipe.flats, lr=1e-6)
-    else:
-        pipe = PostValidatedPipeline(
-            comm, plan, stages, loss, partial(SGD, lr=1e-6), max_norm=1e9, times=uniform(plan.stages)
-        )
-    for _ in range(4):
-        pipe.step(batches, batches)
-        if waits:
+        for _ in range(4):
+            pipe.step(batches, batches)
             pipe.clip_grad_norm_(1e9)
             optimizer.step()
             pipe.zero_grad()
-    outcomes = [] if waits else [verdict.outcome for verdict in pipe.finish()]
+    else:
+        trainer = PostValidation(pipe, partial(SGD, lr=1e-6), max_norm=1e9)
+        for _ in range(4):
+            trainer.step(batches, batches)
+        outcomes = [outcome.kind for outcome in trainer.finish()]
     spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
     return spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans), outcomes
 

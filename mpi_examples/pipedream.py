@@ -12,9 +12,8 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.pipeline.pipedream import PipeDream
 from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import split_model
+from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
 
 MINIBATCHES, ROWS = 100, 32
 
@@ -26,15 +25,14 @@ def train(comm):
     features = batches[0][0].shape[1]
     model = MLP([features, *[32] * (comm.size - 1), 10])
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    pipeline = PipeDream(
-        comm, plan, stages, lambda y, labels: cross_entropy(y, labels), lambda flat: Adam(flat, lr=0.01)
-    )
+    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.01))
+    pipeline = Pipeline(comm, plan, stages, cross_entropy, versions=versions)
     losses = pipeline.step([images for images, _ in batches], [labels for _, labels in batches])
     if comm.rank == 0:
         for t in (0, 24, 49, 99):
             print(f"mini-batch {t:3}  loss {losses[t]:.4f}", flush=True)
-    kept = pipeline.versions[comm.rank].most
-    seen = pipeline.versions_used["B", comm.rank, MINIBATCHES - 1]
+    kept = versions.own[comm.rank].most
+    seen = versions.used["B", comm.rank, MINIBATCHES - 1]
     print(
         f"rank {comm.rank}: mini-batch {MINIBATCHES - 1} used version {seen}; at most {kept} versions kept", flush=True
     )

@@ -8,8 +8,7 @@ from minidist.base.errors import MinidistError
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.pipeline.plan import from_text, get_schedule
-from minidist.pipeline.post_validation import PostValidatedPipeline
-from minidist.pipeline.runtime import Pipeline, messages, pipeline, shared
+from minidist.pipeline.runtime import Pipeline, PostValidation, messages, pipeline, shared
 from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
@@ -55,26 +54,28 @@ def largest_buffer(patch: Patch) -> None:
     """all micro-batches are received into buffers of the first one's size"""
     right = pipeline.exchange_shapes
 
-    def largest(comm: Any, home: Any, stages: Any, inputs: Any, run: Any) -> Any:
-        borders = right(comm, home, stages, inputs, run)
-        borders.meta = {(a, b, i): borders.meta.get((a, b, 0), meta) for (a, b, i), meta in borders.meta.items()}
-        return borders
+    def largest(comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
+        found = right(comm, rank_of, stages, inputs, run)
+        found.tensors = {
+            (a, b, i): found.tensors.get((a, b, 0), tensors) for (a, b, i), tensors in found.tensors.items()
+        }
+        return found
 
     patch.setattr(pipeline, "exchange_shapes", largest)
 
 
 def overflow_seen_by_one_stage(patch: Patch) -> None:
-    """each rank judges its own gradients: the one with the overflow takes its step back, the others keep theirs"""
-    right = PostValidatedPipeline._coefficient
+    """each rank looks at its own gradients: the one with the overflow takes its step back, the others keep theirs"""
+    right = PostValidation._coefficient
 
     def own(self: Any, squares: float) -> float | None:
         return right(self, float(sum(blocks.sum() for blocks in self._sums.values())))
 
-    patch.setattr(PostValidatedPipeline, "_coefficient", own)
+    patch.setattr(PostValidation, "_coefficient", own)
 
 
 def plan_text() -> str:
-    """A plan of two ranks that the visitor's job hands to the judge."""
+    """A plan of two ranks that the visitor's job hands to the validator."""
     return get_schedule("1f1b").plan(2, 3).to_text()
 
 
@@ -90,8 +91,8 @@ def numbered_from_one(patch: Patch) -> None:
     patch.setitem(globals(), "plan_text", lambda: "\n".join([*right[:-1], last]))
 
 
-def judged() -> Recording:
-    """Is the plan complete, in an order that can run, whether sends wait or not?"""
+def validated() -> Recording:
+    """Validate the plan: is it complete, in an order that can run, whether sends wait or not?"""
     validate(from_text(plan_text()))
     return Recording([], [])
 
@@ -123,12 +124,15 @@ def ragged() -> Recording:
     return jobs.recorded(2, main)
 
 
-class OverflowsOnRank0(PostValidatedPipeline):
-    """In its second step a gradient of rank 0, and of nobody else, is infinite."""
+class OverflowsOnRank0(Pipeline):
+    """A pipeline of which, in the second step, a gradient of rank 0 and of no other rank is infinite."""
 
-    def _sum_gradients(self) -> None:
-        super()._sum_gradients()
-        if self.comm.rank == 0 and len(self.verdicts) == 1:
+    summed = 0  # steps
+
+    def sum_gradients(self) -> None:
+        super().sum_gradients()
+        self.summed += 1
+        if self.comm.rank == 0 and self.summed == 2:
             self.flats[0].grad[0] = np.inf
 
 
@@ -144,19 +148,13 @@ def overflows() -> Recording:
         plan = get_schedule("zb-h1").plan(2, 2)
         model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
         stages, tied = split_model(model, 2, [comm.rank])
-        pipe = OverflowsOnRank0(
-            comm,
-            plan,
-            stages,
-            lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH),
-            lambda flat: SGD(flat, lr=0.3),
-            tied=tied,
-        )
+        pipe = OverflowsOnRank0(comm, plan, stages, lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH), tied=tied)
+        trainer = PostValidation(pipe, lambda flat: SGD(flat, lr=0.3))
         for step in range(jobs.STEPS):
             inputs, targets = jobs.tokens(step, 4)
-            pipe.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
-        verdicts = pipe.finish()
-        return [sum(v.losses) for v in verdicts], {
+            trainer.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
+        outcomes = trainer.finish()
+        return [sum(outcome.losses) for outcome in outcomes], {
             "weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
         }
 
@@ -164,7 +162,7 @@ def overflows() -> Recording:
 
 
 def is_refused(text: str) -> str:
-    """Why the judge refuses a plan, or ""."""
+    """Return why the validator refuses a plan, or ""."""
     try:
         validate(from_text(text))
     except MinidistError as error:
@@ -229,7 +227,7 @@ EXHIBITS = [
         (
             Catch(
                 "tests/pipeline/test_post_validation.py",
-                "test_an_overflow_on_one_rank_is_everybodys",
+                "test_an_overflow_on_one_rank_is_that_of_every_rank",
                 error="DeadlockError",
             ),
         ),
@@ -250,9 +248,9 @@ EXHIBITS = [
         "21",
         "an order that deadlocks with synchronous sends only",
         "On the developer's machine small messages were buffered, and the plan ran. With larger activations sends began"
-        " to wait, and both ranks stood in a send. The judge of plans assumes that sends wait.",
+        " to wait, and both ranks stood in a send. The validator of plans assumes that sends wait.",
         crossed_sends,
-        judged,
+        validated,
         (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
     ),
     Exhibit(
@@ -261,7 +259,7 @@ EXHIBITS = [
         "The listing of a schedule printed F1 to Fm on one rank, where its backwards were B0 to B(m-1). It was a"
         " listing in a text, and who typed it in got a backward before its forward.",
         numbered_from_one,
-        judged,
+        validated,
         (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
     ),
 ]

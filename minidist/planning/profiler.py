@@ -22,8 +22,7 @@ from minidist.config.rules import MODEL_AND_DATA, check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
-from minidist.pipeline.runtime.shapes import has_gradient
-from minidist.pipeline.runtime.walk import backward_from, gradient_of
+from minidist.pipeline.runtime.stages import backward_from, has_gradient
 from minidist.train.job import Job, as_input, build
 
 
@@ -82,5 +81,9 @@ def _one_round(
         begin = time.perf_counter()
         backward_from(outputs, gradients, "now")
         row.append((forward, time.perf_counter() - begin))
-        gradients = [gradient_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        gradients = [
+            np.zeros(leaf.shape, leaf.dtype) if leaf.grad is None else leaf.grad
+            for leaf in leaves
+            if isinstance(leaf, Tensor)
+        ]
     return row[::-1], sizes

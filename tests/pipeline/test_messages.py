@@ -11,7 +11,7 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn import MLP, Linear
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.runtime import Pipeline, PipelineStage, SkipTo, split_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage, SkipConnection, split_model
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 
 WIDTH, ROWS = 4, 3
@@ -37,9 +37,9 @@ class UNet:
         result = [y]
         opposite = self.stages - 1 - self.number
         if opposite > self.number + 1:
-            result.append(SkipTo(opposite, y))
+            result.append(SkipConnection(opposite, y))
         if self.number == 0 and self.stages > 3:
-            result.append(SkipTo(self.stages - 2, y * 0.5))
+            result.append(SkipConnection(self.stages - 2, y * 0.5))
         return tuple(result) if len(result) > 1 else y
 
 
@@ -120,7 +120,7 @@ class Straight:
         y = x * 2.0
         if skipped is not None:
             y = y + skipped
-        return (y, SkipTo(3, y)) if self.skip and self.number == 0 else y
+        return (y, SkipConnection(3, y)) if self.skip and self.number == 0 else y
 
 
 def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
@@ -163,8 +163,8 @@ def test_a_skip_backwards_and_too_many_tensors_are_one_sentence():
         pipe.step(*batches(2))
 
     for outputs, sentence in [
-        (lambda x: (x, SkipTo(0, x)), "stage 0 sends a tensor to stage 0; it must go to a later one, 1 to 2"),
-        (lambda x: (x, *[SkipTo(2, x)] * 8), "at most eight tensors of at most six dims can cross a border"),
+        (lambda x: (x, SkipConnection(0, x)), "stage 0 sends a tensor to stage 0; it must go to a later one, 1 to 2"),
+        (lambda x: (x, *[SkipConnection(2, x)] * 8), "at most eight tensors of at most six dims can cross a boundary"),
         (lambda x: x.reshape(1, 1, 1, 1, 1, -1, 1), "at most six dims"),
     ]:
         with pytest.raises(UsageError, match=sentence):

@@ -16,15 +16,14 @@ from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.pipeline.partition import Stage, noam
 from minidist.pipeline.passes import lower
-from minidist.pipeline.pipedream import PipeDream, _apart
 from minidist.pipeline.plan import from_csv
-from minidist.pipeline.runtime import PipelineStage, messages, split_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, messages, split_model
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
 
-LAWS = {
+RULES = {
     "pipedream": lambda t, s, p, m: max(0, t - (p - 1 - s)),
     "pipedream-vertical-sync": lambda t, s, p, m: max(0, t - (p - 1)),
     "pipedream-2bw": lambda t, s, p, m: max(t // m - 1, 0),
@@ -44,7 +43,7 @@ def stream(count):
     ]
 
 
-def replay(p, count, m, law, optimizer, backward_law=None):
+def replay(p, count, m, rule, optimizer, backward_rule=None):
     """One device: micro-batch t through all stages, each with the version that the law names; then the stages' updates."""
     stages, _ = split_model(model(p), p, range(p))
     steps = [make_optimizer(optimizer, stage.flat) for stage in stages]
@@ -54,13 +53,13 @@ def replay(p, count, m, law, optimizer, backward_law=None):
     for t, (x, y) in enumerate(zip(*stream(count), strict=True)):
         out = Tensor(x)
         for s, stage in enumerate(stages):
-            version = law(t, s, p, m)
+            version = rule(t, s, p, m)
             stage.flat.bind(history[s][version].copy(), version)
             out = stage.module(out)
         loss = mlp_loss(out, y)
         for s, stage in enumerate(stages):
-            if backward_law is not None:
-                stage.flat.bind(history[s][backward_law(t, s, p, m)].copy(), law(t, s, p, m))
+            if backward_rule is not None:
+                stage.flat.bind(history[s][backward_rule(t, s, p, m)].copy(), rule(t, s, p, m))
         loss.backward()
         if (t + 1) % m == 0:
             for s, stage in enumerate(stages):
@@ -73,22 +72,22 @@ def replay(p, count, m, law, optimizer, backward_law=None):
 
 def run(comm, plan, optimizer):
     stages, tied = split_model(model(comm.size), comm.size, [comm.rank])
-    pipe = PipeDream(
-        comm, plan, stages, mlp_loss, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
+    versions = WeightVersions(
+        comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
     )
-    losses = pipe.step(*stream(plan.microbatches))
+    losses = Pipeline(comm, plan, stages, mlp_loss, versions=versions).step(*stream(plan.microbatches))
     spans = {s.name for s in comm.trace.spans if s.category == "version"}
-    return losses, pipe.history[comm.rank], pipe.versions_used, pipe.versions[comm.rank].most, spans
+    return losses, versions.history[comm.rank], versions.used, versions.own[comm.rank].most, spans
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("name", LAWS)
-def test_every_update_equals_the_replay_with_the_delays_of_the_law(name, optimizer):
+@pytest.mark.parametrize("name", RULES)
+def test_every_update_equals_the_replay_with_the_delays_of_its_rule(name, optimizer):
     for p, m in [(1, 3), (2, 5), (3, 4), (4, 9), (5, 6)]:
         batches = 3 if name == "pipedream-2bw" else 1
         plan = plan_of(name, p, m, **({"batches": 3} if batches == 3 else {}))
         batch = m if batches == 3 else 1
-        expected = replay(p, m * batches, batch, LAWS[name], optimizer)
+        expected = replay(p, m * batches, batch, RULES[name], optimizer)
         results = SimWorld(p).run(run, plan, optimizer)
         facts = validate(plan)
         for s, (losses, history, used, most, spans) in enumerate(results):
@@ -97,7 +96,7 @@ def test_every_update_equals_the_replay_with_the_delays_of_the_law(name, optimiz
             for mine, theirs in zip(history, expected[s], strict=True):
                 assert np.array_equal(mine, theirs), (name, p, m, s)
             for t in range(m * batches):
-                assert used["F", s, t] == used["B", s, t] == LAWS[name](t, s, p, batch)
+                assert used["F", s, t] == used["B", s, t] == RULES[name](t, s, p, batch)
                 assert f"version {used['F', s, t]} for {s}B{t}" in spans
             assert most <= facts.weight_versions[s]
             if m >= 2 * p and name != "pipedream-2bw":
@@ -109,8 +108,8 @@ def test_without_stashing_backward_sees_newer_weights():
     weights.
     """
     plan = plan_of("pipedream", 3, 6, stashing=False)
-    wrong = replay(3, 6, 1, LAWS["pipedream"], "sgd", backward_law=lambda t, s, p, m: t)
-    right = replay(3, 6, 1, LAWS["pipedream"], "sgd")
+    wrong = replay(3, 6, 1, RULES["pipedream"], "sgd", backward_rule=lambda t, s, p, m: t)
+    right = replay(3, 6, 1, RULES["pipedream"], "sgd")
     differs = False
     for s, (_, history, used, *_) in enumerate(SimWorld(3).run(run, plan, "sgd")):
         assert all(np.array_equal(a, b) for a, b in zip(history, wrong[s], strict=True))
@@ -138,17 +137,11 @@ def test_the_stability_bound_of_delayed_gradients(p):
     bound = 2 * math.sin(math.pi / (4 * (p - 1) + 2))
 
     def main(comm, rate, count):
-        stage = PipelineStage(Scale(comm.rank), comm.rank)
-        pipe = PipeDream(
-            comm,
-            plan_of("pipedream", p, count),
-            [stage],
-            lambda y, _: (y * y * 0.5).sum(),
-            lambda flat: SGD(flat, lr=rate),
-            keep_history=True,
-        )
+        stages, plan = [PipelineStage(Scale(comm.rank), comm.rank)], plan_of("pipedream", p, count)
+        versions = WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=rate), keep_history=True)
+        pipe = Pipeline(comm, plan, stages, lambda y, _: (y * y * 0.5).sum(), versions=versions)
         pipe.step([np.ones(1)] * count, [None] * count)
-        return [abs(float(w[0])) for w in pipe.history[0]] if comm.rank == 0 else None
+        return [abs(float(w[0])) for w in versions.history[0]] if comm.rank == 0 else None
 
     stable = SimWorld(p).run(main, 0.9 * bound, 400)[0]
     unstable = SimWorld(p).run(main, 1.1 * bound, 400)[0]
@@ -168,7 +161,7 @@ def test_mpi_has_the_same_bits_and_the_same_messages(comm):
 
 def test_a_stream_longer_than_there_are_tags(monkeypatch):
     expected = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
-    monkeypatch.setattr(messages, "LARGEST_TAG", 32)  # four messages of eight tensors
+    monkeypatch.setattr(messages, "MAX_TAG", 32)  # four messages of eight tensors
     results = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
     for (_, mine, *_), (_, theirs, *_) in zip(results, expected, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -177,12 +170,12 @@ def test_a_stream_longer_than_there_are_tags(monkeypatch):
 def test_two_streams_one_after_the_other():
     def main(comm):
         stages, _ = split_model(model(2), 2, [comm.rank])
-        pipe = PipeDream(
-            comm, plan_of("pipedream", 2, 3), stages, mlp_loss, lambda flat: SGD(flat, lr=0.125), keep_history=True
-        )
+        plan = plan_of("pipedream", 2, 3)
+        versions = WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=0.125), keep_history=True)
+        pipe = Pipeline(comm, plan, stages, mlp_loss, versions=versions)
         for _ in range(2):
             pipe.step(*stream(3))
-        return pipe.history[comm.rank], stages[0].flat.data.copy()
+        return versions.history[comm.rank], stages[0].flat.data.copy()
 
     for history, final in SimWorld(2).run(main):
         assert len(history) == 7
@@ -192,14 +185,14 @@ def test_two_streams_one_after_the_other():
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        (plan_of("1f1b", 2, 3), "updates them once; run it with Pipeline"),
+        (plan_of("1f1b", 2, 3), "updates them once; run it with Pipeline alone"),
         (from_csv("0F0,0B0\n1F0,1B0\n"), "updates them once"),
     ],
 )
 def test_a_plan_with_a_flush_is_refused(plan, sentence):
     def main(comm):
         stages, _ = split_model(model(2), 2, [comm.rank])
-        PipeDream(comm, plan, stages, mlp_loss, lambda flat: SGD(flat, lr=1.0))
+        WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=1.0))
 
     with pytest.raises(UsageError, match=sentence):
         SimWorld(2).run(main)
@@ -243,14 +236,14 @@ def replay_replicated(stages_of, replicas, batches, loss, optimizer):
 def run_replicated(comm, plan, optimizer, sizes):
     numbers = plan.stages_of(comm.rank)
     stages, _ = split_model(model(plan.stages), plan.stages, numbers)
-    pipe = PipeDream(comm, plan, stages, mlp_loss, lambda flat: make_optimizer(optimizer, flat), keep_history=True)
-    losses = pipe.step(*stream(plan.microbatches))
+    versions = WeightVersions(comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), keep_history=True)
+    losses = Pipeline(comm, plan, stages, mlp_loss, versions=versions).step(*stream(plan.microbatches))
     spans = {s.name for s in comm.trace.spans if s.category == "version"}
     return (
         losses,
-        pipe.history[numbers[0]],
-        pipe.versions_used,
-        pipe.versions[numbers[0]].most,
+        versions.history[numbers[0]],
+        versions.used,
+        versions.own[numbers[0]].most,
         spans,
         comm.trace.bytes_by_purpose(),
     )
@@ -351,7 +344,7 @@ def replay_tied(name, p, count, m, optimizer):
     """One device with two copies of wte, both with the delay of stage 0; their sums are added, stage 0's first."""
     stages, tied = split_model(gpt(p), p, range(p))
     for stage in stages:
-        _apart(stage, tied)
+        stage.separate(tied)
     units = {stage.number: stage.flats for stage in stages}
     steps = {
         (n, k): make_optimizer(optimizer, flat)
@@ -360,12 +353,12 @@ def replay_tied(name, p, count, m, optimizer):
         if len(flat)
     }
     history = {(n, k): [flat.data.copy()] for n, flats in units.items() for k, flat in enumerate(flats)}
-    law = LAWS[name]
+    rule = RULES[name]
     for t, (x, y) in enumerate(zip(*gpt_batches(count), strict=True)):
         out = x
         for n, flats in units.items():
             for k, flat in enumerate(flats):
-                version = law(t, 0 if k else n, p, m)
+                version = rule(t, 0 if k else n, p, m)
                 flat.bind(history[n, k][version].copy(), version)
             out = stages[n].module(out)
         gpt_loss(96.0)(out, y).backward()
@@ -386,17 +379,17 @@ def replay_tied(name, p, count, m, optimizer):
 
 def run_tied(comm, plan, optimizer):
     stages, tied = split_model(gpt(plan.stages), plan.stages, [comm.rank])
-    pipe = PipeDream(
-        comm, plan, stages, gpt_loss(96.0), lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
+    versions = WeightVersions(
+        comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
     )
-    losses = pipe.step(*gpt_batches(plan.microbatches))
-    histories = [versions.history for versions in pipe.units[comm.rank]]
-    final = [versions.flat.data.copy() for versions in pipe.units[comm.rank]]
+    losses = Pipeline(comm, plan, stages, gpt_loss(96.0), versions=versions).step(*gpt_batches(plan.microbatches))
+    histories = [unit.history for unit in versions.units[comm.rank]]
+    final = [unit.flat.data.copy() for unit in versions.units[comm.rank]]
     return losses, histories, final, comm.trace.bytes_by_purpose().get("tied", 0)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", RULES)
 def test_tied_embeddings_have_one_delay_and_stay_equal(name, optimizer):
     for p, m in [(1, 3), (2, 4), (3, 5), (4, 7)]:
         batch, options = (m, {"batches": 4}) if name == "pipedream-2bw" else (1, {})
@@ -428,7 +421,7 @@ def test_shared_parameters_of_replicated_stages_are_refused():
     def main(comm):
         plan = plan_of("pipedream", 3, 4, replicas=(2, 1))
         stages, tied = split_model(gpt(2), 2, plan.stages_of(comm.rank))
-        PipeDream(comm, plan, stages, mlp_loss, lambda flat: SGD(flat, lr=1.0), tied=tied)
+        WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=1.0), tied=tied)
 
     with pytest.raises(
         UsageError, match=r"'transformer.wte.weight' is on several stages, and stage 0 on 2 ranks; untie it"

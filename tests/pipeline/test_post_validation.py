@@ -14,8 +14,7 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.optim import DynamicLossScaler
-from minidist.pipeline.post_validation import PostValidatedPipeline
-from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.runtime import Pipeline, PostValidation, split_model
 from minidist.pipeline.times import uniform
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp, mlp_batches, mlp_loss, plan_of
 
@@ -99,30 +98,28 @@ def waiting(comm, plan, optimizer, max_norm, scaled, bad):
 def optimistic(comm, plan, optimizer, max_norm, scaled, bad):
     stages, tied = make(comm, plan)
     now, scaler = {"step": 0}, Scaler() if scaled else None
-    pipe = PostValidatedPipeline(
+    pipe = Pipeline(
         comm,
         plan,
         stages,
         loss_of(now, scaler, bad),
-        partial(make_optimizer, optimizer),
-        max_norm=max_norm,
-        scaler=scaler,
         tied=tied,
         coordinates=lambda i: batch_coordinates(now["step"], 2 * i, 9),
     )
+    trainer = PostValidation(pipe, partial(make_optimizer, optimizer), max_norm=max_norm, scaler=scaler)
     told = []
     for step in range(STEPS):
         now["step"] = step
-        for one in pipe.optimizers.values():
+        for one in trainer.optimizers.values():
             one.lr_factor = 1.0 / (step + 1)
-        told.append(pipe.step(*gpt_batches(plan.microbatches, step)))
-    verdicts = pipe.finish()
+        told.append(trainer.step(*gpt_batches(plan.microbatches, step)))
+    outcomes = trainer.finish()
     assert told[0] == []
-    assert [repr(x) for x in told[1:]] == [repr(v.losses) for v in verdicts[:-1]]
+    assert [repr(x) for x in told[1:]] == [repr(outcome.losses) for outcome in outcomes[:-1]]
     return (
-        [(v.norm, v.losses) for v in verdicts],
-        everything(stages, pipe.optimizers),
-        [v.outcome for v in verdicts],
+        [(outcome.norm, outcome.losses) for outcome in outcomes],
+        everything(stages, trainer.optimizers),
+        [outcome.kind for outcome in outcomes],
         scaler and scaler.words,
     )
 
@@ -171,20 +168,19 @@ def test_it_equals_the_step_that_waits(name, p, m, share, scaled, bad, optimizer
 
 def timed(comm, plan, times, validated):
     stages, _ = split_model(mlp(plan.stages), plan.stages, plan.stages_of(comm.rank))
-    if validated:
-        pipe = PostValidatedPipeline(
-            comm, plan, stages, mlp_loss, partial(make_optimizer, "sgd"), max_norm=1e300, times=times
-        )
-    else:
-        pipe = Pipeline(comm, plan, stages, mlp_loss, times=times)
+    pipe = Pipeline(comm, plan, stages, mlp_loss, times=times)
+    trainer = PostValidation(pipe, partial(make_optimizer, "sgd"), max_norm=1e300) if validated else None
     begin = comm.time()
     for step in range(4):
-        pipe.step(*mlp_batches(plan.microbatches, step))
-        if not validated:
+        batches = mlp_batches(plan.microbatches, step)
+        if trainer is not None:
+            trainer.step(*batches)
+        else:
+            pipe.step(*batches)
             pipe.clip_grad_norm_(1e300)
             pipe.zero_grad()
-    if validated:
-        assert {v.outcome for v in pipe.finish()} == {"kept"}
+    if trainer is not None:
+        assert {outcome.kind for outcome in trainer.finish()} == {"kept"}
     spans = [(s.start - begin, s.end - begin) for s in comm.trace.spans if s.name[:1].isdigit()]
     return spans[-1][1] - spans[0][0] - sum(end - start for start, end in spans)
 
@@ -210,10 +206,10 @@ def test_volume_and_stash(name):
     def main(comm):
         with account_memory() as account:
             stages, _ = split_model(mlp(plan.stages), plan.stages, plan.stages_of(comm.rank))
-            pipe = PostValidatedPipeline(comm, plan, stages, mlp_loss, partial(make_optimizer, "adam"))
+            trainer = PostValidation(Pipeline(comm, plan, stages, mlp_loss), partial(make_optimizer, "adam"))
             for step in range(3):
-                pipe.step(*mlp_batches(4, step))
-            pipe.finish()
+                trainer.step(*mlp_batches(4, step))
+            trainer.finish()
         size = sum(s.flat.padded_numel for s in stages) * 8
         return comm.trace.bytes_by_purpose(), account.peak_by_purpose["stash"] / size
 
@@ -236,22 +232,26 @@ def test_under_mpi_it_has_the_same_bits_and_messages(comm):
     assert record(comm) == SimWorld(2).run(record)[comm.rank]
 
 
-class OverflowsOnRank0(PostValidatedPipeline):
-    """In its second step a gradient of rank 0, and of nobody else, is infinite."""
+class OverflowsOnRank0(Pipeline):
+    """In the second step a gradient of rank 0, and of no other rank, is infinite."""
 
-    def _sum_gradients(self):
-        super()._sum_gradients()
-        if self.comm.rank == 0 and len(self.verdicts) == 1:
+    summed = 0  # steps
+
+    def sum_gradients(self):
+        super().sum_gradients()
+        self.summed += 1
+        if self.comm.rank == 0 and self.summed == 2:
             self.flats[0].grad[0] = np.inf
 
 
-def test_an_overflow_on_one_rank_is_everybodys():
+def test_an_overflow_on_one_rank_is_that_of_every_rank():
     def main(comm):
         stages, _ = split_model(mlp(2), 2, [comm.rank])
-        pipe = OverflowsOnRank0(comm, plan_of("zb-h1", 2, 3), stages, mlp_loss, partial(make_optimizer, "sgd"))
+        pipe = OverflowsOnRank0(comm, plan_of("zb-h1", 2, 3), stages, mlp_loss)
+        trainer = PostValidation(pipe, partial(make_optimizer, "sgd"))
         for step in range(3):
-            pipe.step(*mlp_batches(3, step))
-        return [verdict.outcome for verdict in pipe.finish()]
+            trainer.step(*mlp_batches(3, step))
+        return [outcome.kind for outcome in trainer.finish()]
 
     assert SimWorld(2).run(main) == [["kept", "skipped", "kept"]] * 2
 
@@ -259,11 +259,12 @@ def test_an_overflow_on_one_rank_is_everybodys():
 def test_wrong_settings_are_one_sentence():
     def main(comm, plan, **options):
         stages, _ = split_model(mlp(2), 2, plan.stages_of(comm.rank))
-        PostValidatedPipeline(
-            comm, plan, stages, lambda y, t: (y * Tensor(t)).sum(), partial(make_optimizer, "sgd"), **options
-        )
+        pipe = Pipeline(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum())
+        PostValidation(pipe, partial(make_optimizer, "sgd"), **options)
 
     with pytest.raises(UsageError, match="max_norm is 0; it must be above 0"):
         SimWorld(2).run(main, plan_of("1f1b", 2, 2), max_norm=0)
     with pytest.raises(UsageError, match="'pipedream' updates its weights on the way"):
         SimWorld(2).run(main, plan_of("pipedream", 2, 2))
+    with pytest.raises(UsageError, match="'forward-only' has no update to validate"):
+        SimWorld(2).run(main, plan_of("forward-only", 2, 2, chunks=1))

@@ -9,7 +9,7 @@ from minidist.comm.launch import execute
 from minidist.commands.runner import number_of_ranks, summarize
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
-from minidist.pipeline.versions import Versions
+from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 
@@ -52,8 +52,8 @@ def test_replicated_and_uneven_stages(ranks, values):
 
 def test_a_delay_of_one_too_few_is_found(monkeypatch):
     """The comparison sees a stage that forgets to keep the weights that forward saw."""
-    backward = Versions.backward
-    monkeypatch.setattr(Versions, "backward", lambda self, i, newest: backward(self, i, True))
+    backward = UnitVersions.backward
+    monkeypatch.setattr(UnitVersions, "backward", lambda self, i, newest: backward(self, i, True))
     result = verdict(3, **SMALL, pp=3, schedule="pipedream")
     assert not result.equal
 

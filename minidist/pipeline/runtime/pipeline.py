@@ -1,20 +1,21 @@
-"""The runtime: walks a rank's order and does what stands there. It knows no schedule; the plan is all it has.
+"""The runtime: executes a rank's order, action by action. It knows no schedule; the plan is all it has.
 
     rank 0   0RECV_B0  0F0 0SEND_F0  0F1 0SEND_F1   0B0 ...
                           │             ▲
                           ▼             │ waits for the posted receive
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
-RECV posts a receive into a *fresh* buffer: the stage's first layer keeps its input for backward, so a buffer that is
-used again would change a gradient behind its back. SEND starts; it is waited for when the plan says that it must have
-arrived, so that 1F1B's memory is what the plan says (messages.py). Neighbours on one rank hand their arrays over. Every
-plan is judged before anything runs, so a wrong one is a sentence and not a hang.
+RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward, so a buffer that is used
+again would change a gradient. SEND starts; it is waited for when the plan says that it must have arrived, so that 1F1B's
+memory is what the plan says (messages.py). Neighbours on one rank pass their arrays by reference. Every plan is
+validated before anything runs, so a wrong one is a sentence and not a hang.
+
+Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,21 +26,31 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
+from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.clock import advance_clock
 from minidist.pipeline.passes import forwards, lower
-from minidist.pipeline.plan import Action, Plan, actions_of, show
+from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime.messages import Messages
-from minidist.pipeline.runtime.norm import clip_grad_norm
-from minidist.pipeline.runtime.shapes import Key, exchange_shapes, has_gradient, signature
+from minidist.pipeline.runtime.norm import gather_blocks
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.shapes import Key, StageMetadata, exchange_shapes
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.pipeline.runtime.shared_shards import SharedShards
-from minidist.pipeline.runtime.stages import PipelineStage
-from minidist.pipeline.runtime.walk import backward_from, by_target, gradient_of, leaf
+from minidist.pipeline.runtime.stages import PipelineStage, backward_from, has_gradient, outputs_by_target
 from minidist.pipeline.times import Times
 from minidist.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
+
+
+class Step(NamedTuple):
+    """An action of this rank's order, taken apart once."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    name: str
 
 
 class Pipeline:
@@ -47,20 +58,22 @@ class Pipeline:
 
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the
     global count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several
-    stages share.
+    stages share; shared: who sums them, when that is known.
     data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm).
-    reducers: of each stage, when somebody else (ZeRO) has made them; reduce_each: backward itself tells them, in each
-    micro-batch (ZeRO 2). shards: of each stage, where gradients are sharded; replicas are then added shard by shard.
+    reducers: of each stage, when the caller (ZeRO) has made them; reduce_each: backward itself tells them, in each
+    micro-batch (ZeRO 2). shards: of each stage, where gradients are sharded; what stages share is then added shard by
+    shard.
+    versions: which weights each forward and backward uses, and when they change (`WeightVersions`: PipeDream); by
+    default the weights stay and the caller updates them after `step`.
     prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
     times: seconds by which actions advance a virtual clock, for teaching; by default what a FlopCounter counted does.
+    metadata: what crosses stage boundaries, when it is known; then nothing is sent for it, nor to compare the plans.
 
-    Sends, per step and border between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
-    gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B a micro-batch (metrics).
-    Raises PlanError for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when ranks have
-    different plans.
+    Sends, per step and boundary between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
+    gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B per micro-batch
+    (metrics). Raises PlanError for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when
+    ranks have different plans.
     """
-
-    UPDATES: tuple[str, ...] = ("flush", "none")  # of the plans that it runs
 
     def __init__(
         self,
@@ -70,44 +83,57 @@ class Pipeline:
         loss: Loss | None,
         *,
         tied: Sequence[str] = (),
+        shared: SharedGradients | None = None,
         data: Comm | None = None,
         reduction: str = "ring",
         reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
         reduce_each: bool = False,
         shards: Mapping[int, Sequence[Shard]] | None = None,
+        versions: WeightVersions | None = None,
         prefetch: int = 1,
-        coordinates: Callable[[int], AbstractContextManager[Any]] | None = None,
+        coordinates: Callable[[int], AbstractContextManager[Any]] = nullcontext,
         times: Times | None = None,
+        metadata: StageMetadata | None = None,
     ) -> None:
-        validate(plan, allow_wrong_gradients=plan.updates in self.UPDATES)  # PipeDream can show what goes wrong
-        if plan.updates not in self.UPDATES:
-            way = (
-                "updates its weights on the way; run it with PipeDream"
-                if "flush" in self.UPDATES
-                else "updates them once; run it with Pipeline"
+        # [1] The plan: valid, for these ranks and for these stages.
+        validate(plan, allow_wrong_gradients=versions is not None)  # PipeDream can show what goes wrong
+        if plan.updates not in ("flush", "none") and versions is None:
+            raise UsageError(
+                f"plan {plan.name!r} updates its weights on the way; give the pipeline versions=WeightVersions(...)"
             )
-            raise UsageError(f"plan {plan.name!r} {way}")
         if plan.ranks != comm.size:
             raise UsageError(
                 f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks"
             )
-        self.comm, self.loss, self.times, self.reduction, self.prefetch = comm, loss, times, reduction, prefetch
-        self.coordinates = coordinates or (lambda i: nullcontext())
         self.stages = {stage.number: stage for stage in stages}
         if sorted(self.stages) != plan.stages_of(comm.rank):
             raise UsageError(
                 f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
                 f" with {sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
             )
+        self.comm, self.loss, self.versions, self.times = comm, loss, versions, times
+        self.coordinates, self.prefetch, self.reduce_each = coordinates, prefetch, reduce_each
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
-        self._follow(plan)
-        self._same_plan()
-        parameters = {n: stage.parameters for n, stage in self.stages.items()}
-        if shards is None:
-            self.shared = SharedGradients(comm.dup(), parameters, tied)
+
+        # [2] What each action does: computations and transfers in one order.
+        self.plan = plan if plan.is_lowered else lower(plan, prefetch)
+        orders = [[actions_of(item) for item in order] for order in self.plan.orders]
+        self.order = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in orders[comm.rank]]
+        self.recomputed = {(a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE"}
+        self.messages = Messages(comm, self.plan, orders, self.plan.rank_of_stage())
+        self.metadata = StageMetadata() if metadata is None else metadata
+        if metadata is None:
+            self._check_same_plan()
         else:
-            self.shared = SharedShards(comm.dup(), parameters, tied, shards)
-        self.reduce_each = reduce_each
+            self.messages.set_shapes(metadata)
+
+        # [3] Who sums the gradients: the places of a shared parameter first, then the replicas of a stage.
+        parameters = {n: stage.parameters for n, stage in self.stages.items()}
+        if shared is None and versions is not None:
+            shared = versions.shared
+        elif shared is None and shards is not None:
+            shared = SharedShards(comm.dup(), parameters, tied, shards)
+        self.shared = shared or SharedGradients(comm.dup(), parameters, tied)
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
         if data is not None and data.size > 1:
             for n, stage in sorted(self.stages.items()):
@@ -116,27 +142,23 @@ class Pipeline:
                     for flat in stage.flats
                     if len(flat)
                 ]
-        self._seen: Any = None
-
-    def _follow(self, plan: Plan) -> None:
-        self.plan = plan if plan.is_lowered else lower(plan, self.prefetch)
-        orders = [[actions_of(item) for item in order] for order in self.plan.orders]
-        home = self.plan.rank_of_stage()
-        self.order, self.names = orders[self.comm.rank], [show(item) for item in self.plan.orders[self.comm.rank]]
-        self.recomputed = {(a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE"}
-        self.messages = Messages(self.comm, self.plan, orders, home)
 
     def forwards(self, loss: Loss) -> "Pipeline":
-        """The same stages on the same ranks, forward only: its `step` returns losses, keeps nothing and leaves
-        gradients alone.
+        """Return the same stages on the same ranks, forward only: its `step` returns losses and leaves gradients alone.
 
         Every rank calls it, after a step: it knows the shapes that this one has learned, and sends nothing for them.
         """
-        result = copy(self)
-        result.loss = loss
-        result._follow(forwards(self.plan))
-        result.messages.know(self.messages.borders)
-        return result
+        return Pipeline(
+            self.comm,
+            forwards(self.plan),
+            list(self.stages.values()),
+            loss,
+            shared=self.shared,
+            prefetch=self.prefetch,
+            coordinates=self.coordinates,
+            times=self.times,
+            metadata=self.metadata,
+        )
 
     # --- a step ---
 
@@ -144,48 +166,125 @@ class Pipeline:
         """Run the plan on micro-batches `inputs`; returns every micro-batch's loss, on every rank.
 
         Every rank passes the micro-batches (arrays; their first dims may differ), the first stage reads the inputs, the
-        last the targets. Gradients are added to what the parameters have; call `zero_grad` before.
+        last the targets. Gradients are added to what the parameters have; call `zero_grad` before. With `versions` the
+        plan is a whole stream and the weights are the latest version when it ends.
         """
-        self._enter(inputs, targets)
-        self._run_items(0, len(self.order))
-        self._sum_gradients()
+        # [1] Shapes of what will arrive, on the first step and whenever the inputs' shapes change.
+        self.begin(inputs, targets)
+        # [2] Warm-up, steady state and cool-down: the plan's order.
+        self.execute(0, len(self.order))
+        # [3] The gradients' sums over places and replicas.
+        self.sum_gradients()
+        # [4] The last stage's losses, on every rank.
         with purpose("metrics"):
-            # type: ignore[union-attr]
-            return [float(value) for value in all_reduce(self.comm, self.losses, algorithm="ordered")]
+            losses = all_reduce(self.comm, self.losses, algorithm="ordered")
+        return np.asarray(losses).tolist()  # type: ignore[no-any-return]
 
-    def _enter(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
-        self._check(inputs, targets)
-        now = [signature(value) for value in inputs]
-        if now != self._seen:
-            self.messages.know(exchange_shapes(self.comm, self.messages.home, self.plan.stages, inputs, self._dry_run))
-            self._seen = now
-        self.inputs, self.targets = inputs, targets
-        self.losses = np.zeros(self.plan.microbatches)
+    def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
+        """Begin a step on these micro-batches: nothing is alive, nothing on its way."""
+        m, rank = self.plan.microbatches, self.comm.rank
+        if len(inputs) != m:
+            raise UsageError(
+                f"rank {rank}: plan {self.plan.name!r} is for {m} micro-batches and got {len(inputs)}; give {m}"
+            )
+        if self.loss is None and self.plan.updates != "none":
+            raise UsageError(f"plan {self.plan.name!r} runs backward and needs a loss; pass loss=")
+        if self.loss is not None and (targets is None or len(targets) != m):
+            got = 0 if targets is None else len(targets)
+            raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
+        if self.metadata.inputs != [(value.shape, value.dtype) for value in inputs]:
+            rank_of = self.messages.rank_of
+            self.metadata = exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run)
+            self.messages.set_shapes(self.metadata)
+        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         self.messages.begin()
         self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
-        self.deferred: dict[Key, Any] = {}
+        self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
+        if self.versions is not None:
+            self.versions.begin()
 
-    def _run_items(self, first: int, last: int) -> None:
-        """The items first..last-1 of this rank's order."""
+    def execute(self, first: int, last: int) -> None:
+        """Execute the items first..last-1 of this rank's order."""
+        messages, versions = self.messages, self.versions
         for at in range(first, last):
             item = self.order[at]
-            if len(item) == 2:  # an overlapped pair begins when both have what they need
-                for action in item:
-                    self._receive(action)
-            for action in item:
-                self._do(action, self.names[at])
-            self.messages.after(at)
+            # An overlapped pair starts when both of its actions have what they need.
+            if len(item) == 2:
+                for kind, stage, i, _ in item:
+                    messages.wait("F" if kind == "F" else "B", stage, i)
 
-    def _sum_gradients(self) -> None:
-        """What is summed when all actions are done: shared parameters over their places, then everything over the
-        replicas.
-        """
+            for kind, stage, i, name in item:
+                # Transfers: a receive into a fresh buffer is posted, a send is started.
+                if kind in ("RECV_F", "RECV_B"):
+                    messages.post(kind[-1], stage, i)
+                    continue
+                if kind == "SEND_F":
+                    messages.send("F", stage, stage + 1, i)
+                    continue
+                if kind == "SEND_B":
+                    messages.send("B", stage, stage - 1, i)
+                    continue
+                # Reduction: the stage's gradients are complete, so the sum over the replicas starts behind the compute.
+                if kind == "REDUCE_GRAD":
+                    if stage in self.reducers and stage not in self.shared.stages and not self.reduce_each:
+                        self._start_reduction(stage)
+                    continue
+
+                # Forward: take the input, bind the weights of its version, compute, enqueue the output.
+                if kind == "F":
+                    arrays = [self.inputs[i]] if stage == 0 else messages.take("F", stage, i)
+                    if versions is not None:
+                        versions.before_forward(stage, i)
+                    with self.coordinates(i):
+                        self._forward(stage, i, arrays)
+                # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
+                elif kind in ("B", "I"):
+                    arrays = messages.take("B", stage, i)
+                    if versions is not None:
+                        versions.before_backward(stage, i)
+                    with self.coordinates(i):
+                        self._backward(stage, i, arrays, "now" if kind == "B" else "deferred")
+                    if versions is not None:
+                        versions.after_backward(stage, i)
+                # Weight backward: what I put off.
+                elif kind == "W":
+                    if (work := self.deferred.pop((stage, i))) is not None:
+                        with self.coordinates(i):
+                            work.run()
+                    if self.reduce_each:  # the end of the pass, where a reducer finishes by itself, was before this
+                        self._finish_reduction(stage)
+                # Recomputation: the second forward from the kept input, this time recorded.
+                else:
+                    leaves, _ = self.alive[stage, i]
+                    with self.coordinates(i):
+                        self.alive[stage, i] = leaves, self._compute(stage, i, leaves)
+
+                # The virtual clock advances by what was counted, or by what the caller says that an action takes.
+                if self.times is None:
+                    advance_clock(self.comm, name)
+                else:
+                    self.comm.compute(seconds=self._seconds(kind, stage), name=name)
+            messages.release(at)
+
+    def sum_gradients(self) -> None:
+        """Sum what is complete at the end: shared parameters over their places, then everything over the replicas."""
+        if self.versions is not None:  # every update has summed its own
+            self.versions.update()
+            self.messages.finish()
+            self.versions.finish()
+            return
         self.messages.finish()
-        if self.plan.updates != "none":
+        if self.plan.updates == "none":
+            return
+        if self.shared.groups:
             self.shared.add()
-            if not self.reduce_each:
-                self._reduce([n for n in self.reducers if n in self.shared.stages])
-                self._finish(list(self.reducers))
+        if not self.reduce_each:
+            for stage in self.reducers:
+                if stage in self.shared.stages:
+                    self._start_reduction(stage)
+            for stage in self.reducers:
+                self._finish_reduction(stage)
+        if self.shared.groups:
             self.shared.mark_added()
 
     def zero_grad(self) -> None:
@@ -193,150 +292,126 @@ class Pipeline:
         for flat in self.flats:
             flat.zero_grad()
 
-    def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
-        """Clip by the norm over all stages; a shared parameter counts once. Each rank sends its block sums (purpose
-        clip_norm).
+    def discard_forwards(self, ends: Sequence[int]) -> None:
+        """Undo the first `ends[rank]` items of every rank, all of them forwards, so that they can be executed again."""
+        self.messages.discard_forwards(ends)
+        self.alive.clear()
 
-        The norm is that of one slice a stage in stage order, its first place holding what is shared: bitwise the same
-        everywhere.
+    # --- the norm over all stages ---
+
+    def places(self) -> list[tuple[int, int]]:
+        """Return (stage, rank) in the order in which the norm adds them."""
+        return [(stage, rank) for stage, ranks in self.plan.holders().items() for rank in ranks]
+
+    def block_sums(self) -> dict[int, Any]:
+        """Return the block sums of squares of this rank's stages; what is shared counts at its first place only."""
+        sums: dict[int, Any] = {}
+        for n, stage in self.stages.items():
+            gradients = [
+                np.zeros(p.size) if p.grad is None else p.grad.reshape(-1)
+                for p in stage.parameters
+                if p.requires_grad and (n, self.comm.rank, p.name) not in self.shared.copies
+            ]
+            sums[n] = block_square_sums(np.concatenate(gradients) if gradients else np.zeros(0))
+        return sums
+
+    def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
+        """Clip by the norm over all stages and return it; a shared parameter counts once.
+
+        The norm is that of one slice per stage in stage order, its first place holding what is shared: bitwise the same
+        on every rank. Each rank sends its block sums (purpose clip_norm). optimizer: as for `optim.clip_by_norm_`.
         """
-        return clip_grad_norm(self, max_norm, optimizer)
+        sums = self.block_sums()
+        own = [sums[stage] if rank == self.comm.rank else np.zeros(0) for stage, rank in self.places()]
+        return clip_by_norm_(self.flats, norm_from_blocks(gather_blocks(self.comm, own)), max_norm, optimizer)
 
     # --- one action ---
 
-    def _do(self, action: Action, name: str) -> None:
-        kind, stage, i = action.kind, action.stage, action.microbatch
-        match kind:
-            case "RECV_F" | "RECV_B":
-                self.messages.post(action)
-            case "SEND_F" | "SEND_B":
-                self.messages.send(action)
-            case "REDUCE_GRAD":
-                self._reduce(
-                    [stage]
-                    if stage in self.reducers and stage not in self.shared.stages and not self.reduce_each
-                    else []
-                )
-            case _:
-                self._receive(action)
-                with self.coordinates(i):
-                    if kind == "F":
-                        self._forward(stage, i)
-                    elif kind == "RECOMPUTE":
-                        leaves, _ = self.alive[stage, i]
-                        self.alive[stage, i] = leaves, self._run(stage, i, leaves)
-                    elif kind == "W":
-                        work = self.deferred.pop((stage, i))
-                        if work is not None:
-                            work.run()
-                    else:
-                        self._backward(stage, i, "now" if kind == "B" else "deferred")
-                if (
-                    self.reduce_each and kind == "W"
-                ):  # the end of a pass, where a reducer finishes by itself, was before this
-                    self._finish([stage])
-                self._advance(action, name)
-
-    def _receive(self, action: Action) -> None:
-        """Wait for what an F, I or B needs."""
-        if action.kind in ("F", "I", "B"):
-            self.messages.receive("F" if action.kind == "F" else "B", action.stage, action.microbatch)
-
-    def _forward(self, stage: int, i: int) -> None:
-        if stage == 0:
-            leaves = [Tensor(self.inputs[i]) if has_gradient(self.inputs[i].dtype) else self.inputs[i]]
-        else:
-            sources = self.messages.borders.into[stage, i]
-            leaves = [leaf(array) for source in sources for array in self.messages.take("F", source, stage, i)]
-        keeps = self.plan.updates != "none"
-        with nullcontext() if keeps and (stage, i) not in self.recomputed else no_grad():
-            outputs = self._run(stage, i, leaves)
+    def _forward(self, stage: int, i: int, arrays: list[Any]) -> None:
+        # The graph begins at what arrived: float inputs of a later stage get a gradient, tokens do not.
+        keeps, recomputes = self.plan.updates != "none", (stage, i) in self.recomputed
+        leaves: list[Any] = []
+        for array in arrays:
+            floats = has_gradient(array.dtype)
+            leaves.append(Tensor(array, requires_grad=floats and stage > 0) if floats or stage > 0 else array)
+        with nullcontext() if keeps and not recomputes else no_grad():
+            outputs = self._compute(stage, i, leaves)
         if keeps:
-            self.alive[stage, i] = leaves, None if (stage, i) in self.recomputed else outputs
+            self.alive[stage, i] = leaves, None if recomputes else outputs
+
+        # The last stage ends in the loss; every other one enqueues its outputs for the stages that need them.
         if stage + 1 == self.plan.stages:
-            (output,) = outputs[stage + 1][:1]
+            output = outputs[stage + 1][0]
             self.losses[i] = output.item() if output.size == 1 else 0.0
             return
         for target, tensors in outputs.items():
-            self.messages.hand_over("F", stage, target, i, [tensor.data for tensor in tensors])
+            self.messages.enqueue("F", stage, target, i, [tensor.data for tensor in tensors])
 
-    def _run(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
+    def _compute(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
         result = self.stages[stage].module(*leaves)
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-        return by_target(result, stage)
+        return outputs_by_target(result, stage)
 
-    def _backward(self, stage: int, i: int, weights: str) -> None:
+    def _backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
+        # Roots: the loss, or the float outputs in the order in which their gradients arrived.
         leaves, outputs = self.alive.pop((stage, i))
         if stage + 1 == self.plan.stages:
             roots, gradients = outputs[stage + 1], [None] * len(outputs[stage + 1])
         else:
-            targets = self.messages.borders.out[stage, i]
-            roots = [output for target in targets for output in outputs[target] if has_gradient(output.dtype)]
-            gradients = [array for target in targets for array in self.messages.take("B", target, stage, i)]
+            roots, gradients = [], arrays
+            for target in self.metadata.targets[stage, i]:
+                roots += [output for output in outputs[target] if has_gradient(output.dtype)]
         work = backward_from(roots, gradients, weights)
         if weights == "deferred":
             self.deferred[stage, i] = work
+
+        # The gradients of the leaves go back to the stages that these came from; zeros where the stage used none.
         at = 0
-        for source in self.messages.borders.into[stage, i] if stage else []:
-            count = len(self.messages.borders.meta[source, stage, i])
-            floats = [one for one in leaves[at : at + count] if has_gradient(one.dtype)]
-            self.messages.hand_over("B", stage, source, i, [gradient_of(one) for one in floats])
+        for source in self.metadata.sources[stage, i] if stage else []:
+            count, arrays = len(self.metadata.tensors[source, stage, i]), []
+            for leaf in leaves[at : at + count]:
+                if has_gradient(leaf.dtype):
+                    arrays.append(np.zeros(leaf.shape, leaf.dtype) if leaf.grad is None else leaf.grad)
+            self.messages.enqueue("B", stage, source, i, arrays)
             at += count
 
-    def _reduce(self, numbers: list[int]) -> None:
-        """Start the sum over the data axis of complete stages: all buckets, in order."""
-        for reducer in (reducer for number in numbers for reducer in self.reducers.get(number, [])):
+    def _start_reduction(self, stage: int) -> None:
+        """Start the sum over the data axis of a complete stage: all buckets, in order."""
+        for reducer in self.reducers[stage]:
             for parameter in reversed(reducer.flat.parameters):
                 if parameter.requires_grad:
-                    parameter.zero_fill() if parameter.grad is None else None
+                    if parameter.grad is None:
+                        parameter.zero_fill()
                     reducer.ready(parameter)
 
-    def _finish(self, numbers: list[int]) -> None:
-        for reducer in (reducer for number in numbers for reducer in self.reducers.get(number, [])):
+    def _finish_reduction(self, stage: int) -> None:
+        for reducer in self.reducers.get(stage, []):
             reducer.finish()
 
-    def _advance(self, action: Action, name: str) -> None:
-        if self.times is not None:
-            kind, stage = action.kind, action.stage
-            f, x, w = self.times.F[stage], self.times.I[stage], self.times.W[stage]
-            seconds = {"F": f, "RECOMPUTE": f, "I": x, "W": w, "B": x + w}[kind]
-            self.comm.compute(seconds=seconds, name=str(action))
-            return
-        advance_clock(self.comm, str(action))
+    def _seconds(self, kind: str, stage: int) -> float:
+        assert self.times is not None
+        f, x, w = self.times.F[stage], self.times.I[stage], self.times.W[stage]
+        return {"F": f, "RECOMPUTE": f, "I": x, "W": w, "B": x + w}[kind]
 
     # --- before it starts ---
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
+        """Return the stage that each output of a stage goes to and the output, from a forward that leaves no trace."""
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         with no_grad(), batch_coordinates(), self.coordinates(0):
-            outputs = by_target(self.stages[stage].module(*leaves), stage)
+            outputs = outputs_by_target(self.stages[stage].module(*leaves), stage)
         counted = flop_counter.get()
         if counted is not None:
             counted.take()
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
 
-    def _check(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
-        m = self.plan.microbatches
-        if len(inputs) != m:
-            raise UsageError(
-                f"rank {self.comm.rank}: plan {self.plan.name!r} is for {m} micro-batches and got {len(inputs)};"
-                f" give {m}"
-            )
-        if self.loss is None and self.plan.updates != "none":
-            raise UsageError(f"plan {self.plan.name!r} runs backward and needs a loss; pass loss=")
-        if self.loss is not None and (targets is None or len(targets) != m):
-            raise UsageError(
-                f"rank {self.comm.rank}: {m} micro-batches need {m} targets, got"
-                f" {0 if targets is None else len(targets)}"
-            )
-
-    def _same_plan(self) -> None:
+    def _check_same_plan(self) -> None:
         mine = fingerprint(self.plan.to_csv())
         with purpose("startup"):
-            theirs: Any = broadcast(self.comm, mine.copy())
-        if not np.array_equal(mine, theirs):
+            first: Any = broadcast(self.comm, mine.copy())
+        if not np.array_equal(mine, first):
             raise MismatchError(
                 f"rank {self.comm.rank}: its plan differs from rank 0's; build the same plan on every rank"
             )

@@ -16,7 +16,7 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.comm import Comm
 from minidist.parallel import Shard
-from minidist.pipeline.runtime.shared import Group, SharedGradients, Site, sum_over_places
+from minidist.pipeline.runtime.shared import Group, Place, SharedGradients, sum_over_places
 
 
 class SharedShards(SharedGradients):
@@ -38,8 +38,8 @@ class SharedShards(SharedGradients):
     def _units(self, stage: int, group: Group) -> list[Shard]:
         return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
 
-    def _add(self, group: Group, own: list[Site]) -> None:
-        sums = {site: np.concatenate([shard.grad_buffer() for shard in self._units(site[0], group)]) for site in own}
+    def _add(self, group: Group, own: list[Place]) -> None:
+        sums = {place: np.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
         total = sum_over_places(self.comm, group, sums)
         for stage, _ in own:
             start = 0

@@ -1,9 +1,11 @@
 """A stage is a slice of the model: a function from the tensors that arrive to the tensors that leave.
 
-    GPT    | wte wpe | h.0 | h.1 | h.2 | h.3 | ln_f head |        the embedding goes with the first stage, the head with the last
-    stages |        0      |     1     |          2      |        wte is on both ends: one parameter, two copies
+    GPT    | wte wpe | h.0 | h.1 | h.2 | h.3 | ln_f head |     the embedding goes with the first stage, the head with
+    stages |        0      |     1     |          2      |     the last; wte is on both: one parameter, two copies
 
 Parameters keep their names in the whole model, so a stage's initial weights are those of one device.
+
+Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
 from collections.abc import Sequence
@@ -12,18 +14,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor
+import numpy as np
+
+from minidist.autograd import Function, Parameter, Tensor
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.nn import GPT, MLP, Llama, Module
+from minidist.nn import GPT, Llama, Module
 from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import auxiliary_losses
 
 
 @dataclass(frozen=True)
-class SkipTo:
-    """An output that goes past the neighbour, straight to `stage`, which gets it behind what its own neighbour sends.
+class SkipConnection:
+    """An output stashed for `stage`, past the neighbour: that stage gets it behind what its own neighbour sends.
 
     It travels once each way, B bytes and B bytes of gradient, whatever number of stages lies between; they hold nothing
     of it.
@@ -34,34 +38,95 @@ class SkipTo:
 
 
 class PipelineStage:
-    """Stage `number` of a model: `module(*tensors)` returns a tensor or a tuple of tensors, which the next stage
-    receives.
+    """Stage `number` of a model: `module(*tensors)` returns one tensor, or several, which the next stage receives.
 
-    A tensor that a later stage needs is returned as `SkipTo(stage, tensor)`; that stage's module gets it after the
-    tensors of the stage before it, several in the order of the stages that they come from. A stage may have no
-    parameters. The last stage's output goes to the loss. `flat`: the stage's `parameters`, a unit of their own.
+    A tensor that a later stage needs is returned as `SkipConnection(stage, tensor)`; that stage's module gets it after
+    the tensors of the stage before it, several in the order of the stages that they come from. A stage may have no
+    parameters. The last stage's output goes to the loss. flats: its parameters, when the caller has made them flat.
     """
 
     def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:
-        """flats: the stage's parameters, when somebody has made them flat already."""
         self.module, self.number = module, number
         parameters = list(module.parameters()) if hasattr(module, "parameters") else []
         self.flats = [FlatParameters(parameters)] if flats is None else list(flats)
 
     @property
     def flat(self) -> FlatParameters:
-        """Its one unit."""
+        """Its flat parameters, when they are one unit."""
         (flat,) = self.flats
         return flat
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Of all units."""
+        """The parameters of all its units."""
         return [parameter for flat in self.flats for parameter in flat.parameters]
+
+    def separate(self, names: Sequence[str]) -> FlatParameters | None:
+        """Make its parameters of these names a flat unit of their own, behind the rest; None when it has none."""
+        separated = [p for p in self.parameters if p.requires_grad and p.name in names]
+        if not separated:
+            return None
+        own = [p for p in self.parameters if p not in separated]
+        for parameter in self.parameters:
+            parameter.flat = None  # of the unit that the two replace
+        self.flats = [FlatParameters(own), FlatParameters(separated)]
+        return self.flats[1]
+
+
+# --- a stage's forward and backward, as autograd sees them ---
+
+
+def has_gradient(dtype: np.dtype[Any]) -> bool:
+    """Whether tensors of this dtype have gradients: floats do (bfloat16's kind is "V"), numbers of tokens do not."""
+    return dtype.kind in "fV"
+
+
+def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
+    """Return a module's outputs by the stage that they go to: the next one, where they are not skip connections."""
+    outputs: dict[int, list[Tensor]] = {stage + 1: []}
+    for value in result if isinstance(result, (tuple, list)) else [result]:
+        if isinstance(value, SkipConnection):
+            outputs.setdefault(value.stage, []).append(value.tensor)
+        else:
+            outputs[stage + 1].append(value)
+    return outputs
+
+
+def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
+    """Run backward from several outputs in one pass, which visits what they share once.
+
+    weights: "now" or "deferred"; deferred weight gradients are returned.
+    """
+    roots, seeds = [], []
+    for output, gradient in zip(outputs, gradients, strict=True):
+        if output.requires_grad:
+            roots.append(output)
+            seeds.append(gradient)
+    if not roots:
+        return None  # nothing in the stage is trained and nothing before it either
+    if len(roots) == 1:
+        return roots[0].backward(seeds[0], weight_gradients=weights)
+    return _Together.apply(seeds, *roots).backward(weight_gradients=weights)
+
+
+class _Together(Function):
+    """Several outputs of one stage as one root."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
+        ctx.gradients = gradients
+        return np.zeros((), outputs[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return tuple(ctx.gradients)
+
+
+# --- stages of the models of nn ---
 
 
 class GPTStage(Module):
-    """Some of a GPT's blocks, with the embedding in front or the head behind."""
+    """Blocks first..last-1 of a GPT, with the embedding in front or the head behind."""
 
     def __init__(self, model: GPT, first: int, last: int, embeds: bool, heads: bool) -> None:
         transformer = model.transformer
@@ -76,8 +141,9 @@ class GPTStage(Module):
             self.head = model.lm_head if embeds else with_own_weight(model.lm_head)  # last: its weight may be a copy
 
     def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
-        """Tokens (first stage) or activations (batch, T, D), to activations or logits (last stage); with experts also
-        the sum of their auxiliary losses so far, shape (1,).
+        """Return activations (batch, T, D), or logits on the last stage, from tokens or activations.
+
+        With experts also the sum of their auxiliary losses so far, shape (1,).
         """
         if self.embeds:
             x = self._embed(x)
@@ -88,7 +154,7 @@ class GPTStage(Module):
 
 
 class LlamaStage(Module):
-    """Some of a Llama's blocks, with the embedding in front or the head behind."""
+    """Blocks first..last-1 of a Llama, with the embedding in front or the head behind."""
 
     def __init__(self, model: Llama, first: int, last: int, embeds: bool, heads: bool) -> None:
         inner = model.model
@@ -102,7 +168,7 @@ class LlamaStage(Module):
             self.head = with_own_weight(model.lm_head) if tied else model.lm_head
 
     def forward(self, x: Any) -> Tensor:
-        """Tokens (first stage) or activations (batch, T, width), to activations or logits (last stage)."""
+        """Return activations (batch, T, width), or logits on the last stage, from tokens or activations."""
         angles = self.rotary_emb(xp.arange(x.shape[1]))
         if self.embeds:
             x = self.embed_tokens(x)
@@ -112,7 +178,7 @@ class LlamaStage(Module):
 
 
 def with_own_weight(head: Any) -> Any:
-    """A tied head with a copy of its weight, for a stage that does not have the embedding."""
+    """Return a tied head with a copy of its weight, for a stage that does not have the embedding."""
     head, shared = copy(head), head.weight
     head.weight = Parameter(xp.array(shared.data), shared.requires_grad, shared.name, shared.init)
     head.weight.layout = shared.layout
@@ -126,7 +192,7 @@ class LayersStage(Module):
         self.layers = list(layers)
 
     def forward(self, x: Any) -> Any:
-        """The last layer's output."""
+        """Return the last layer's output."""
         for layer in self.layers:
             x = layer(x)
         return x
@@ -135,27 +201,18 @@ class LayersStage(Module):
 def split_model(
     model: Module, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None
 ) -> tuple[list[PipelineStage], list[str]]:
-    """Stages `numbers` of a GPT, a Llama or an MLP cut into `stages`, and the names of parameters that several stages
-    share.
+    """Return stages `numbers` of a model cut into `stages`, and the names of parameters that several stages share.
 
-    cuts: how many blocks (layers) each stage gets; by default as equal as possible, the first ones one more. Raises
-    UsageError when there are more stages than blocks, or the cuts do not add up.
+    model: a GPT, a Llama or an MLP. cuts: how many blocks (layers) each stage gets; by default as equal as possible,
+    the first ones one more. Raises UsageError when there are more stages than blocks, or the cuts do not add up.
     """
     modules, tied = cut_model(model, stages, cuts)
     return [PipelineStage(modules[number], number) for number in numbers], tied
 
 
 def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
-    """The modules of all stages, and the names of the parameters that several of them share; see `split_model`."""
-    blocks: list[Module] = []
-    if isinstance(model, (GPT, Llama, MLP)):
-        blocks = list(
-            model.transformer.h
-            if isinstance(model, GPT)
-            else model.model.layers
-            if isinstance(model, Llama)
-            else model.layers
-        )
+    """Return the modules of all stages, and the names of the parameters that several share; see `split_model`."""
+    blocks = list(getattr(model, "blocks", ()))
     if not blocks:
         raise UsageError(f"cannot cut a {type(model).__name__}; make PipelineStages of its parts yourself")
     if cuts is None and stages > len(blocks):
@@ -169,12 +226,12 @@ def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> 
             f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is"
             f" {len(blocks)}"
         )
-    bounds = offsets(sizes)
+
+    # A language model's first stage embeds and its last one has the head, which may share the embedding's weight.
+    bounds = list(pairwise(offsets(sizes)))
     if isinstance(model, (GPT, Llama)):
         kind: Any = GPTStage if isinstance(model, GPT) else LlamaStage
-        made: list[Module] = [
-            kind(model, a, b, number == 0, number == stages - 1) for number, (a, b) in enumerate(pairwise(bounds))
-        ]
+        made: list[Module] = [kind(model, a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
         tied = isinstance(model, GPT) or model.config.tie_word_embeddings
         return made, [model.lm_head.weight.name] if tied and stages > 1 else []
-    return [LayersStage(blocks[a:b]) for a, b in pairwise(bounds)], []
+    return [LayersStage(blocks[a:b]) for a, b in bounds], []

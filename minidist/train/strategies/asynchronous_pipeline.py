@@ -21,9 +21,8 @@ from minidist.base.random import batch_coordinates
 from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
-from minidist.pipeline.pipedream import PipeDream
-from minidist.pipeline.runtime import PipelineStage
-from minidist.pipeline.versions import Versions
+from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
@@ -48,25 +47,24 @@ class ScheduledOptimizer:
 
 
 class AsynchronousPipeline(MeshStrategy):
-    """This rank's stage of an asynchronous pipeline; sends what `PipeDream` sends."""
+    """This rank's stage of an asynchronous pipeline; sends what `Pipeline` and `WeightVersions` send."""
 
     def __init__(self, job: Job, axes: Axes) -> None:
         super().__init__(job, axes, [])
         plan = make_plan(job.config, job.batches.accumulation)
         modules, tied = cut_stages(job.config, job.model, plan.stages)
         stages = [PipelineStage(modules[number], number) for number in plan.stages_of(axes.pp.rank)]
-        self.pipe = PipeDream(
+        self.versions = WeightVersions(
             axes.pp,
             plan,
             stages,
-            job.loss_of,
             lambda flat: ScheduledOptimizer(job, flat),
             tied=tied,
             reduction=job.config.reduction,
-            coordinates=self._coordinates,
             keep_history=True,
         )
-        self.units = [versions for units in self.pipe.units.values() for versions in units]
+        self.pipe = Pipeline(axes.pp, plan, stages, job.loss_of, versions=self.versions, coordinates=self._coordinates)
+        self.units = [unit for units in self.versions.units.values() for unit in units]
         self.losses: list[float] = []
         self.shown = 0  # the step whose record `tensors` returns
 
@@ -96,17 +94,17 @@ class AsynchronousPipeline(MeshStrategy):
         return {name: arrays for unit in self.units for name, arrays in unit.optimizer.state.items()}
 
     def local_arrays(self) -> list[Array]:
-        return [versions.flat.data for versions in self.units]
+        return [unit.flat.data for unit in self.units]
 
     def sizes(self) -> list[AxisSizes]:
-        return [_sizes(stage, units) for stage, units in self.pipe.units.items()]
+        return [_sizes(stage, units) for stage, units in self.versions.units.items()]
 
     def tensors(self) -> Tensors:
         """Gradients, weights and optimizer state of the step that is shown, of all stages."""
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
-        for stage, units in self.pipe.units.items():
+        for stage, units in self.versions.units.items():
             # A stage on r ranks updates once in r mini-batches, and at the end of the stream.
-            replicas = len(self.pipe.replicas.get(stage, [0]))
+            replicas = len(self.versions.replicas.get(stage, [0]))
             number = self.shown // replicas if self.shown < self.job.config.steps else -(-self.shown // replicas)
             for versions in units:
                 weights = versions.history[number]
@@ -118,7 +116,7 @@ class AsynchronousPipeline(MeshStrategy):
         return gather_tensors(self.axes.pp, result)
 
 
-def _sizes(stage: int, units: list[Versions]) -> AxisSizes:
+def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
     """The element counts of a stage; no part of it lies on a data axis."""
     trainable = {p.name: p.size for versions in units for p in versions.flat.parameters if p.requires_grad}
     return AxisSizes(stage, False, [versions.flat.padded_numel for versions in units], [], trainable)

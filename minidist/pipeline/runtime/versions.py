@@ -1,10 +1,12 @@
 """The versions of a unit's weights that micro-batches on their way still need, and which of them each one uses.
 
     versions kept   v3 (latest)  v2  v1        micro-batch 3 began with v1, so its B computes with v1: bind it again
-                     ▲ an update makes a new array; an old one goes when the last micro-batch that began with it is done
+                     ▲ an update makes a new array; an old one is freed when the last micro-batch that began with it ends
 
 A unit is a stage's parameters, or those that several stages share: these have one delay everywhere, that of the first
 stage that has them, so that every copy of version v is the same bits.
+
+Proved by: tests/pipeline/test_pipedream.py
 """
 
 from collections.abc import Callable, Mapping
@@ -19,20 +21,22 @@ from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
 
-Law = Callable[[int], int]  # micro-batch -> the version of its forward
+VersionRule = Callable[[int], int]  # micro-batch -> the version of its forward
 
 
-class Versions:
-    """Weights of one unit. law: the version by micro-batch; None: the latest there is (`stash`, whose order makes the
-    delay).
+class UnitVersions:
+    """The weights of one unit.
 
+    rule: the version by micro-batch; None: the latest there is (`stash`, where the order of actions makes the delay).
     arrays: version -> flat array. latest: number of updates. used: version by micro-batch on its way. most: versions
     alive at once. optimizer: its state is that of the latest version. history: copies of all versions, gradients,
     states: of the update to each of them (by name), when they are kept.
     """
 
-    def __init__(self, flat: FlatParameters, optimizer: Any, law: Law | None, batch: int, keep_history: bool) -> None:
-        self.flat, self.optimizer, self.law, self.batch, self.keep_history = flat, optimizer, law, batch, keep_history
+    def __init__(
+        self, flat: FlatParameters, optimizer: Any, rule: VersionRule | None, batch: int, keep_history: bool
+    ) -> None:
+        self.flat, self.optimizer, self.rule, self.batch, self.keep_history = flat, optimizer, rule, batch, keep_history
         self.arrays: dict[int, Any] = {0: flat.data}
         self.history = [xp.array(flat.data)]
         self.gradients: list[Any] = []
@@ -41,29 +45,30 @@ class Versions:
         self.latest, self.most = 0, 1
 
     def begin(self) -> None:
-        """A new stream: the latest version is its version 0."""
+        """Begin a stream: the latest version is its version 0."""
         self.arrays, self.latest = {0: self.arrays[self.latest]}, 0
         self.used.clear()
         self.flat.bind(self.arrays[0], 0)
         self.flat.zero_grad()
 
     def forward(self, i: int) -> int:
-        """Bind what micro-batch i's forward sees; the answer is its version."""
-        version = self.latest if self.law is None else self.law(i)
+        """Bind what micro-batch i's forward sees and return its version."""
+        version = self.latest if self.rule is None else self.rule(i)
         self.used[i] = version
         self.flat.bind(self.arrays[version], version)
         return version
 
     def backward(self, i: int, newest: bool) -> int:
-        """Bind what its backward sees: the same, or (newest) the latest, a wrong gradient."""
+        """Bind what its backward sees and return its version: the same, or (newest) the latest, a wrong gradient."""
         seen = self.used.pop(i)
         version = self.latest if newest else seen
         self.flat.bind(self.arrays[version], seen)
         return version
 
     def update(self, entering: int | None, newest: bool) -> None:
-        """A new version, out of place; then what no micro-batch will need again is let go. entering: the next one to
-        come.
+        """Make a new version, out of place, and free those that no micro-batch will need again.
+
+        entering: the next micro-batch to come.
         """
         new = track(xp.array(self.arrays[self.latest]), "stash" if self.used else "parameter")
         self.flat.bind(new, self.latest)
@@ -75,45 +80,47 @@ class Versions:
                 {name: {key: xp.array(a) for key, a in row.items()} for name, row in self.optimizer.state.items()}
             )
         self.flat.zero_grad()
+
+        # Needed: the latest, those in use, and all that the next micro-batch's rule may name.
         self.latest += 1
         self.arrays[self.latest] = new
         needed = {self.latest} if newest else {self.latest, *self.used.values()}
-        if entering is not None and self.law is not None:
-            needed.update(range(self.law(entering), self.latest))
+        if entering is not None and self.rule is not None:
+            needed.update(range(self.rule(entering), self.latest))
         self.arrays = {version: array for version, array in self.arrays.items() if version in needed}
         self.most = max(self.most, len(self.arrays))
 
     def settle(self, updates: int) -> None:
-        """The stream of `updates` updates has ended: compute with the latest version."""
+        """End a stream of `updates` updates: from now on compute with the latest version."""
         self.flat.bind(self.arrays[self.latest], self.latest)
 
 
-class SharedVersions(Versions):
+class SharedUnitVersions(UnitVersions):
     """The unit of parameters that live on several stages, on the rank of one of them.
+
+    holders: stage -> rank.
 
     The first stage's rank receives the others' sums of a batch, adds them in stage order and sends the total back; each
     makes the same update. The others take a total when they need its version, which they have to wait for no longer
-    than for the micro-batch that needs it. Sends (purpose tied), an update: one array of the unit's size from each
+    than for the micro-batch that needs it. Sends (purpose tied), per update: one array of the unit's size from each
     other stage, one to it.
     """
 
     def __init__(self, comm: Comm, holders: Mapping[int, int], stage: int, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.comm, self.holders, self.stage = comm, dict(sorted(holders.items())), stage  # holders: stage -> rank
+        self.comm, self.holders, self.stage = comm, dict(sorted(holders.items())), stage
         self.first = min(holders)
         self.sends: list[tuple[int, Request]] = []
 
     def forward(self, i: int) -> int:
-        """As of any unit; takes the totals that are still missing first."""
-        assert self.law is not None
-        while self.stage != self.first and self.latest < self.law(i):
+        """Bind as any unit does, after the totals that are still missing have been taken."""
+        assert self.rule is not None
+        while self.stage != self.first and self.latest < self.rule(i):
             self._take_total(i)
         return super().forward(i)
 
     def gradient_is_whole(self, number: int, entering: int | None) -> None:
-        """This stage's part of update `number` is complete: the first stage adds all parts and updates, the others send
-        theirs.
-        """
+        """Use this stage's part of update `number`: the first stage adds all parts and updates, the others send theirs."""
         mine = self.flat.grad
         with purpose("tied"):
             if self.stage != self.first:
@@ -121,7 +128,7 @@ class SharedVersions(Versions):
                 self.flat.zero_grad()
                 self.sends.append((number, self.comm.isend(part, self.holders[self.first], 0)))
                 return
-            self._let_go(self.law(number * self.batch) if self.law else number)
+            self._release(self.rule(number * self.batch) if self.rule else number)
             for stage, rank in self.holders.items():
                 if stage != self.first:
                     part = track(np.empty_like(mine), "communication")
@@ -140,12 +147,12 @@ class SharedVersions(Versions):
             self.comm.recv(self.flat.grad, self.holders[self.first], 1)
         number = self.latest
         self.update(entering, False)
-        self._let_go(number + 1)
+        self._release(number + 1)
         for parameter, gradient in started:
             parameter.grad = gradient
 
-    def _let_go(self, before: int) -> None:
-        """Totals (parts) of updates below `before` have arrived: whoever had to have them has sent something since."""
+    def _release(self, before: int) -> None:
+        """Wait for totals (parts) of updates below `before`: they have arrived, their receivers have sent since."""
         for number, request in self.sends:
             if number < before:
                 self.comm.wait(request)
@@ -155,5 +162,5 @@ class SharedVersions(Versions):
         """Take the totals that are still on their way, so that every copy ends as the same version."""
         while self.stage != self.first and self.latest < updates:
             self._take_total(None)
-        self._let_go(updates)
+        self._release(updates)
         super().settle(updates)
