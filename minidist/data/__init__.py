@@ -1,12 +1,12 @@
 """Data and who sees which sample: the same for one device and for any number of ranks."""
 
-from minidist.data.ahead import BatchesAhead
 from minidist.data.cache import cached
 from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, hold_out
 from minidist.data.entropy import bigram_entropy, unigram_entropy
 from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
 from minidist.data.load import load_dataset
+from minidist.data.prefetch import PrefetchingSampler
 from minidist.data.sampler import (
     GlobalBatchSampler,
     microbatch_numbers,
@@ -16,7 +16,7 @@ from minidist.data.sampler import (
 )
 
 __all__ = [
-    "BatchesAhead",
+    "PrefetchingSampler",
     "Dataset",
     "GlobalBatchSampler",
     "SampleDataset",

@@ -1,8 +1,10 @@
 """Data that must be made before it can be used (unpacked, tokenised) is made once and memory-mapped from then on.
 
-The key is the content's hash together with the name of what is done to it, not a path or a time stamp: a changed file
-is another key, a copied or touched one is the same. Whoever comes first writes a file of its own and renames it, so
-processes that start together do not see half a file.
+The key is the content's hash together with the name of what is made of it, not a path or a time stamp: a changed file
+has another key, a copied or touched one the same. A process writes a file of its own and renames it, so processes that
+start together never see half a file.
+
+Proved by: tests/data/test_loading.py
 """
 
 import hashlib
@@ -16,14 +18,14 @@ CHUNK = 1 << 20
 
 
 def folder() -> Path:
-    """Where cached arrays are: MINIDIST_CACHE, or minidist in the user's cache directory."""
+    """Return where cached arrays are: MINIDIST_CACHE, or minidist in the user's cache directory."""
     if os.environ.get("MINIDIST_CACHE"):
         return Path(os.environ["MINIDIST_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidist"
 
 
 def content_hash(path: str | Path) -> str:
-    """Of a file's bytes, read piece by piece."""
+    """Return the BLAKE2b hash of a file's bytes, which are read piece by piece."""
     digest = hashlib.blake2b(digest_size=16)
     with Path(path).open("rb") as file:
         while piece := file.read(CHUNK):
@@ -32,14 +34,14 @@ def content_hash(path: str | Path) -> str:
 
 
 def cached(path: str | Path, what: str, make: Callable[[], np.ndarray], cache: Path | None = None) -> np.ndarray:
-    """What `make()` returns, as a read-only memory map; made only when it has not been for this content. what: of the
-    content is made.
+    """Return the array that `make()` returns as a read-only memory map; it is made only once for the same content.
 
-    Where the cache cannot be written, the array is returned as it was made: slower the next time, and not wrong.
+    what: the name of what is made of the content. Where the cache cannot be written, the array is returned as it was
+    made: slower the next time, but not wrong.
     """
     place = (cache or folder()) / f"{what}-{content_hash(path)}.npy"
     try:
-        return np.load(place, mmap_mode="r", allow_pickle=False)
+        return _mapped(place)
     except (OSError, ValueError, EOFError):  # not there, or cut short by a full disk
         array = make()
     try:
@@ -47,6 +49,11 @@ def cached(path: str | Path, what: str, make: Callable[[], np.ndarray], cache: P
         own = place.with_suffix(f".{os.getpid()}.npy")
         np.save(own, array, allow_pickle=False)
         own.replace(place)
-        return np.load(place, mmap_mode="r", allow_pickle=False)
+        return _mapped(place)
     except OSError:
         return array
+
+
+def _mapped(path: Path) -> np.ndarray:
+    array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array

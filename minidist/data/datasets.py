@@ -1,8 +1,10 @@
 """The two kinds of data: a stream of tokens that is cut into samples, and samples with a label each.
 
-Both answer the same three questions, so that the sampler and the trainer need not know which one they have: how many
-samples there are (`samples(context)`), what a set of them is (`rows(indices, context)`), and which model fits
-(`is_tokens`). Data lie as they came (bytes, a memory map) and are widened only for the rows that are asked for.
+Both have the same three members, so that the sampler and the trainer need not know which one they have: the number of
+samples (`samples(context)`), the arrays of some of them (`rows(indices, context)`), and which model fits (`is_tokens`).
+Data stay as they were read (bytes, a memory map) and are converted only for the rows that are asked for.
+
+Proved by: tests/data/test_datasets.py
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ class TokenDataset:
 
     Sample i of a context of T is the T + 1 tokens from i T on: T inputs, and T targets, which are the inputs one token
     later. So neighbouring samples share one token and no target occurs twice.
-    entropy: nats a token that no model can beat, where the source is known; else None.
+    entropy: nats per token that no model can beat, where the source is known; else None.
     """
 
     name: str
@@ -30,7 +32,7 @@ class TokenDataset:
     is_tokens = True
 
     def samples(self, context: int) -> int:
-        """Number of whole samples. UsageError when there is none."""
+        """Return the number of whole samples. Raises UsageError when there is none."""
         if self.tokens.size < context + 1:
             raise UsageError(
                 f"--data {self.name} has {self.tokens.size} tokens, fewer than one sample of context {context} and its "
@@ -39,7 +41,7 @@ class TokenDataset:
         return (self.tokens.size - 1) // context
 
     def rows(self, indices: np.ndarray, context: int) -> Rows:
-        """Inputs and targets of the samples: two int64 arrays of shape (len(indices), context)."""
+        """Return inputs and targets of the samples: two int64 arrays of shape (len(indices), context)."""
         windows = np.empty((len(indices), context + 1), np.int64)
         for row, index in enumerate(indices):
             windows[row] = self.tokens[index * context : (index + 1) * context + 1]
@@ -61,15 +63,15 @@ class SampleDataset:
 
     @property
     def features(self) -> int:
-        """Features of one sample."""
+        """The number of features of one sample."""
         return int(np.prod(self.inputs.shape[1:]))
 
     def samples(self, context: int = 0) -> int:
-        """Number of samples; a context has no meaning here."""
+        """Return the number of samples; a context has no meaning here."""
         return len(self.inputs)
 
     def rows(self, indices: np.ndarray, context: int = 0) -> Rows:
-        """Inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),)."""
+        """Return inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),)."""
         inputs = self.inputs[indices].reshape(len(indices), self.features)
         if inputs.dtype.kind in "iub":
             inputs = inputs.astype(np.float32) / np.float32(255)
@@ -82,7 +84,7 @@ HELD_OUT = 0.1  # of the data, its last part
 
 
 def hold_out(dataset: Dataset) -> tuple[Dataset, Dataset]:
-    """(what is trained on, the last tenth): of tokens or of samples."""
+    """Return (what is trained on, the last tenth), of tokens or of samples."""
     if isinstance(dataset, TokenDataset):
         cut = int(dataset.tokens.size * (1 - HELD_OUT))
         return replace(dataset, tokens=dataset.tokens[:cut]), replace(dataset, tokens=dataset.tokens[cut:])

@@ -1,6 +1,8 @@
 """The user's own data: a text, a file of tokens, the MNIST files, a NumPy archive. Every defect is one sentence.
 
-Texts and tokens are memory-mapped, so a file larger than the memory will do.
+Texts and tokens are memory-mapped, so a file may be larger than the memory.
+
+Proved by: tests/data/test_datasets.py
 """
 
 import gzip
@@ -19,7 +21,7 @@ _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def _existing(kind: str, path: str) -> Path:
-    """The path, when it is a file with something in it."""
+    """Return the path of a file with something in it; a UsageError says what else it is."""
     file = Path(path).expanduser()
     if file.is_dir():
         raise UsageError(f"--data {kind}:{path} is a folder; name a file in it")
@@ -32,7 +34,7 @@ def _existing(kind: str, path: str) -> Path:
 
 
 def text_file(path: str) -> TokenDataset:
-    """The bytes of any file: vocabulary 256. A .gz file is unpacked once, into the cache (see cache.py)."""
+    """Return the bytes of any file, vocabulary 256. A .gz file is unpacked once, into the cache (see cache.py)."""
     file = _existing("text", path)
     if file.suffix == ".gz":
         return TokenDataset(f"text:{path}", cached(file, "text", lambda: np.frombuffer(_unpacked(file), np.uint8)), 256)
@@ -47,17 +49,19 @@ def _unpacked(file: Path) -> bytes:
 
 
 def token_file(path: str) -> TokenDataset:
-    """A flat file of token numbers. The vocabulary is the largest number, plus one.
+    """Return a flat file of token numbers. The vocabulary is the largest number, plus one.
 
     The dtype is the suffix's: .u8 .u16 .u32 .i32 .i64, little-endian, no header, and .bin is .u16 (as nanoGPT writes
     it); a .npy file says its own dtype in its header.
     """
     file, name = _existing("tokens", path), f"tokens:{path}"
+
+    # The dtype comes from the header or the suffix.
     if file.suffix == ".npy":
         try:
             tokens = np.load(file, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise UsageError(f"--data {name} is no NumPy array file: {error}; write it with numpy.save") from None
+            raise UsageError(f"--data {name} is not a NumPy array file: {error}; write it with numpy.save") from None
     elif file.suffix in TOKEN_DTYPES:
         dtype = np.dtype(TOKEN_DTYPES[file.suffix])
         if file.stat().st_size % dtype.itemsize:
@@ -71,6 +75,8 @@ def token_file(path: str) -> TokenDataset:
             f"--data {name}: the suffix {file.suffix!r} names no dtype; "
             f"rename it to one of {' '.join(TOKEN_DTYPES)} .npy"
         )
+
+    # A model looks tokens up in a table, so they must be row numbers.
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size == 0:
         raise UsageError(f"--data {name} is {tokens.shape} {tokens.dtype}; tokens are whole numbers in one dimension")
     if int(tokens.min()) < 0:
@@ -79,14 +85,14 @@ def token_file(path: str) -> TokenDataset:
 
 
 def idx_folder(path: str) -> SampleDataset:
-    """MNIST and its kin: train-images-idx3-ubyte and train-labels-idx1-ubyte, each as it is or with .gz.
+    """Return MNIST or a similar set: train-images-idx3-ubyte and train-labels-idx1-ubyte, each as it is or with .gz.
 
     The format (Y. LeCun, C. Cortes, C. Burges, "The MNIST database", file formats): two zero bytes, a dtype, the number
     of dims, then the dims and the data, all big-endian.
     """
     folder, arrays = Path(path).expanduser(), []
     if not folder.is_dir():
-        raise UsageError(f"--data idx:{path} is no folder; name the one with train-images-idx3-ubyte in it")
+        raise UsageError(f"--data idx:{path} is not a folder; name the one with train-images-idx3-ubyte in it")
     for stem in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         found = [folder / name for name in (stem, stem + ".gz") if (folder / name).exists()]
         if not found:
@@ -107,6 +113,8 @@ def _read_idx(file: Path) -> np.ndarray:
 def _parse_idx(file: Path, content: bytes) -> np.ndarray:
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_DTYPES:
         raise UsageError(f"--data file {file} does not begin like an idx file; fetch it again")
+
+    # The header says the dtype and the dims; together they say how long the file must be.
     dims, dtype = content[3], np.dtype(_IDX_DTYPES[content[2]])
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
     expected = 4 + 4 * dims + dtype.itemsize * prod(shape)
@@ -116,10 +124,10 @@ def _parse_idx(file: Path, content: bytes) -> np.ndarray:
 
 
 def npz_file(path: str) -> SampleDataset:
-    """A NumPy archive with arrays `x`, (n, ...), and `y`, (n,), or `x_train` and `y_train` (as Keras writes MNIST)."""
+    """Return the arrays `x`, (n, ...), and `y`, (n,), of a NumPy archive; or `x_train` and `y_train`, as in Keras."""
     file = _existing("npz", path)
     if not zipfile.is_zipfile(file):
-        raise UsageError(f"--data npz:{path} is no NumPy archive; write it with numpy.savez")
+        raise UsageError(f"--data npz:{path} is not a NumPy archive; write it with numpy.savez")
     with np.load(file, allow_pickle=False) as archive:
         for x, y in (("x_train", "y_train"), ("x", "y")):
             if x in archive and y in archive:

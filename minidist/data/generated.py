@@ -1,6 +1,8 @@
 """Data that need no download: English that every Python carries, images of digits, and a source whose entropy is known.
 
-The numbers are functions of a seed (Philox), so every rank makes the same data, and nobody sends any.
+The numbers are functions of a seed (Philox), so every rank makes the same data and no rank sends any.
+
+Proved by: tests/data/test_datasets.py
 """
 
 from bisect import bisect_right
@@ -11,7 +13,7 @@ import numpy as np
 from minidist.base.random import Key, uniform, uniform_rows
 from minidist.data.datasets import SampleDataset, TokenDataset
 
-# The digits of the usual 5 x 7 dot-matrix font, one number a row, its five bits from left to right.
+# The digits of the usual 5 x 7 dot-matrix font, one number per row, its five bits from left to right.
 _FONT = (
     (14, 17, 19, 21, 25, 17, 14),
     (4, 12, 4, 4, 4, 4, 14),
@@ -27,7 +29,7 @@ _FONT = (
 
 
 def pydoc_text() -> TokenDataset:
-    """The help texts of Python itself (`pydoc_data.topics`), several hundred kB of English, as bytes: vocabulary 256.
+    """Return the help texts of Python (`pydoc_data.topics`), several hundred kB of English, as bytes: vocabulary 256.
 
     The text differs between versions of Python.
     """
@@ -38,8 +40,9 @@ def pydoc_text() -> TokenDataset:
 
 
 def glyphs(samples: int = 2000, size: int = 12, seed: int = 0) -> SampleDataset:
-    """Grey images of digits, (samples, size, size) float32: each at a random place, in random ink, with noise."""
+    """Return grey images of digits, (samples, size, size) float32, at random places, in random ink, with noise."""
     draws = uniform_rows(Key(seed, "glyphs"), 0, samples, (4 + size * size,))
+    # Columns of the draws: the digit, its place, its ink, and a pixel of noise each.
     targets = (draws[:, 0] * 10).astype(np.int64)
     rows, columns = (draws[:, 1] * (size - 6)).astype(int), (draws[:, 2] * (size - 4)).astype(int)
     ink = 0.6 + 0.4 * draws[:, 3]
@@ -51,7 +54,7 @@ def glyphs(samples: int = 2000, size: int = 12, seed: int = 0) -> SampleDataset:
 
 
 def markov(tokens: int = 100_000, vocab_size: int = 16, seed: int = 0) -> TokenDataset:
-    """A chain of order 1 with random transitions: `.entropy` is the loss, in nats, that a perfect model reaches.
+    """Return a chain of order 1 with random transitions: `.entropy` is the loss, in nats, that a perfect model reaches.
 
     The entropy rate is - sum_i pi_i sum_j P_ij ln P_ij with the stationary pi = pi P (Cover and Thomas, "Elements of
     information theory", theorem 4.2.4). The first token is drawn from pi.
@@ -59,11 +62,15 @@ def markov(tokens: int = 100_000, vocab_size: int = 16, seed: int = 0) -> TokenD
     weights = -np.log1p(-uniform_rows(Key(seed, "markov", name="transitions"), 0, vocab_size, (vocab_size,)))
     transitions = weights**3  # exponential, cubed: some transitions are much likelier than others
     transitions /= transitions.sum(axis=1, keepdims=True)
+
+    # pi = pi P and sum pi = 1, solved together.
     equations = np.vstack([transitions.T - np.eye(vocab_size), np.ones(vocab_size)])
     stationary = np.linalg.lstsq(equations, np.append(np.zeros(vocab_size), 1.0), rcond=None)[0]
     entropy = -sum(
         pi * p * log(p) for pi, row in zip(stationary.tolist(), transitions.tolist(), strict=True) for p in row if p > 0
     )
+
+    # Each draw picks the next token by the cumulative row of the present one.
     cumulative = np.cumsum(transitions, axis=1).tolist()
     token = min(bisect_right(np.cumsum(stationary).tolist(), uniform(Key(seed, "markov"), 0, 1)[0]), vocab_size - 1)
     chain = [token]

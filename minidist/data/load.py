@@ -1,4 +1,7 @@
-"""From the text after --data to a dataset."""
+"""What `--data` names: a dataset that minidist generates, or a file.
+
+Proved by: tests/data/test_loading.py
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,9 +21,9 @@ FILES: dict[str, Callable[[str], Dataset]] = {
 
 
 def load_dataset(spec: str) -> Dataset:
-    """The dataset named by `pydoc`, `glyphs`, `markov`, `text:FILE`, `tokens:FILE`, `idx:DIR` or `npz:FILE`.
+    """Return the dataset `pydoc`, `glyphs`, `markov`, `text:FILE`, `tokens:FILE`, `idx:DIR` or `npz:FILE`.
 
-    Raises UsageError, one sentence with the value and the remedy, for an unknown name and for a file that will not do.
+    Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
     """
     kind, colon, path = spec.partition(":")
     if not colon and spec in GENERATED:
@@ -35,7 +38,7 @@ def load_dataset(spec: str) -> Dataset:
 
 @cache
 def _generated(name: str) -> Dataset:
-    """Made once a process: simulated ranks share it, so nobody may write to it."""
+    """Make the data once per process, read-only, because simulated ranks share them."""
     dataset = GENERATED[name]()
     for array in (dataset.tokens,) if isinstance(dataset, TokenDataset) else (dataset.inputs, dataset.targets):
         array.flags.writeable = False

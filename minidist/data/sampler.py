@@ -6,6 +6,8 @@ another number of ranks, and sees the same samples. A rank asks for its rows of 
 
     global batch    | 0 | 1 | 2 | 3 | 4 | 5 |     micro-batches of b samples
     replica, k = 2  |   0   |   1   |   2   |     replica r holds numbers r k to r k + k - 1
+
+Proved by: tests/data/test_sampler.py
 """
 
 from collections.abc import Sequence
@@ -16,13 +18,13 @@ from minidist.base.errors import UsageError
 from minidist.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
 
-SHOWN = 16  # replicas, and samples of one, that are listed
+MAX_SHOWN = 16  # replicas, and samples of one, that are listed
 
 
 class GlobalBatchSampler:
     """Global batches of `global_batch` samples of `dataset`; `context` is the length of a sample of tokens.
 
-    samples: how many there are; an epoch may end inside a batch. Raises UsageError when there is not one sample.
+    samples: their number; an epoch may end inside a batch. Raises UsageError when there are none.
     """
 
     def __init__(self, dataset: Dataset, global_batch: int, context: int, seed: int) -> None:
@@ -33,7 +35,7 @@ class GlobalBatchSampler:
         self._orders: dict[int, np.ndarray] = {}  # of the last few epochs
 
     def sample_indices(self, step: int) -> np.ndarray:
-        """Sample numbers of the global batch of `step`, int64 of shape (global_batch,)."""
+        """Return the sample numbers of the global batch of `step`, int64 of shape (global_batch,)."""
         places = np.arange(step * self.global_batch, (step + 1) * self.global_batch)
         epochs, offsets = places // self.samples, places % self.samples
         indices = np.empty(self.global_batch, np.int64)
@@ -42,12 +44,13 @@ class GlobalBatchSampler:
         return indices
 
     def batch(self, step: int, first: int, count: int) -> Rows:
-        """Inputs and targets of rows [first, first + count) of the global batch of `step`."""
+        """Return inputs and targets of rows [first, first + count) of the global batch of `step`."""
         if not 0 <= first <= first + count <= self.global_batch:
             raise ValueError(f"rows {first} to {first + count} of a global batch of {self.global_batch}")
         return self.dataset.rows(self.sample_indices(step)[first : first + count], self.context)
 
     def _order(self, epoch: int) -> np.ndarray:
+        """The permutation of an epoch. Two are kept: a batch may lie across the end of an epoch."""
         order = self._orders.get(epoch)
         if order is None:
             order = np.argsort(uniform(Key(self.seed, "data", epoch), 0, self.samples), kind="stable")
@@ -58,26 +61,28 @@ class GlobalBatchSampler:
 
 
 def microbatch_numbers(replica: int, accumulation: int) -> range:
-    """Numbers, in the global batch, of the micro-batches of a replica that takes `accumulation` of them a step."""
+    """Return the numbers of the micro-batches of a replica that takes `accumulation` of them per step."""
     return range(replica * accumulation, (replica + 1) * accumulation)
 
 
 def microbatch_rows(number: int, micro_batch: int, global_batch: int) -> tuple[int, int]:
-    """(first row, rows) of a micro-batch in the global batch; the last one may be shorter, and later ones are empty."""
+    """Return (first row, rows) of a micro-batch; the last one may be shorter, and later ones are empty."""
     first = min(number * micro_batch, global_batch)
     return first, min(micro_batch, global_batch - first)
 
 
 def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]]:
-    """(first row, rows) of each rank, in proportion to `weights`: a rank that is twice as fast gets twice the rows.
+    """Return (first row, rows) of each rank, in proportion to `weights`, such as the speeds of the ranks.
 
     Whole rows, by the largest remainders, the lower rank first among equals; together exactly `rows`. With a loss that
     is divided by the global count and gradients that are summed, the step is that of one device whatever the weights.
     """
     if not weights or min(weights) < 0 or not sum(weights) > 0:
-        raise UsageError(f"weights {list(weights)}: one for each rank, none below 0 and not all 0")
+        raise UsageError(f"weights {list(weights)}: give one per rank, none below 0 and not all 0")
     exact = [rows * weight / sum(weights) for weight in weights]
     sizes = [int(share) for share in exact]
+
+    # The rows that are left go to the largest remainders.
     order = sorted(range(len(sizes)), key=lambda rank: (sizes[rank] - exact[rank], rank))
     for rank in order[: rows - sum(sizes)]:
         sizes[rank] += 1
@@ -88,7 +93,7 @@ def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]
 def sharding_rule(
     sampler: GlobalBatchSampler, replicas: int, accumulation: int, micro_batch: int, step: int = 0
 ) -> str:
-    """Who trains on what, as text: the rule, and the samples of one step."""
+    """Return, as text, the rule that assigns samples to replicas, and the samples of one step."""
     total, batch = sampler.samples, sampler.global_batch
     lines = [
         (
@@ -105,14 +110,14 @@ def sharding_rule(
         ),
     ]
     indices = sampler.sample_indices(step)
-    for replica in range(min(replicas, SHOWN)):
+    for replica in range(min(replicas, MAX_SHOWN)):
         numbers = microbatch_numbers(replica, accumulation)
         rows = slice(numbers.start * micro_batch, numbers.stop * micro_batch)
-        listed = " ".join(map(str, indices[rows][:SHOWN])) + (" ..." if rows.stop - rows.start > SHOWN else "")
+        listed = " ".join(map(str, indices[rows][:MAX_SHOWN])) + (" ..." if rows.stop - rows.start > MAX_SHOWN else "")
         lines.append(
             f"  replica {replica}: micro-batches {numbers.start} to {numbers.stop - 1}, rows {rows.start} to"
             f" {rows.stop - 1}: samples {listed}"
         )
-    if replicas > SHOWN:
-        lines.append(f"  and {replicas - SHOWN} more")
+    if replicas > MAX_SHOWN:
+        lines.append(f"  and {replicas - MAX_SHOWN} more")
     return "\n".join(lines)

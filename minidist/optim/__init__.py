@@ -1,4 +1,4 @@
-"""Optimizers, schedules and clipping. They know arrays and names; tensors, ranks and messages they do not know."""
+"""Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank."""
 
 from minidist.optim.adagrad import Adagrad
 from minidist.optim.adam import Adam, AdamW

@@ -1,8 +1,9 @@
-"""Adagrad: a rate for each element, smaller the more its gradients have been, for sparse features.
+"""Adagrad: a learning rate per element that falls with the squares of its gradients, for sparse features.
 
 Source: J. Duchi, E. Hazan, Y. Singer, "Adaptive subgradient methods for online learning and stochastic optimization"
 (JMLR 12, 2011), the diagonal form of algorithm 1 (composite mirror descent without a regulariser). The paper puts its
 delta inside the sum; here it is PyTorch's `eps` added to the root, and weight decay is added to the gradient.
+Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable
@@ -45,9 +46,11 @@ class Adagrad(Optimizer):
             xp.multiply(data, decay, out=total)
             total += grad
             grad = total
+        # s += g^2
         squares = state["sum"]
         xp.square(grad, out=root)
         squares += root
+        # p -= lr_t g / (sqrt(s) + eps)
         xp.sqrt(squares, out=root)
         root += self.eps
         xp.divide(grad, root, out=root)

@@ -1,10 +1,11 @@
-"""Adam and AdamW: the usual choice for transformers, and the reason why ZeRO exists: two arrays of state a parameter.
+"""Adam and AdamW: the usual choice for transformers, and the reason for ZeRO: two arrays of state per parameter.
 
 Sources: D. Kingma and J. Ba, "Adam: a method for stochastic optimization" (ICLR 2015), algorithm 1, computed in the
 order that the end of section 2 gives: alpha_t = lr sqrt(1 - beta2^t) / (1 - beta1^t) and an epsilon scaled by
 sqrt(1 - beta2^t), which is the same update with one pass less. I. Loshchilov and F. Hutter, "Decoupled weight decay
 regularization" (ICLR 2019), algorithm 2, for AdamW, where PyTorch's meaning is taken: the decay is multiplied by the
 learning rate.
+Proved by: tests/optim/test_optimizers.py
 """
 
 import math
@@ -54,13 +55,19 @@ class Adam(Optimizer):
         beta1, beta2 = self.betas
         scale = math.sqrt(1 - beta2**self.step_count)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
+
+        # m = beta1 m + (1 - beta1) g
         mean *= beta1
         xp.multiply(grad, 1 - beta1, out=work)
         mean += work
+
+        # v = beta2 v + (1 - beta2) g^2
         square *= beta2
         xp.square(grad, out=work)
         work *= 1 - beta2
         square += work
+
+        # p -= alpha_t m / (sqrt(v) + eps_t)
         xp.sqrt(square, out=work)
         work += self.eps * scale
         xp.divide(mean, work, out=work)

@@ -3,7 +3,7 @@
 A float32 sum of squares depends on where it is cut, so two numbers of ranks would clip by two norms. Here the gradient
 is cut into blocks of 1,024 elements in its global order, each block is summed in float64 by itself, and the block sums
 are added from first to last. A rank whose shard begins at a multiple of 1,024 computes exactly the blocks it holds; the
-strategy gathers them (8 bytes for 1,024 elements), and every rank adds the same numbers in the same order:
+strategy gathers them (8 bytes per 1,024 elements), and every rank adds the same numbers in the same order:
 
     blocks = block_square_sums(shard.grad)      here
     blocks = all_gather(comm, blocks)           in parallel/, purpose "clip_norm"
@@ -11,6 +11,7 @@ strategy gathers them (8 bytes for 1,024 elements), and every rank adds the same
 
 Blocks of zeros (padding) change nothing. Source of the method: R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of
 training recurrent neural networks" (ICML 2013), algorithm 1; the coefficient is PyTorch's.
+Proved by: tests/optim/test_clip.py
 """
 
 import math
@@ -33,16 +34,19 @@ def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
         array = xp.array(array)
         for elements in skip:
             array[elements] = 0
+
     size = array.size
     sums = xp.empty(-(-size // NORM_BLOCK), xp.float64, array)
     squares = xp.empty(min(_CHUNK, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
     for start in range(0, size, _CHUNK):
+        # Convert one piece to float64 and square it there.
         piece = array[start : start + _CHUNK]
         blocks = -(-piece.size // NORM_BLOCK)
         part = squares[: blocks * NORM_BLOCK]
         part[piece.size :] = 0  # the last block is summed like a full one, padded with zeros
         xp.copyto(part[: piece.size], piece)
         xp.square(part, out=part)
+        # One sum per row of 1,024.
         first = start // NORM_BLOCK
         part.reshape(blocks, NORM_BLOCK).sum(axis=1, out=sums[first : first + blocks])
     return sums
@@ -61,7 +65,7 @@ def norm_from_blocks(blocks: xp.Array) -> float:
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """min(1, max_norm / (norm + 1e-6)). An infinite norm gives 0 and a NaN gives NaN, as in PyTorch."""
+    """Return min(1, max_norm / (norm + 1e-6)). An infinite norm gives 0 and a NaN gives NaN, as in PyTorch."""
     return 1.0 if norm + 1e-6 <= max_norm else max_norm / (norm + 1e-6)
 
 
@@ -85,11 +89,11 @@ def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> 
 
 
 def clip_by_norm_(parameters: Any, norm: float, max_norm: float, optimizer: Any = None) -> float:
-    """The same when the norm of the stored gradients is known already.
+    """As `clip_grad_norm_`, when the norm of the stored gradients is known already.
 
     optimizer: when given, nothing is changed in place. The norm is that of the gradients times `optimizer.grad_scale`
-    (the unscaled ones), and the coefficient goes into `grad_scale`: for gradients of two bytes, which are scaled in
-    float32.
+    (the unscaled ones), and the coefficient goes into `grad_scale`: for gradients in half precision, which are scaled
+    in float32.
     """
     if optimizer is None:
         scale_gradients_(parameters, clip_coefficient(norm, max_norm))

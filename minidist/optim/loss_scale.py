@@ -1,17 +1,17 @@
 """The loss scale: a factor that moves gradients into the range of float16, and is found while training.
 
-    loss * S  ──backward──▶  gradients * S, stored in two bytes  ──float32──▶  / S, clip, step on the masters
+    loss * S  ──backward──▶  gradients * S, in half precision  ──float32──▶  / S, clip, step on the masters
                                           │ infinite or NaN anywhere: no step, S / 2
                                           └ none for 2,000 steps: S * 2
 
-A float16 below 6e-8 is zero, and many gradients are; multiplied by 65,536 they are not. The largest S that does not
-overflow is
-not known and changes, so it is tried: too large shows at once, and costs one skipped step. S is a power of two, so that
-dividing by it loses no digit. All ranks must see the same overflow (`parallel.agree_on_overflow`), or one skips a step
-and the rest wait.
+A float16 below 6e-8 is zero, and many gradients are that small; multiplied by 65,536 they are not. The largest S that
+does not overflow is unknown and changes, so it is searched: one that is too large costs one skipped step. S is a power
+of two, so that dividing by it loses no bits. All ranks must see the same overflow (`parallel.agree_on_overflow`), or
+one skips a step and the rest wait.
 
 bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., "Mixed precision training", ICLR 2018,
 section 3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, the error at the floor DeepSpeed's.
+Proved by: tests/optim/test_loss_scale.py
 """
 
 import math
@@ -27,14 +27,14 @@ class LossScaleError(MinidistError):
 
 
 class DynamicLossScaler:
-    """scale: multiplies the loss of the next step; a power of two, as its start and both factors must be. Call
-    `update(overflow)` once a step, with the same word on all ranks.
+    """A loss scale that grows while no gradient overflows and falls when one does.
 
-    growth_factor: after `growth_interval` steps without overflow in a row. backoff_factor: at an overflow, when the
-    hysteresis is
-    used up: so many overflows are needed before the first decrease after a growth (1: each one counts). floor: the
-    scale never falls below; the `floor_limit`-th overflow in a row down there raises LossScaleError. skipped: steps
-    lost so far.
+    Call `update(overflow)` once per step, with the same value on all ranks.
+
+    scale: multiplies the loss of the next step; a power of two, as its start and both factors must be. growth_factor:
+    multiplies the scale after `growth_interval` steps in a row without overflow. backoff_factor: multiplies it at an
+    overflow; after a growth the first `hysteresis` - 1 overflows do not count. floor: the smallest scale; the
+    `floor_limit`-th overflow in a row there raises LossScaleError. skipped: steps lost so far.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class DynamicLossScaler:
         floor: float = 1.0,
         floor_limit: int = 3,
     ) -> None:
+        # Settings that cannot work are refused here, not at the first overflow.
         if not (growth_factor > 1 and 0 < backoff_factor < 1):
             raise UsageError(
                 f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1"
@@ -59,7 +60,7 @@ class DynamicLossScaler:
         ):
             if not 0 < value < math.inf or math.frexp(value)[0] != 0.5:
                 raise UsageError(
-                    f"{name} {value:g} is no power of two, so that unscaling would round; take"
+                    f"{name} {value:g} is not a power of two, so unscaling would lose bits; use"
                     f" {2.0 ** round(math.log2(value)) if 0 < value < math.inf else 2:.17g}"
                 )
         if min(growth_interval, hysteresis, floor_limit) < 1:
@@ -69,13 +70,14 @@ class DynamicLossScaler:
             )
         if floor > 0 and math.frexp(floor)[0] != 0.5:  # the scale stops there
             raise UsageError(
-                f"floor {floor:g} is no power of two, so that unscaling would round; take"
+                f"floor {floor:g} is not a power of two, so unscaling would lose bits; use"
                 f" {2.0 ** round(math.log2(floor)) if floor < math.inf else 1:.17g}"
             )
         if not 0 < floor <= initial_scale:
             raise UsageError(
                 f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0"
             )
+
         self.scale = float(initial_scale)
         self.growth_factor, self.backoff_factor, self.growth_interval = (
             float(growth_factor),
@@ -89,12 +91,13 @@ class DynamicLossScaler:
         self.skipped = 0
 
     def scale_loss(self, loss: Any) -> Any:
-        """loss * scale: a float32 tensor of one element, whose backward gives scaled gradients."""
+        """Return loss * scale, a float32 tensor of one element, whose backward gives scaled gradients."""
         return loss * self.scale
 
     def update(self, overflow: bool) -> None:
-        """A step was tried. Raises LossScaleError when the scale is at its floor and still too large, `floor_limit`
-        times in a row.
+        """Adapt the scale to the outcome of a step.
+
+        Raises LossScaleError at the `floor_limit`-th overflow in a row at the smallest scale.
         """
         if not overflow:
             self.overflows_at_floor = 0
@@ -103,6 +106,8 @@ class DynamicLossScaler:
                 self.good_steps, self.patience = 0, self.hysteresis
                 self.scale *= self.growth_factor
             return
+
+        # The step is lost. At the floor the scale cannot fall, and training has diverged if that goes on.
         self.skipped += 1
         self.good_steps = 0
         if self.scale == self.floor:
@@ -113,16 +118,17 @@ class DynamicLossScaler:
                     f" {self.floor:g}; the training has diverged: lower the learning rate, clip the gradient, or train"
                     " in bfloat16, which does not overflow"
                 )
+
         self.patience -= 1
         if self.patience <= 0:
             self.scale = max(self.scale * self.backoff_factor, self.floor)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: numbers; the settings are not among them."""
+        """Return the numbers that a checkpoint keeps; the settings are not among them."""
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. UsageError when something is missing."""
+        """Continue from a `state_dict`. Raises UsageError when something is missing."""
         missing = [name for name in _STATE if name not in state]
         if missing:
             raise UsageError(f"the state of a loss scaler lacks {missing[0]!r}; it has {sorted(state)}")

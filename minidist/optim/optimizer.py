@@ -1,14 +1,15 @@
-"""What all optimizers share: the walk over slices in blocks, groups of parameters, the step counter and the state.
+"""What all optimizers share: the loop over slices in blocks, groups of parameters, the step counter and the state.
 
 The update of a large model is bound by memory bandwidth, so it runs in place, block by block: a block of 64 K elements
 of data, gradient and state stays in the cache while all arithmetic passes over it, and the temporaries are one block
 large. Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
 
-Of parameters of two bytes the state holds a float32 copy, "master", which is what is updated: a step smaller than the
-last digit of a float16 would be lost, and thousands of them with it. The parameter is the master, rounded. With Adam
-that makes 2 + 2 + 12 bytes a parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed
-precision training", 2018, section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the
-parameter, widened, as in DeepSpeed.
+For half-precision parameters the state holds a float32 copy, "master", which is what is updated: steps smaller than
+the last digit of a float16 would all be lost. The parameter is the master, downcast. With Adam that makes 2 + 2 + 12
+bytes per parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed precision training", 2018,
+section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the parameter, upcast, as in DeepSpeed.
+
+Proved by: tests/optim/test_optimizers.py
 """
 
 import re
@@ -23,7 +24,7 @@ from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices
 
 BLOCK = 65536  # elements
-MASTER = "master"  # the state that is the float32 copy of parameters of two bytes
+MASTER = "master"  # the state that is the float32 copy of half-precision parameters
 
 State = dict[str, xp.Array]
 
@@ -38,7 +39,7 @@ class Group:
 
 
 def is_bias_or_norm(name: str) -> bool:
-    """True for "h.0.attn.c_attn.bias" and for "h.0.ln_1.weight": parameters that are usually not decayed."""
+    """Return True for "h.0.attn.c_attn.bias" and for "h.0.ln_1.weight": parameters that are usually not decayed."""
     return re.search(r"(^|\.)(bias$|(ln|norm|layer_?norm)(_\w+|\d+)?(\.|$))", name) is not None
 
 
@@ -57,16 +58,16 @@ class _Run:
 
 
 class Optimizer:
-    """Base class. `parameters`: a `FlatParameters`, slices (see slices.py), parameters, or an iterable of any of these.
+    """Base class of all optimizers; a subclass defines `initial_state` and `update`.
 
+    parameters: a `FlatParameters`, slices (see slices.py), parameters, or an iterable of any of these.
     lr: the base learning rate; `lr_factor` multiplies it and is what a schedule sets before each step.
     groups: the first group that matches a parameter's name applies to it.
-    grad_scale: what the next step multiplies gradients by while it reads them: 1 / loss scale, times the clip
-    coefficient, of gradients of two bytes, which would lose digits if they were scaled where they lie. After a step it
-    is 1 again.
+    grad_scale: multiplies gradients while the next step reads them, and is 1 again afterwards: 1 / loss scale times the
+    clip coefficient, for half-precision gradients, which would lose bits if they were scaled in place.
     step_count: the number of steps taken, one counter for all parameters. (PyTorch counts for each parameter; the two
     differ only for a parameter that had no gradient in some step.)
-    Errors: UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
+    Raises UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
     """
 
     temporaries = 1
@@ -91,6 +92,7 @@ class Optimizer:
             raise UsageError("the optimizer got no trainable parameter; it needs at least one")
 
     def _add(self, piece: Any, name: str) -> None:
+        """Append a slice; one that continues the last run joins it, so that both are updated as one array."""
         group = next(group for group in self.groups if group.matches(name))
         last = self._runs[-1] if self._runs else None
         if isinstance(piece, FlatSlice):
@@ -106,20 +108,20 @@ class Optimizer:
         self._runs.append(_Run(piece, group, [(name, 0, size)]))
 
     def initial_state(self) -> dict[str, float]:
-        """The state arrays of each parameter, by name, and the value they start with."""
+        """Return the names of the state arrays of each parameter, and the value each starts with."""
         return {}
 
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
-        """One step on one block, in place: 1-D arrays of one length; `work` has `temporaries` of them, to overwrite.
+        """Update one block in place: 1-D arrays of one length; `work` has `temporaries` more, to overwrite.
 
         `grad` must not be changed. `first` is true in the step that made the state.
         """
         raise NotImplementedError
 
     def step(self) -> None:
-        """Update every slice that has a gradient, then tell their owners (`updated()`) that the values have changed."""
+        """Update every slice that has a gradient, then call `updated()` of their owners."""
         self.step_count += 1
         owners: dict[int, Any] = {}
         for run in self._runs:
@@ -128,6 +130,8 @@ class Optimizer:
             if grad is None:
                 continue
             self._check(run, data, grad)
+
+            # Settings and arrays of the whole run.
             data, grad = data.reshape(-1), grad.reshape(-1)
             first = run.state is None
             state = self._make_state(run, data) if run.state is None else run.state
@@ -135,6 +139,8 @@ class Optimizer:
             lr = float(self.lr * self.lr_factor * run.group.lr_scale)  # a NumPy scalar would promote
             decay = float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
             half = is_half(data.dtype)
+
+            # Block by block, so that all arithmetic finds its data in the cache.
             for start in range(0, data.size, BLOCK):
                 block = slice(start, min(start + BLOCK, data.size))
                 parts = {name: array[block] for name, array in state.items()}
@@ -153,15 +159,16 @@ class Optimizer:
 
     def _check(self, run: _Run, data: xp.Array, grad: xp.Array) -> None:
         size = run.pieces[-1][2]
-        alike = data.dtype == grad.dtype or (is_half(data.dtype) and grad.dtype == xp.float32)  # reduced in float32
-        if data.size != size or data.shape != grad.shape or not alike or not data.flags.c_contiguous:
+        # Half-precision parameters may have gradients that were reduced in float32.
+        same_kind = data.dtype == grad.dtype or (is_half(data.dtype) and grad.dtype == xp.float32)
+        if data.size != size or data.shape != grad.shape or not same_kind or not data.flags.c_contiguous:
             raise UsageError(
                 f"{run.pieces[0][0]!r}: data {data.shape} {data.dtype} and gradient {grad.shape} {grad.dtype}; the "
                 f"optimizer needs {size} contiguous elements of one dtype in both"
             )
 
     def state_names(self, dtype: Any) -> list[str]:
-        """The state arrays of parameters of `dtype`: of two-byte ones, the master too."""
+        """Return the names of the state arrays of parameters of `dtype`; half precision has the master, too."""
         return [*([MASTER] if is_half(dtype) else []), *self.initial_state()]
 
     def _make_state(self, run: _Run, data: xp.Array) -> State:
@@ -183,7 +190,7 @@ class Optimizer:
 
     @property
     def state(self) -> dict[str, State]:
-        """{parameter name: {state name: 1-D view}} for the parameters that have had a step."""
+        """{parameter name: {state name: 1-D view}} of the parameters that have had a step."""
         return {
             name: {key: array[start:stop] for key, array in run.state.items()}
             for run in self._runs
@@ -192,24 +199,27 @@ class Optimizer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """{"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch)."""
+        """Return {"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch)."""
         return {"step": self.step_count, "state": self.state}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Copy a `state_dict` of the same slices into this optimizer.
 
-        Errors: UsageError that names the parameter and the state that is missing, unknown, or of other shape or dtype.
+        Raises UsageError for a state that is missing, unknown, or of another shape or dtype, with its parameter's name.
         """
         states = saved["state"]
         names = [name for run in self._runs for name, _, _ in run.pieces]
         for name in states:
             if name not in names:
                 raise UsageError(f"optimizer state of {name!r}: no such parameter here{nearest(name, names)}")
+
         for run in self._runs:
             have = [name in states for name, _, _ in run.pieces]
             run.state = None
             if not any(have):
                 continue
+
+            # A run has one state for all its parameters, so all of them must have had a step, or none.
             own = self._make_state(run, run.slice.data)
             for name, start, stop in run.pieces:
                 if name not in states:
@@ -232,5 +242,5 @@ class Optimizer:
 
 
 def _computing(dtype: Any) -> Any:
-    """The dtype of an update: float32 for parameters of two bytes."""
+    """Return the dtype of an update: float32 for half-precision parameters."""
     return xp.dtype(xp.float32) if is_half(dtype) else dtype

@@ -1,9 +1,10 @@
-"""RMSProp: Adagrad that forgets, so that the rate does not fall to zero.
+"""RMSProp: Adagrad with a moving average instead of a sum, so that the learning rate does not fall to zero.
 
 Sources: T. Tieleman and G. Hinton, "Lecture 6.5: rmsprop" (Neural networks for machine learning, 2012); A. Graves,
 "Generating sequences with recurrent neural networks" (2013), equations 38 to 41, for the centered form with momentum.
 Graves adds his epsilon inside the root; here it is PyTorch's `eps`, added to the root, the rate multiplies the momentum
 buffer instead of going into it, and weight decay is added to the gradient.
+Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable
@@ -50,11 +51,15 @@ class RMSProp(Optimizer):
             xp.multiply(data, decay, out=total)
             total += grad
             grad = total
+
+        # s = alpha s + (1 - alpha) g^2
         squares = state["square_avg"]
         squares *= self.alpha
         xp.square(grad, out=root)
         root *= 1 - self.alpha
         squares += root
+
+        # root = sqrt(s), centered sqrt(s - m^2)
         if self.centered:
             mean = state["grad_avg"]
             mean *= self.alpha
@@ -65,6 +70,8 @@ class RMSProp(Optimizer):
             xp.sqrt(root, out=root)
         else:
             xp.sqrt(squares, out=root)
+
+        # u = g / (root + eps), and with momentum b = momentum b + u
         root += self.eps
         xp.divide(grad, root, out=root)
         if self.momentum:

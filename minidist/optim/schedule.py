@@ -1,12 +1,13 @@
 """Learning-rate schedules, as functions of the step number alone, so that there is no state to save or to get wrong.
 
-A schedule answers the factor for `optimizer.lr_factor` before step number `step`, where the first step is number 0:
+A schedule returns the factor for `optimizer.lr_factor` before step number `step`, where the first step is number 0:
 
     schedule = WarmupCosine(warmup_steps=100, total_steps=1000)
     optimizer.lr_factor = schedule(step)
 
 Warm-up: P. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017), section 2.2. Cosine:
 I. Loshchilov and F. Hutter, "SGDR: stochastic gradient descent with warm restarts" (ICLR 2017), equation 5, one cycle.
+Proved by: tests/optim/test_schedule.py
 """
 
 import math
@@ -17,12 +18,12 @@ from minidist.base.errors import UsageError
 
 @dataclass(frozen=True)
 class Warmup:
-    """1/w, 2/w, ... up to 1 in step number w - 1 (never 0: a first step with rate 0 is lost), then 1."""
+    """The factors 1/w, 2/w, ... up to 1 in step w - 1 (never 0: a step with rate 0 is lost), then 1."""
 
     warmup_steps: int
 
     def __call__(self, step: int) -> float:
-        """The factor of step number `step`."""
+        """Return the factor of step number `step`."""
         return min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps > 0 else 1.0
 
 
@@ -41,7 +42,7 @@ class WarmupCosine:
             )
 
     def __call__(self, step: int) -> float:
-        """The factor of step number `step`; beyond `total_steps` it stays at `final_factor`."""
+        """Return the factor of step number `step`; beyond `total_steps` it stays at `final_factor`."""
         if step < self.warmup_steps:
             return Warmup(self.warmup_steps)(step)
         progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, plain and with momentum: the yardstick, and the method with the least state.
+"""Stochastic gradient descent, plain and with momentum: the baseline, and the method with the least state.
 
 Momentum is one array as large as the parameters. Sources: B. Polyak, "Some methods of speeding up the convergence of
 iteration methods" (1964), the heavy ball; I. Sutskever et al., "On the importance of initialization and momentum in
@@ -7,6 +7,7 @@ deep learning" (ICML 2013), section 2, for Nesterov's form.
 Where they differ this is PyTorch's `torch.optim.SGD`: the learning rate multiplies the whole buffer at each step (the
 papers fold it into the buffer, which differs when the rate changes), the buffer starts as the first gradient without
 dampening, and weight decay is added to the gradient.
+Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable
@@ -51,6 +52,8 @@ class SGD(Optimizer):
             xp.multiply(data, decay, out=total)
             total += grad
             grad = total
+
+        # b = momentum b + (1 - dampening) g; Nesterov looks one step ahead
         if self.momentum:
             buffer = state["momentum_buffer"]
             if first:
@@ -68,5 +71,7 @@ class SGD(Optimizer):
                 grad = product
             else:
                 grad = buffer
+
+        # p -= lr g
         xp.multiply(grad, lr, out=product)
         data -= product

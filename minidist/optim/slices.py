@@ -2,8 +2,10 @@
 
 A strategy decides which elements a rank updates: all of them (data parallel), 1/N of them (ZeRO), those of its stage
 (pipelines). An update treats every element alone, so any cut gives the same bits, and the optimizer need not know why
-it got these slices. It asks three things of each: `.name`, `.data` and `.grad`, two arrays of one dtype and as many
-elements; it reads them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped.
+it got these slices. Each has `.name`, `.data` and `.grad`, two arrays of one dtype and equal size; the optimizer reads
+them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped.
+
+Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,18 +35,18 @@ class FlatSlice:
 
     @property
     def data(self) -> xp.Array:
-        """A view."""
+        """A view of the data."""
         return self.source.data[self.start : self.stop]
 
     @property
     def grad(self) -> xp.Array | None:
-        """A view; None when the source has no gradient now."""
+        """A view of the gradient; None when the source has none now."""
         grad = self.source.grad
         return None if grad is None else grad[self.start : self.stop]
 
 
 def flat_slices(flat: Any, start: int = 0, stop: int | None = None, source: Any = None) -> list[FlatSlice]:
-    """The parameters of `flat` inside its elements [start, stop), one slice each, in order; frozen ones are left out.
+    """Return the parameters of `flat` inside its elements [start, stop), one slice each; frozen ones are left out.
 
     flat: has `names`, `offsets` (one more) and `parameters` with `requires_grad`, as `FlatParameters` has.
     source: where `.data` and `.grad` are read, when they hold the elements [start, stop) alone (a shard); else `flat`.
@@ -60,7 +62,7 @@ def flat_slices(flat: Any, start: int = 0, stop: int | None = None, source: Any 
 
 
 def as_slices(parameters: Any) -> Iterator[Any]:
-    """Every slice in a `FlatParameters`, a slice, a parameter, or an iterable of these, without frozen parameters."""
+    """Yield the slices in a `FlatParameters`, a slice, a parameter, or an iterable of these, without frozen ones."""
     if hasattr(parameters, "offsets"):
         yield from flat_slices(parameters)
     elif hasattr(parameters, "data") and hasattr(parameters, "grad"):
@@ -77,7 +79,7 @@ def as_slices(parameters: Any) -> Iterator[Any]:
 
 
 def gradients(parameters: Any) -> Iterator[xp.Array]:
-    """The gradients that exist, as 1-D arrays: one for a whole `FlatParameters`, one for each slice or parameter."""
+    """Yield the gradients that exist, as 1-D arrays: one per `FlatParameters`, slice or parameter."""
     if hasattr(parameters, "data") and hasattr(parameters, "grad"):
         if parameters.grad is not None:
             yield parameters.grad.reshape(-1)

@@ -4,6 +4,7 @@ A picture that cannot be drawn again is a decoration. So the caption names a com
 of their own.
 """
 
+import importlib
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -111,9 +112,8 @@ def show(figure: "Figure") -> None:
     interactive = sys.modules.get("IPython")
     if interactive is None or interactive.get_ipython() is None:
         return
-    from IPython.display import Image, display
-
-    display(Image(data=png(figure)))
+    notebook: Any = importlib.import_module("IPython.display")
+    notebook.display(notebook.Image(data=png(figure)))
 
 
 def png(figure: "Figure", dpi: int = 100) -> bytes:

@@ -128,11 +128,10 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     return finish(figure, [*handles, patch(PALETTE["other"], "activations alive")], command)
 
 
-def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None:
+def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
     chunked = timing.plan.stages > timing.plan.ranks
     for rank, row in enumerate(timing.spans or []):
         if row:
-            # type: ignore[attr-defined]
             axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)
             used.add("idle")
         for item, start, end in row:
@@ -143,11 +142,11 @@ def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None
                 height = 0.86 / len(pieces)
                 y = rank - 0.43 + height * (number + 0.5)
                 style: Style = {"color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.5, "gid": show(item)}
-                axes.barh(y, end - start, left=start, height=height, **style)  # type: ignore[attr-defined]
+                axes.barh(y, end - start, left=start, height=height, **style)
                 text = f"{action.microbatch}" + (f".{action.stage}" if chunked else "")
                 if (end - start) / longest > 0.006 * len(text):
                     dark = kind in ("I", "W")
-                    axes.text(  # type: ignore[attr-defined]
+                    axes.text(
                         (start + end) / 2,
                         y,
                         text,
@@ -156,11 +155,10 @@ def _panel(timing: Timing, axes: object, longest: float, used: set[str]) -> None
                         fontsize=6.5,
                         color="black" if dark else "white",
                     )
-    # type: ignore[attr-defined]
     axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=7)
-    axes.set_ylim(timing.plan.ranks - 0.5, -0.5)  # type: ignore[attr-defined]
-    axes.set_xlim(0, longest or 1)  # type: ignore[attr-defined]
-    axes.set_title(title_of(timing), fontsize=9, loc="left")  # type: ignore[attr-defined]
+    axes.set_ylim(timing.plan.ranks - 0.5, -0.5)
+    axes.set_xlim(0, longest or 1)
+    axes.set_title(title_of(timing), fontsize=9, loc="left")
     tidy(axes)
 
 

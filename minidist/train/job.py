@@ -20,7 +20,7 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
-from minidist.data import BatchesAhead, GlobalBatchSampler, hold_out, load_dataset
+from minidist.data import GlobalBatchSampler, PrefetchingSampler, hold_out, load_dataset
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -35,7 +35,7 @@ class Job:
     model: Any
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
-    sampler: GlobalBatchSampler | BatchesAhead
+    sampler: GlobalBatchSampler | PrefetchingSampler
     pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
     positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split

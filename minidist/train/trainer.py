@@ -24,7 +24,7 @@ from minidist.base.trace import SpanEvent
 from minidist.checkpoint.resume import resume_job, save_job
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.data import BatchesAhead, microbatch_numbers
+from minidist.data import PrefetchingSampler, microbatch_numbers
 from minidist.train.evaluate import evaluate
 from minidist.train.job import Job, build
 from minidist.train.loss import NonFiniteError, global_loss
@@ -129,11 +129,11 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     strategy.step(job.schedule(step))
 
 
-def batches_ahead(job: Job, replica: int, done: int) -> BatchesAhead:
+def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
     """The job's sampler, read ahead by a thread in the order in which this replica trains from step `done` on."""
     size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
     requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
-    return BatchesAhead(job.sampler, requests, job.config.prefetch_batches)
+    return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 
 def digest(strategy: Strategy) -> str:

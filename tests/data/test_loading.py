@@ -15,8 +15,8 @@ from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.data import (
-    BatchesAhead,
     GlobalBatchSampler,
+    PrefetchingSampler,
     cached,
     load_dataset,
     sharding_rule,
@@ -47,16 +47,16 @@ REQUESTS = [(step, first, 2) for step in range(4) for first in (0, 2)]
 
 def test_batches_are_made_in_order_by_another_thread():
     sampler = Counting()
-    with BatchesAhead(sampler, REQUESTS) as ahead:
+    with PrefetchingSampler(sampler, REQUESTS) as ahead:
         assert [ahead.batch(*request) for request in REQUESTS] == [step * 100 + first for step, first, _ in REQUESTS]
         assert ahead.served == len(REQUESTS)
-    assert {name for *_, name in sampler.asked} == {"minidist batches ahead"}
+    assert {name for *_, name in sampler.asked} == {"minidist prefetch"}
     assert not ahead._thread.is_alive()
 
 
 def test_at_most_depth_batches_wait_and_leaving_early_ends_the_thread():
     sampler = Counting()
-    with BatchesAhead(sampler, ((i, 0, 1) for i in range(10**9)), depth=2) as ahead:
+    with PrefetchingSampler(sampler, ((i, 0, 1) for i in range(10**9)), depth=2) as ahead:
         ahead.batch(0, 0, 1)
         time.sleep(0.2)
         assert len(sampler.asked) <= 1 + 2 + 1  # taken, waiting, and one in its hands
@@ -65,7 +65,7 @@ def test_at_most_depth_batches_wait_and_leaving_early_ends_the_thread():
 
 def test_a_request_out_of_order_is_answered_without_the_thread_and_the_order_goes_on():
     sampler = Counting()
-    with BatchesAhead(sampler, REQUESTS) as ahead:
+    with PrefetchingSampler(sampler, REQUESTS) as ahead:
         assert ahead.batch(0, 0, 2) == 0
         assert ahead.batch(3, 1, 5) == 301
         assert [ahead.batch(*request) for request in REQUESTS[1:]] == [
@@ -76,7 +76,7 @@ def test_a_request_out_of_order_is_answered_without_the_thread_and_the_order_goe
 
 
 def test_an_error_comes_where_its_batch_would_have():
-    with BatchesAhead(Counting(), [(0, 0, 1), (7, 0, 1)]) as ahead:
+    with PrefetchingSampler(Counting(), [(0, 0, 1), (7, 0, 1)]) as ahead:
         assert ahead.batch(0, 0, 1) == 0
         with pytest.raises(ValueError, match="no step 7"):
             ahead.batch(7, 0, 1)
@@ -85,7 +85,7 @@ def test_an_error_comes_where_its_batch_would_have():
 def test_the_next_batch_is_made_while_this_one_is_used():
     """Nobody asks for batch 1 before it is there."""
     sampler = Counting()
-    with BatchesAhead(sampler, [(0, 0, 1), (1, 0, 1)]) as ahead:
+    with PrefetchingSampler(sampler, [(0, 0, 1), (1, 0, 1)]) as ahead:
         ahead.batch(0, 0, 1)
         assert sampler.made[1].wait(timeout=30)
         assert ahead.batch(1, 0, 1) == 100
@@ -173,7 +173,7 @@ def test_weighted_shards_cover_all_rows_in_proportion(rows, weights):
 
 @pytest.mark.parametrize("weights", [[], [-1, 2], [0, 0]])
 def test_weights_that_mean_nothing(weights):
-    with pytest.raises(UsageError, match="one for each rank"):
+    with pytest.raises(UsageError, match="give one per rank"):
         weighted_shards(4, weights)
 
 

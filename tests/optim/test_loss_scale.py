@@ -169,6 +169,6 @@ def test_gradients_of_a_wrong_dtype_are_refused():
 
 
 def test_the_floor_is_a_power_of_two_because_the_scale_stops_there():
-    with pytest.raises(UsageError, match=r"floor 0.1 is no power of two, so that unscaling would round; take 0.125"):
+    with pytest.raises(UsageError, match=r"floor 0.1 is not a power of two, so unscaling would lose bits; use 0.125"):
         DynamicLossScaler(floor=0.1)
     assert DynamicLossScaler(floor=0.125).floor == 0.125
