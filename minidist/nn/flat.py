@@ -26,7 +26,7 @@ class FlatParameters:
     parameters, names: as registered. version: number of updates of the bound data. shard: see `attach_shard`.
 
     A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient;
-    its gradient stays zero, and `trainable_slices` leaves it out. A parameter has one owner: a second one is an error.
+    its gradient stays zero. A parameter has one owner: a second one is an error.
     """
 
     def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
@@ -188,17 +188,6 @@ class FlatParameters:
         """Return where `parameter` lies in the flat arrays."""
         i = self._index[parameter]
         return slice(self.offsets[i], self.offsets[i + 1])
-
-    def trainable_slices(self) -> list[slice]:
-        """Return the slices of the flat arrays that are not frozen, as few as possible."""
-        slices: list[slice] = []
-        for parameter in self.parameters:
-            if parameter.requires_grad:
-                piece = self.slice_of(parameter)
-                if slices and slices[-1].stop == piece.start:
-                    piece = slice(slices.pop().start, piece.stop)
-                slices.append(piece)
-        return slices
 
     def _unit(self) -> str:
         return f"the unit [{self.names[0]!r} .. {self.names[-1]!r}]" if self.names else "an empty unit"

@@ -59,10 +59,14 @@ class DistributedDataParallel(Module):
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
         self.module, self.comm = module, comm
+
+        # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = flat or FlatParameters(module.parameters())
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
+
+        # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
         self.reducer = GradientReducer(
             self.flat,
             comm,

@@ -119,10 +119,6 @@ class Shard:
                 self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
-    def release_grad(self) -> None:
-        """Drop the gradient's array."""
-        self._grad, self.filled = None, False
-
     def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
         """Return (parameter, place in the shard, start, stop in the flattened parameter), frozen ones included."""
         result = []

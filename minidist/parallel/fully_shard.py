@@ -60,7 +60,7 @@ def fully_shard(
     device before its unit is gathered, its reduced gradient moves back, and both are hidden as the gather is.
     reduction, algorithm, alignment: as for `ZeroOptimizer`.
 
-    At construction rank 0 sends its parameters to everybody (purpose `startup`). A step with k micro-batches sends from
+    At construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
     """
     if reduction not in ("mean", "sum"):
@@ -95,6 +95,7 @@ def fully_shard(
                 pool=None if offload_policy is None else offload_policy.pool,
             )
             groups.append(group)
+
     FSDPState(module, comm, groups, context, prefetch, mp_policy)  # its hooks attach it to the module
     return module
 

@@ -101,16 +101,6 @@ class HostPool:
         self.to_device += array.nbytes
         return self._transfer(array, out, self._up, "to device")
 
-    def store(self, array: xp.Array, purpose: str, out: xp.Array | None = None) -> xp.Array:
-        """Do `start_store` and wait."""
-        return self.start_store(array, purpose, out).wait()
-
-    def fetch(
-        self, array: xp.Array, purpose: str, out: xp.Array | None = None, like: xp.Array | None = None
-    ) -> xp.Array:
-        """Do `start_fetch` and wait."""
-        return self.start_fetch(array, purpose, out, like).wait()
-
     def step_of(self, nbytes: int) -> None:
         """Let the time pass in which an optimizer on the host steps a piece of `nbytes` bytes."""
         if self.host_bandwidth:

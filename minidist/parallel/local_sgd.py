@@ -36,7 +36,7 @@ class PeriodicModelAverager:
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
         self.steps = 0
         with purpose("startup"):
-            broadcast(comm, flat.data)
+            broadcast(comm, flat.data)  # equal at the start; then they differ between averages
 
     def step(self) -> bool:
         """Count a step; return True when the weights were averaged."""

@@ -39,6 +39,7 @@ def estimate(small: int, small_square: float, big: int, big_square: float) -> Es
     """Return the estimate from |g|^2 of a batch of `small` samples (or the mean over several) and of one of `big`."""
     if not 0 < small < big:
         raise UsageError(f"the noise scale needs two batch sizes, the first one smaller; got {small} and {big} samples")
+    # The line E |g|^2 = gradient + noise / B through the two points.
     return Estimate(
         (big * big_square - small * small_square) / (big - small), (small_square - big_square) / (1 / small - 1 / big)
     )
@@ -117,6 +118,7 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
         )
     with purpose("metrics"):
         total = all_reduce(comm, np.array([local_square]), algorithm="ordered")
+    # The mean over ranks of |g|^2 of a rank's own rows; with "sum" its gradient was divided by n already.
     mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)
     return estimate(batch // n, mean, batch, square(gradient))
 
@@ -138,6 +140,7 @@ class AdaptiveBatch:
 
     def next(self, noise_scale: float) -> int:
         """Return the number of samples of the next step."""
+        # At most doubled, rounded to whole micro-batches, and never smaller than before.
         wanted = min(noise_scale, 2 * self.samples, self.largest)
         self.samples = max(self.samples, round(wanted / self.unit) * self.unit)
         return self.samples

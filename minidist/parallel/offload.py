@@ -151,7 +151,7 @@ class OffloadedOptimizer(HostOptimizer):
     def refresh(self) -> None:
         """Copy the parameters to the host again, after they were changed (loaded) on the device."""
         for near, far in zip(self.device, self.host, strict=True):
-            self.pool.store(near.data.reshape(-1), "parameter", far.data)
+            self.pool.start_store(near.data.reshape(-1), "parameter", far.data).wait()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ def scaled_step(
     """
     finite = all(gradient is None or all_finite(gradient) for gradient in gradients)
     overflow = agree_on_overflow(comm, not finite)
+
+    # The step itself unscales, so that half-precision gradients are not rounded once more.
     if not overflow:
         optimizer.grad_scale = 1 / scaler.scale
         if clip is not None:

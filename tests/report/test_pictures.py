@@ -245,7 +245,7 @@ def test_lanes_show_the_link_to_the_host():
         pool = HostPool(comm, bandwidth=1e6)
         down = pool.start_store(np.ones(250), "gradient")
         comm.compute(seconds=3e-3, name="forward")
-        pool.fetch(down.wait(), "parameter")
+        pool.start_fetch(down.wait(), "parameter").wait()
 
     world = SimWorld(1)
     world.run(main)

@@ -113,11 +113,11 @@ def test_what_is_on_the_host_is_not_on_the_device():
     assert kept.peak_bytes - away.peak_bytes == (3 - 2) * 8 * 32 * GPT["width"] * 4
 
 
-def test_crossing_takes_bytes_over_bandwidth():
+def test_a_transfer_takes_bytes_over_bandwidth():
     def main(comm):
         pool = HostPool(comm, bandwidth=1e6)
-        there = pool.store(np.zeros(250, np.float32), "optimizer")
-        pool.fetch(there, "parameter")
+        there = pool.start_store(np.zeros(250, np.float32), "optimizer").wait()
+        pool.start_fetch(there, "parameter").wait()
         return comm.time()
 
     assert SimWorld(1).run(main) == [pytest.approx(2e-3)]

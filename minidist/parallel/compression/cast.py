@@ -32,5 +32,6 @@ class Cast(Compressor):
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do a ring all-reduce of 2 B per element."""
+        # The mean comes before the sum, so that float16 does not overflow in the sum.
         gradient = bucket.buffer / bucket.buffer.dtype.type(comm.size if self.op == "mean" else 1)
         bucket.buffer[...] = all_reduce(comm, gradient.astype(self.dtype))

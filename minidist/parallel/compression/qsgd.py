@@ -51,6 +51,8 @@ class QSGD(Compressor):
         self.calls[bucket.index] = call + 1
         key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
         levels, norm = quantize(x, self.levels, uniform(key, 0, x.size))
+
+        # Every rank adds all ranks' levels in rank order, so all get the same bits.
         norms, everything = all_gather(comm, norm), all_gather(comm, levels)
         total = np.zeros_like(x)
         for rank in range(comm.size):

@@ -27,6 +27,8 @@ class Sign(Compressor):
         scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)
         signs = np.packbits(x >= 0)
         self.keep(bucket, x - signed(signs, scale, x.size))
+
+        # Every rank adds all ranks' signs in rank order, so all get the same bits.
         scales, bits = all_gather(comm, scale), all_gather(comm, signs)
         total = np.zeros_like(x)
         for rank in range(comm.size):

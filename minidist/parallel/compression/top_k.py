@@ -56,6 +56,8 @@ class TopK(Compressor):
         values = x[largest]
         x[largest] = 0
         self.keep(bucket, x)
+
+        # What stays behind is x without the largest; what is sent is added in rank order, the same on all ranks.
         indices, everything = all_gather(comm, largest), all_gather(comm, values)
         total = np.zeros_like(x)
         for rank in range(comm.size):
