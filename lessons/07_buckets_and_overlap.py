@@ -97,7 +97,7 @@ for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.
     print(inspect.getsource(function))
 
 # %% [markdown]
-# The sum itself is the ring of lesson 04, run in the communicator's *lane*: a second flow of control beside the rank's
+# The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of control beside the rank's
 # main program (the bars "send" and "receive" above). No second, asynchronous version of the algorithm exists.
 #
 # ## 5 Check
@@ -238,7 +238,7 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # | `find_unused_parameters` | PyTorch DDP `find_unused_parameters`; it looks for them before backward begins, minidist at its end |
 # | a parameter ready after its last use | PyTorch DDP `static_graph=True` for parameters used more than once under recomputation |
 # | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
-# | a lane | a CUDA stream of its own; NCCL's communicator stream |
+# | a stream | a CUDA stream of its own; NCCL's communicator stream |
 #
 # Next: [08 Parameter server](08_parameter_server.ipynb), or [10 Accumulate and
 # recompute](10_accumulate_and_recompute.ipynb).

@@ -92,7 +92,7 @@ def _run_on_phantoms(
 ) -> None:
     """One rank's call, with the arguments that the functions of calls.py make of the user's."""
     if nodes:
-        comm.nodes = [list(node) for node in nodes]
+        comm.set_nodes([list(node) for node in nodes])
     sizes, each = chunk_sizes(nbytes, comm.size), [-(-nbytes // comm.size)] * comm.size
     if algorithm == "auto":
         algorithm = choose(comm, operation, {"scatter": 0, "all_to_all": sum(each)}.get(operation, nbytes))

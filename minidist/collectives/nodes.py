@@ -35,7 +35,7 @@ class TwoLevel:
             ring.all_gather(call, np.array([color], dtype=np.int64), [1] * comm.size, colors)
         # in the order of their first ranks
         self.nodes = [np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())]
-        self.comm.nodes = self.nodes
+        self.comm.set_nodes(self.nodes)
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", *, async_op: bool = False) -> Any:
         """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it."""

@@ -56,6 +56,10 @@ class Comm(PointToPoint):
             self.nodes,
         )
 
+    def set_nodes(self, nodes: list[list[int]]) -> None:
+        """Name the ranks that are near to each other, node by node, instead of asking the world."""
+        self.nodes = nodes
+
     # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from minidist.base.trace import purpose
-from minidist.collectives import TwoLevel, all_gather, all_reduce, barrier
+from minidist.collectives import TwoLevel, all_gather, all_reduce, barrier, ring
 from minidist.comm import ANY, init_device_mesh
 from tests.collectives.cases import ALL, DTYPES, OPS, Case
 
@@ -76,6 +76,37 @@ def groups_and_streams(comm):
     for i in (5, 11, 0, 6, 1, 7, 10, 4, 9, 3, 2, 8):
         works[i].wait()
     return digest([*arrays, gathered])
+
+
+def parts_of_calls(comm):
+    """Algorithms on a part of a call, on a part of that part and on the communicator itself; a wildcard in a part."""
+    n, rank = comm.size, comm.rank
+    call = comm.collective("mine")
+    assert call.collective("inner") is call
+    mine = [r for r in reversed(range(n)) if r % 2 == rank % 2]
+    part = call.sub(mine)
+    assert (part.rank, part.size, list(part.members), part.tag) == (mine.index(rank), len(mine), mine, call.tag)
+    got = np.full(5, rank + 1.0)
+    ring.all_reduce(part, got, "sum")
+    assert got[0] == sum(r + 1 for r in mine)
+    part.barrier()
+
+    # Its last two ranks: the second sends to the first, which does not say from whom it receives.
+    pair = part.sub(list(range(part.size))[-2:]) if part.rank >= part.size - 2 else None
+    if pair is not None and pair.size == 2:
+        number = np.array([rank])
+        if pair.rank == 0:
+            assert pair.recv(number, ANY) == 1
+            assert number[0] == pair.members[1]
+        else:
+            pair.send(number, 0)
+        got = np.append(got, number)
+
+    # Without a call the messages are the communicator's own.
+    direct = np.full(4, rank, np.int64)
+    ring.all_reduce(comm, direct, "max")
+    assert direct[0] == n - 1
+    return digest([got, direct])
 
 
 def messages_of_all_sizes(comm):

@@ -1,4 +1,4 @@
-"""The simulated world and MPI agree: the same bits, and for each rank and lane the same sequence of messages."""
+"""The simulated world and MPI agree: the same bits, and for each rank and stream the same sequence of messages."""
 
 import json
 import time
@@ -9,7 +9,7 @@ import pytest
 from minidist.comm import SimWorld, replay
 from tests.comm import programs
 
-PROGRAMS = ["every_collective", "two_levels", "groups_and_streams", "messages_of_all_sizes"]
+PROGRAMS = ["every_collective", "two_levels", "groups_and_streams", "parts_of_calls", "messages_of_all_sizes"]
 SENDS = {"synchronous": 0, "buffered": 1 << 30}
 
 
@@ -127,7 +127,7 @@ def test_without_checks_there_are_no_headers(comm):
     world.close()
 
 
-def lean(comm):
+def unchecked(comm):
     """Without checks and record a sendrecv goes straight to MPI: the same bits, and as many messages."""
     from minidist.comm.mpi.world import MPIWorld
 
@@ -145,18 +145,18 @@ def lean(comm):
 
 
 @pytest.mark.mpi(2)
-def test_a_lean_world_of_2(comm):
-    lean(comm)
+def test_an_unchecked_world_of_2(comm):
+    unchecked(comm)
 
 
 @pytest.mark.mpi(3)
-def test_a_lean_world_of_3(comm):
-    lean(comm)
+def test_an_unchecked_world_of_3(comm):
+    unchecked(comm)
 
 
 @pytest.mark.mpi(4)
-def test_a_lean_world_of_4(comm):
-    lean(comm)
+def test_an_unchecked_world_of_4(comm):
+    unchecked(comm)
 
 
 @pytest.mark.mpi(2)

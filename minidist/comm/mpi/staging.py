@@ -3,7 +3,7 @@
 The stream is synchronised before each message (MPI knows nothing of streams), and the bytes go through pinned host
 memory. The trace marks such messages `staged`. With NumPy arrays none of this runs.
 
-Proved by: tests/comm/test_conformance.py
+Proved by: tests/comm/mpi/test_staging.py
 """
 
 from typing import Any
