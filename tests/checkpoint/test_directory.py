@@ -1,4 +1,4 @@
-"""Pieces in, tensors out; every damage is one sentence; a death at any write leaves the checkpoint before it."""
+"""Shards in, tensors out; every damage is one sentence; a crash at any write leaves the previous checkpoint."""
 
 import json
 
@@ -68,11 +68,11 @@ def test_boxes_of_a_two_dimensional_split(tmp_path):
 
 def test_replicas_are_written_once_and_by_turns(tmp_path):
     def main(comm):
-        pieces = [
+        shards = [
             CheckpointShard(name, array.shape, array, replica=ReplicaId(comm.rank, comm.size))
             for name, array in values(1).items()
         ]
-        save(comm, tmp_path, 1, pieces, {"version": 1})
+        save(comm, tmp_path, 1, shards, {"version": 1})
 
     SimWorld(3).run(main)
     assert_holds(tmp_path, 1)
@@ -83,9 +83,9 @@ def test_replicas_are_written_once_and_by_turns(tmp_path):
 def test_who_writes_a_replica_does_not_depend_on_what_else_a_rank_has(tmp_path):
     def main(comm):
         names = [f"shared {i}" for i in range(30)]
-        pieces = [CheckpointShard(name, (2,), np.ones(2), replica=ReplicaId(comm.rank, comm.size)) for name in names]
+        shards = [CheckpointShard(name, (2,), np.ones(2), replica=ReplicaId(comm.rank, comm.size)) for name in names]
         own = [CheckpointShard(f"own {comm.rank}.{i}", (1,), np.ones(1)) for i in range(comm.rank)]
-        save(comm, tmp_path, 1, [*own, *pieces], {"version": 1})
+        save(comm, tmp_path, 1, [*own, *shards], {"version": 1})
 
     SimWorld(3).run(main)
     tensors = Checkpoint(tmp_path).tensors

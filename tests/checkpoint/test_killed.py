@@ -1,4 +1,4 @@
-"""A process that is killed, without a last word, at any moment of a save: the previous checkpoint still loads."""
+"""When a process is killed at any moment of a save, the previous checkpoint still loads."""
 
 import os
 import signal

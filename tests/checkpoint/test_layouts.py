@@ -1,4 +1,4 @@
-"""A job saved on any layout of (dp, tp, pp, ep, zero) goes on on any other, with every weight and optimizer state in
+"""A job saved on any layout of (dp, tp, pp, ep, zero) resumes on any other, with every weight and optimizer state in
 its place.
 """
 
@@ -36,8 +36,8 @@ SMALL = {
 LAYOUTS = {
     "one device": (1, {}),
     "ZeRO 3": (4, {"zero": 3}),
-    "tiles": (2, {"tp": 2}),
-    "shards of tiles": (4, {"tp": 2, "zero": 2}),
+    "tensor parallel": (2, {"tp": 2}),
+    "tensor parallel and ZeRO": (4, {"tp": 2, "zero": 2}),
     "stages": (2, {"pp": 2}),
     "shards of stages": (4, {"pp": 2, "zero": 3}),
     "all three": (8, {"tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True}),
@@ -65,7 +65,7 @@ def again(comm, before, after, flags):
     after=st.sampled_from(sorted(LAYOUTS)),
     model=st.sampled_from(["gpt", "llama"]),
 )
-def test_any_layout_goes_on_from_any_other(before, after, model, tmp_path_factory):
+def test_any_layout_resumes_from_any_other(before, after, model, tmp_path_factory):
     first, second = (tmp_path_factory.mktemp("checkpoint") for _ in range(2))
     run(before, steps=2, save=str(first), model=model)
     ranks, flags = LAYOUTS[after]
@@ -78,7 +78,7 @@ def test_any_layout_goes_on_from_any_other(before, after, model, tmp_path_factor
         assert (one.tensor(name) == two.tensor(name)).all(), name
 
 
-@pytest.mark.parametrize("layout", ["all three", "shards of tiles", "stages"])
+@pytest.mark.parametrize("layout", ["all three", "tensor parallel and ZeRO", "stages"])
 def test_on_the_same_layout_the_next_steps_have_the_bits_of_the_uninterrupted_run(layout, tmp_path):
     whole = run(layout, steps=4)
     run(layout, steps=2, save=str(tmp_path), decay="constant")
@@ -93,7 +93,7 @@ def test_on_another_layout_the_next_steps_are_equal_in_the_float_tier(tmp_path):
     assert elsewhere[0].losses == pytest.approx(run("one device", steps=4)[0].losses, rel=1e-12)
 
 
-def test_dealt_out_experts_come_together_again(tmp_path):
+def test_distributed_experts_are_saved_whole(tmp_path):
     flags = {"experts": 4, "dp": 2, "zero": 1}
     config = TrainConfig.make(**{**SMALL, **flags, "ep": 2, "steps": 2, "save": str(tmp_path / "a")})
     SimWorld(2).run(train, config)
@@ -104,7 +104,7 @@ def test_dealt_out_experts_come_together_again(tmp_path):
 
 
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), data=st.data())
-def test_boxes_cover_a_stretch_once_and_in_order(shape, data):
+def test_boxes_cover_a_range_once_and_in_order(shape, data):
     numbers = np.arange(np.prod(shape)).reshape(shape)
     start = data.draw(st.integers(0, numbers.size))
     stop = data.draw(st.integers(start, numbers.size))
@@ -131,12 +131,12 @@ def test_the_shards_of_all_ranks_are_the_tensor(blocks, ranks, each, other, dim,
     layout = Layout(shape, ("tp",), (dim,), blocks=blocks, padding=padding)
     result = np.zeros(shape)
     for rank in range(ranks):
-        tile = Parameter(take_shard(whole, layout, rank, ranks))
-        tile.layout = layout
-        middle = data.draw(st.integers(0, tile.size))
-        for start, stop in ((0, middle), (middle, tile.size)):
+        parameter = Parameter(take_shard(whole, layout, rank, ranks))
+        parameter.layout = layout
+        middle = data.draw(st.integers(0, parameter.size))
+        for start, stop in ((0, middle), (middle, parameter.size)):
             axes = {"tp": SimpleNamespace(rank=rank, size=ranks)}
-            local = LocalShard(tile, tile.data.reshape(-1)[start:stop], start, stop)
+            local = LocalShard(parameter, parameter.data.reshape(-1)[start:stop], start, stop)
             for shard in checkpoint_shards("w", local, axes):
                 place = tuple(slice(*pair) for pair in shard.box)
                 assert not result[place].any()

@@ -1,4 +1,4 @@
-"""A resumed job goes on with the same bits on the same layout, and on any other layout in its tier."""
+"""A resumed job continues with the same bits on the same layout, and on any other layout in its tier."""
 
 import json
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ LAYOUTS = st.tuples(st.integers(0, 3), st.sampled_from([1, 2, 4]))
 
 @settings(max_examples=8)
 @given(before=LAYOUTS, after=LAYOUTS)
-def test_any_layout_goes_on_from_any_other(before, after, tmp_path_factory):
+def test_any_layout_resumes_from_any_other(before, after, tmp_path_factory):
     """Equal in the ordered tier to the same job that began with the layout it ends with: the checkpoint adds no error.
 
     Two micro-batches on each of 4 contributors would be another order of additions, so each layout is compared with a

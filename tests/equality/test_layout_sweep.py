@@ -1,6 +1,6 @@
-"""The matrix of layouts: a sample of it on 8 ranks, its second leg under mpiexec, and what its own machinery promises.
+"""The layout sweep: a sample on 8 ranks, another under mpiexec, and its own functions.
 
-The whole matrix is `make matrix`.
+`make matrix` runs all layouts.
 """
 
 import json
@@ -32,7 +32,7 @@ def test_a_layout_equals_one_device(layout):
         assert row.difference == 0
 
 
-def test_the_matrix_is_large_and_every_kind_of_parallelism_is_in_it():
+def test_the_sweep_is_large_and_has_every_kind_of_parallelism():
     assert len(VALID) >= 200
     assert len({layout_sweep.name_of(layout) for layout in VALID}) == len(VALID)
     for axis in ("pp", "dp", "cp", "tp"):

@@ -1,4 +1,4 @@
-"""The account is right: NumPy's own allocations, as tracemalloc sees them, agree within 2 % on a whole step."""
+"""The memory account agrees with NumPy's own allocations, as tracemalloc sees them, within 2 % on a whole step."""
 
 import tracemalloc
 

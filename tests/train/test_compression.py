@@ -65,7 +65,7 @@ def test_top_k_of_everything_has_the_bits_of_data_parallelism():
 
 
 @pytest.mark.parametrize("method", ["topk:0.05", "sign", "qsgd:15", "powersgd:1"])
-def test_a_resumed_job_goes_on_bit_for_bit(method, tmp_path):
+def test_a_resumed_job_continues_bit_for_bit(method, tmp_path):
     whole = run(3, steps=4, compression=method)[2]
     run(3, steps=2, compression=method, save=str(tmp_path))
     parts = run(3, steps=4, compression=method, save=str(tmp_path), resume=True)[2]

@@ -80,7 +80,7 @@ def test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form(layou
 
 @pytest.mark.parametrize(("layout", "precision"), [("dp 3", "fp16"), ("zero 1", "bf16"), ("zero 3", "fp16")])
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, precision, tmp_path):
-    """The loss scale, its counters and the masters go on."""
+    """The loss scale, its counters and the master weights are restored."""
     ranks, folder = LAYOUTS[layout][0], str(tmp_path / "a")
     settings = {"steps": 6, "loss_scale_interval": 2, "save": folder, "every": 3}
     whole = SimWorld(ranks).run(train, config_of(layout, precision, **settings))
@@ -94,7 +94,7 @@ def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, precision, 
         assert resumed[0].loss_scale["skipped"] < whole[0].loss_scale["skipped"]  # of this run alone
 
 
-def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path):
+def test_a_checkpoint_of_one_layout_resumes_in_another(tmp_path):
     folder = str(tmp_path)
     first = SimWorld(3).run(
         train, config_of("zero 3", "fp16", recompute="none", steps=4, save=folder, global_batch=6, accumulation=None)
@@ -129,10 +129,10 @@ def test_the_command_says_scale_and_skipped_steps(capsys, tmp_path):
     flags = "--model mlp --dp 2 --steps 3 --precision fp16 --loss-scale 1048576 --json"
     with pytest.raises(SystemExit, match="0"):
         main(["train", *flags.split(), "--trace", str(tmp_path / "t.jsonl")])
-    told = json.loads(capsys.readouterr().out)
-    assert told["loss_scale"]["skipped"] > 0
-    assert told["loss_scale"]["scale"] < 2.0**20
-    assert told["bytes_by_purpose"]["overflow"] == {"measured": 6, "closed_form": 6}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["loss_scale"]["skipped"] > 0
+    assert printed["loss_scale"]["scale"] < 2.0**20
+    assert printed["bytes_by_purpose"]["overflow"] == {"measured": 6, "closed_form": 6}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`--check-replicas`: every layout keeps its copies equal bit for bit, and a copy that drifts is named."""
+"""`--check-replicas`: every layout keeps its replicas equal bit for bit, and one that drifts is named."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_tied_weight_whose_gradients_do_not_meet(monkeypatch):
     drifts(2, r"transformer\.wte\.weight", pp=2)
 
 
-def test_a_norm_whose_gradient_is_not_summed_over_the_tiles(monkeypatch):
+def test_a_norm_whose_gradient_is_not_summed_over_tensor_parallel_ranks(monkeypatch):
     monkeypatch.setattr("minidist.parallel.tensor.sequence_parallel.copy_to_tensor_parallel_region", lambda x, comm: x)
     drifts(2, r"transformer\.(wpe|ln_f|h\.0)", tp=2, sequence_parallel=True)
 

@@ -141,7 +141,7 @@ def tensors_of(path):
     return {name: checkpoint.tensor(name).tobytes() for name in checkpoint.tensors}, checkpoint.state
 
 
-def test_a_checkpoint_goes_on_with_servers_or_without(tmp_path):
+def test_a_checkpoint_resumes_with_servers_or_without(tmp_path):
     """2 + 2 steps are 4, bit for bit, whichever half has servers: the checkpoint names tensors, not ranks."""
     common = {"optimizer": "adam", "warmup": 3, "reduction": "ordered", "global_batch": 6, "dropout": 0.1}
     ways = {"ps": (5, {"servers": 2}), "dp": (3, {"strategy": "auto"}), "zero": (3, {"strategy": "auto", "zero": 1})}

@@ -1,4 +1,4 @@
-"""The training loop with sharded state: the same promise and the same closed forms as data parallelism."""
+"""The training loop with sharded state: equal to one device, and volumes equal to the closed forms."""
 
 from collections import Counter
 

@@ -5,7 +5,7 @@ experts that are distributed over ranks, because other ranks hold replicas of th
 the same: the squares of its gradient, a step, what it holds. `DataAxis` is the case of one rank, which holds
 everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
 
-Proved by: tests/equality/test_equality.py, tests/train/test_by_hand.py
+Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 """
 
 from collections.abc import Collection, Iterable

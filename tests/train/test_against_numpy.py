@@ -1,6 +1,4 @@
-"""A run against a few lines of NumPy that share nothing with the trainer: the batch, the loss's divisor, schedule and
-clip.
-"""
+"""A run against a few lines of NumPy: the batch, the divisor of the loss, the schedule and clipping."""
 
 import numpy as np
 import pytest
