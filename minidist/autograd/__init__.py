@@ -27,21 +27,14 @@ from minidist.autograd.elementwise import (
 )
 from minidist.autograd.embedding import embedding
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
+from minidist.autograd.flop_counter import FlopCounter, current_flop_counter
 from minidist.autograd.function import Function
 from minidist.autograd.gelu import gelu
 from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
 from minidist.autograd.linear import linear
 from minidist.autograd.matrix import matmul
-from minidist.autograd.modes import (
-    FlopCounter,
-    contribution_recorder,
-    enable_grad,
-    flop_counter,
-    is_grad_enabled,
-    no_grad,
-    set_grad_enabled,
-)
+from minidist.autograd.modes import contribution_recorder, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter, SavedParameter
 from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
@@ -49,7 +42,7 @@ from minidist.autograd.rms_norm import rms_norm
 from minidist.autograd.rotary import rotary, rotary_angles
 from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
 from minidist.autograd.swiglu import swiglu
-from minidist.autograd.tensor import Tensor, record
+from minidist.autograd.tensor import HalfOperand, Tensor, record
 
 from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
 
@@ -62,6 +55,7 @@ __all__ = [
     "Function",
     "FlopCounter",
     "Gradient",
+    "HalfOperand",
     "Node",
     "Parameter",
     "SavedParameter",
@@ -101,7 +95,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
-    "flop_counter",
+    "current_flop_counter",
     "minimum",
     "mse_loss",
     "mul",

@@ -11,15 +11,14 @@ rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools
 """
 
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 from minidist.autograd import elementwise, reductions, shaping
 from minidist.autograd.dropout import dropout as dropped
 from minidist.autograd.errors import ShapeError
-from minidist.autograd.operands import mismatch
+from minidist.autograd.operands import mismatch, operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, upcast
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once
@@ -40,25 +39,28 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    values = upcast(qkv.data)
+    qkv = operand(qkv)
+    values = qkv.data
     q, k, v = _heads(values, 3, heads)
-    out = xp.empty((batch, length, width), values.dtype, qkv.data)
+    out = xp.empty((batch, length, width), values.dtype, values)
     drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
-    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv.dtype, drop)
-    out = downcast(out, qkv.dtype)
-    kept = qkv.saved()
+    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv, drop)
+    y, kept = qkv.save(out), qkv.saved()
+    out = y.stored
 
     def grad(g: xp.Array) -> xp.Array:
-        q, k, v = _heads(upcast(kept.data), 3, heads)
+        q, k, v = _heads(kept.data, 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
-        (o,), (do,), (dq, dk, dv) = _heads(upcast(out), 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        (o,), (do,), (dq, dk, dv) = _heads(y.data, 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
         _backward(q, k, v, o, do, saved, dq, dk, dv, drop)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
-    costs = lambda: [(flops * 5 // 2, 2 * qkv.data.nbytes + 2 * out.nbytes)]  # noqa: E731  five products, not two
-    arrays = _arrays(saved, drop)
-    return record("causal_attention", out, ((qkv, grad),), flops=flops, costs=costs, saved=arrays, storage=qkv.dtype)
+
+    def cost() -> tuple[int, list[tuple[int, int]]]:
+        return flops, [(flops * 5 // 2, 2 * qkv.stored.nbytes + 2 * out.nbytes)]  # backward has five products, not two
+
+    return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=_arrays(saved, drop))
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
@@ -67,17 +69,19 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
         raise mismatch(
             "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
         )
-    values = upcast(q.data)
-    o = xp.empty(q.shape, values.dtype, q.data)
+    q, k, v = operand(q), operand(k), operand(v)
+    values = q.data
+    o = xp.empty(q.shape, values.dtype, values)
     drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
-    saved = _forward(values, upcast(k.data), upcast(v.data), o, q.dtype, drop)
-    o = downcast(o, q.dtype)
+    saved = _forward(values, k.data, v.data, o, q, drop)
+    y = q.save(o)
+    o = y.stored
     kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-        out = upcast(o)
+        out = y.data
         result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
-        _backward(upcast(kept_q.data), upcast(kept_k.data), upcast(kept_v.data), out, g, saved, *result, drop)
+        _backward(kept_q.data, kept_k.data, kept_v.data, out, g, saved, *result, drop)
         return result
 
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -87,18 +91,19 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
         o,
         edges,
         prepare=prepare,
-        flops=flops,
-        costs=lambda: [(flops * 5 // 6, 3 * o.nbytes)] * 3,  # five products, shared by three inputs
+        cost=lambda: (flops, [(flops * 5 // 6, 3 * o.nbytes)] * 3),  # five products, shared by three inputs
         saved=_arrays(saved, drop),
-        storage=q.dtype,
     )
 
 
 Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
 
 
-def _arrays(saved: list[tuple[xp.Array, xp.Array]], drop: Drop) -> list[xp.Array]:
-    return [e for pair in saved for e in pair] + ([] if drop is None else [drop[0]])
+Saved = list[tuple[Tensor, xp.Array]]  # of each block: exponentials, 1 / row sums
+
+
+def _arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
+    return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop[0]])
 
 
 def _dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
@@ -124,12 +129,10 @@ def _samples_at_once(q: xp.Array) -> int:
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
 
 
-def _forward(
-    q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, storage: Any, drop: Drop = None
-) -> list[tuple[xp.Array, xp.Array]]:
+def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, drop: Drop = None) -> Saved:
     """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
 
-    The exponentials, numbers from 0 to 1, are kept as `storage`; the row sums, one number a query, as they are.
+    The exponentials, numbers from 0 to 1, are saved as `source` says; the row sums, one number a query, as they are.
     """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
@@ -149,7 +152,7 @@ def _forward(
             part = on[:, :, start:end]
             xp.matmul(_dropped(e, drop, n, step, start, end).swapaxes(2, 3), vn[:, :, :end], out=part)
             part *= inverse
-            saved.append((downcast(e, storage), inverse))
+            saved.append((source.save(e), inverse))
     return saved
 
 
@@ -159,7 +162,7 @@ def _backward(
     v: xp.Array,
     o: xp.Array,
     g: xp.Array,
-    saved: list[tuple[xp.Array, xp.Array]],
+    saved: Saved,
     dq: xp.Array,
     dk: xp.Array,
     dv: xp.Array,
@@ -175,7 +178,7 @@ def _backward(
         for start in reversed(range(0, length, _BLOCK)):
             end = min(start + _BLOCK, length)
             kept, inverse = saved.pop()
-            e = upcast(kept)
+            e = kept.data
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
             ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)

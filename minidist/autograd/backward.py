@@ -19,12 +19,12 @@ from operator import attrgetter
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
-from minidist.autograd.modes import FlopCounter, contribution_recorder, flop_counter
+from minidist.autograd.modes import contribution_recorder
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import BackwardObserver, Parameter
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
-from minidist.base.memory import memory_account
+from minidist.base.watchers import watchers
 
 _creation = attrgetter("index")
 
@@ -74,8 +74,7 @@ class BackwardPass:
         self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
-        self.counter: FlopCounter | None = flop_counter.get()
-        self.account = memory_account.get()
+        self.watchers = watchers.get()
         self._told_all = observers
         for observer in observers:
             self.attach(observer)
@@ -155,13 +154,13 @@ class BackwardPass:
             gradient = hook(self, gradient)
 
         # Gradients of the inputs, which older nodes wait for.
-        costs = iter(node.costs or ()) if self.counter is not None else None
+        costs = iter(node.costs or ())
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
-            if self.account is not None:
-                self.account.track(result, "activation_gradient")
-            if costs is not None:
-                self.counter.add("input_gradient", *next(costs, (0, 0)))  # type: ignore[union-attr]
+            if self.watchers:
+                cost = next(costs, None)
+                for watcher in self.watchers:
+                    watcher.input_gradient(result, cost)
             # A new array that is no view is the source's own; what may be shared is never added to in place.
             fresh = result is not gradient and result.base is None
             if source.grad is None:
@@ -171,7 +170,7 @@ class BackwardPass:
 
         # Gradients of the weights, now or later.
         for parameter, vjp in weights:
-            cost = None if costs is None else next(costs, None)
+            cost = next(costs, None)
             if self.store is not None:
                 self.store.put(parameter, vjp, gradient, cost)
             else:
@@ -182,8 +181,8 @@ class BackwardPass:
     ) -> None:
         """Compute one weight gradient and add it to its parameter."""
         parameter.accumulate(partial(vjp, gradient))
-        if self.counter is not None and cost is not None:
-            self.counter.add("weight_gradient", *cost)
+        for watcher in self.watchers:
+            watcher.weight_gradient(cost)
         self._site_done(parameter)
 
     def _site_done(self, parameter: Parameter) -> None:
@@ -222,7 +221,7 @@ class WeightGradStore:
         if self._work is None:
             raise AutogradError("deferred weight gradients ran already; each backward pass leaves them once")
         work, self._work = self._work, None
-        self._owner.counter = flop_counter.get()
+        self._owner.watchers = watchers.get()  # those of the time at which the work is done
         work.reverse()
         while work:
             self._owner.contribute(*work.pop())

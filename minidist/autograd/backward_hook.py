@@ -29,7 +29,7 @@ def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "
         hook(running)
         return gradient
 
-    return record(name, x.data, ((x, None),), hook=call, flops=0)
+    return record(name, x.data, ((x, None),), hook=call, cost=0)
 
 
 def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:

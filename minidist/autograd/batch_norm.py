@@ -5,11 +5,9 @@ y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of its ow
 on x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift.
 """
 
-from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def channel_statistics(x: xp.Array) -> tuple[xp.Array, xp.Array, int]:
@@ -26,26 +24,27 @@ def batch_norm(
     """x (N, C, ...), weight and bias (C,) -> the shape of x. statistics: (mean, variance), each (C,), instead of the
     batch's own.
     """
-    x, weight = pair("batch_norm", x, weight)
+    x, weight = operands("batch_norm", x, weight)
+    bias = operand(bias)
     channels = x.shape[1] if x.ndim > 1 else 0
     if weight.shape != (channels,) or bias.shape != (channels,):
         raise mismatch(
             "batch_norm", x, weight, "do not fit: weight and bias must have one element a channel, the second dim of x"
         )
     own = statistics is None
-    values = xp.moveaxis(upcast(x.data), 1, -1)
+    values = xp.moveaxis(x.data, 1, -1)
     rows = values.reshape(-1, channels)
-    mean, variance = channel_statistics(upcast(x.data))[:2] if statistics is None else statistics
+    mean, variance = channel_statistics(x.data)[:2] if statistics is None else statistics
     inverse = xp.reciprocal(xp.sqrt(variance + eps))
     normal = (rows - mean) * inverse
-    y = xp.array(xp.moveaxis((normal * upcast(weight.data) + upcast(bias.data)).reshape(values.shape), -1, 1))
+    y = xp.array(xp.moveaxis((normal * weight.data + bias.data).reshape(values.shape), -1, 1))
     kept_w = weight.saved()
 
     def as_rows(g: xp.Array) -> xp.Array:
         return xp.moveaxis(g, 1, -1).reshape(-1, channels)
 
     def grad_x(g: xp.Array) -> xp.Array:
-        dx = as_rows(g) * upcast(kept_w.data)
+        dx = as_rows(g) * kept_w.data
         if own:
             count = len(dx)
             dx = dx - xp.sum_rows(dx) / count - normal * (xp.sum_rows(dx * normal) / count)
@@ -58,11 +57,5 @@ def batch_norm(
         return xp.sum_rows(xp.array(as_rows(g)), out)
 
     return record(
-        "batch_norm",
-        stored("batch_norm", y, x.dtype),
-        ((x, grad_x),),
-        ((weight, grad_weight), (bias, grad_bias)),
-        flops=8 * x.size,
-        saved=(normal,),
-        storage=x.dtype,
+        "batch_norm", y, ((x, grad_x),), ((weight, grad_weight), (bias, grad_bias)), cost=8 * x.size, saved=(normal,)
     )

@@ -5,20 +5,40 @@ Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. The replay r
 a segment that communicates replays the same collectives in the same order on all ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from operator import itemgetter
 from typing import Any
 
 from minidist.autograd.backward import BackwardPass
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.modes import enable_grad, flop_counter, in_segment, is_grad_enabled, no_grad
+from minidist.autograd.modes import enable_grad, is_grad_enabled, no_grad
 from minidist.autograd.node import Node
-from minidist.autograd.parameter import Parameter, parameter_reads
+from minidist.autograd.parameter import Parameter
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.memory import memory_account
 from minidist.base.random import replay_calls, snapshot_calls
+from minidist.base.watchers import Watcher, watchers, watching
+
+
+class _Segment(Watcher):
+    """Notes which parameters a segment reads in its forward, and refuses tensors from outside that need a gradient."""
+
+    def __init__(self) -> None:
+        self.reads: list[Parameter] = []
+
+    def parameter_read(self, parameter: Parameter) -> None:
+        self.reads.append(parameter)
+
+    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
+        """The segment's arguments have no node in its forward, so an input with a node is from outside."""
+        if not is_grad_enabled():
+            for source in sources:
+                if source.node.__class__ is Node:
+                    raise AutogradError(
+                        f"checkpoint: {name} reads a tensor of shape {source.shape} that needs a gradient and is not an"
+                        " argument of the function; pass it as an argument, or detach() it"
+                    )
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], Any] | None = None) -> Any:
@@ -35,35 +55,26 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     if not is_grad_enabled():
         return fn(*args)
     context, calls = copy_context(), snapshot_calls()
-    reads: list[Parameter] = []
-    token, segment = parameter_reads.set(reads), in_segment.set(True)
-    try:
-        with no_grad():
-            result = fn(
-                *(Tensor(a.data) if isinstance(a, Tensor) and not isinstance(a, Parameter) else a for a in args)
-            )
-    finally:
-        parameter_reads.reset(token)
-        in_segment.reset(segment)
+    with watching(_Segment()) as segment, no_grad():
+        result = fn(*(Tensor(a.data) if isinstance(a, Tensor) and not isinstance(a, Parameter) else a for a in args))
     outputs = result if isinstance(result, tuple) else (result,)
     for output in outputs:
         if not isinstance(output, Tensor):
             raise AutogradError(
                 f"checkpoint: the function must return a Tensor or a tuple of Tensors, not {type(output).__name__}"
             )
-    used = tuple(p for p in dict.fromkeys(reads) if p.requires_grad)
+    used = tuple(p for p in dict.fromkeys(segment.reads) if p.requires_grad)
     sources = [a for a in args if isinstance(a, Tensor)]
     # A tensor argument is kept as what backward may read, anything else as it is.
     save = (lambda a: a.saved()) if pack is None else (lambda a: pack(a.data))
     kept = [(save(a), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
 
     def replay(running: BackwardPass, g: Any) -> list[xp.Array]:
-        counter, account = flop_counter.get(), memory_account.get()
+        told = watchers.get()  # now, in backward
         inputs = [Tensor(a.data, needs) if is_tensor else a for a, needs, is_tensor in kept]
 
         def forward() -> Any:
-            flop_counter.set(counter)
-            memory_account.set(account)
+            watchers.set(told)
             with enable_grad(), replay_calls(calls):
                 return fn(*inputs)
 
@@ -77,11 +88,9 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     arrived: dict[int, xp.Array] = {}  # gradients of a tuple's tensors, by their place
     several = isinstance(result, tuple)
     data = xp.zeros((), outputs[0].dtype, outputs[0].data) if several else result.data
-    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], hook=replay, flops=0)
-    if tensor.node is None and used:  # no argument needs a gradient, but parameters inside do
-        tensor.node = Node("checkpoint", hook=replay)
-    if tensor.node is not None:
-        tensor.node.replays = used
+    tensor = record(
+        "checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], hook=replay, cost=0, replays=used
+    )
     return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
 
 
@@ -94,7 +103,7 @@ def _output(segment: Tensor, place: int, data: xp.Array, arrived: dict[int, xp.A
         arrived[place] = g
         return xp.zeros_like(segment.data)
 
-    return record("checkpoint output", data, [(segment, arrive)], flops=0)
+    return record("checkpoint output", data, [(segment, arrive)], cost=0)
 
 
 def _joined(outputs: tuple[Tensor, ...], arrived: dict[int, xp.Array]) -> Node | None:

@@ -6,11 +6,9 @@ The patches are kh kw times as large as the image, so they are not kept: the wei
 """
 
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0) -> Tensor:
@@ -18,7 +16,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
 
     2 N Ho Wo O C kh kw FLOP forward, and as many for each of input gradient and weight gradient.
     """
-    x, weight = pair("conv2d", x, weight)
+    x, weight = operands("conv2d", x, weight)
+    bias = None if bias is None else operand(bias)
     if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[1]:
         raise mismatch("conv2d", x, weight, "do not fit: they must be (N, C, H, W) and (O, C, kh, kw)")
     if stride < 1 or padding < 0:
@@ -49,13 +48,13 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     def as_rows(g: xp.Array) -> xp.Array:
         return xp.array(xp.moveaxis(g, 1, -1)).reshape(n * ho * wo, o)
 
-    y = patches(upcast(x.data)) @ upcast(weight.data).reshape(o, -1).T
+    y = patches(x.data) @ weight.data.reshape(o, -1).T
     if bias is not None:
-        y += upcast(bias.data)
-    y = stored("conv2d", xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1)), x.dtype)
+        y += bias.data
+    y = x.save(xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1))).stored
 
     def grad_x(g: xp.Array) -> xp.Array:
-        back = (as_rows(g) @ upcast(kept_w.data).reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
+        back = (as_rows(g) @ kept_w.data.reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
         padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), g.dtype, g)
         for i, j, rows, columns in windows:
             padded[:, :, rows, columns] += xp.moveaxis(back[..., i, j], -1, 1)
@@ -63,7 +62,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         matrix = None if out is None else out.reshape(o, -1)
-        return xp.matmul(as_rows(g).T, patches(upcast(kept_x.data)), out=matrix).reshape(weight.shape)
+        return xp.matmul(as_rows(g).T, patches(kept_x.data), out=matrix).reshape(weight.shape)
 
     weights = [(weight, grad_w)]
     if bias is not None:
@@ -74,8 +73,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
         weights.append((bias, grad_b))
     flops = 2 * n * ho * wo * o * c * kh * kw
 
-    def costs() -> list[tuple[int, int]]:
-        product = (flops, x.data.nbytes + weight.data.nbytes + y.nbytes)
-        return [product, product] + [(y.size, y.nbytes)] * (bias is not None)
+    def cost() -> tuple[int, list[tuple[int, int]]]:
+        product = (flops, x.stored.nbytes + weight.stored.nbytes + y.nbytes)
+        return flops, [product, product] + [(y.size, y.nbytes)] * (bias is not None)
 
-    return record("conv2d", y, ((x, grad_x),), weights, flops=flops, costs=costs, storage=x.dtype)
+    return record("conv2d", y, ((x, grad_x),), weights, cost=cost)

@@ -7,9 +7,9 @@ micro-batches is the loss of the whole batch, also when shards or masks are unev
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import is_half, upcast
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
@@ -26,7 +26,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         raise AutogradError(f"cross_entropy: targets must be integers, not {targets.dtype}")
     classes = logits.shape[-1]
     flat = targets.reshape(-1)
-    scores = upcast(logits.data).reshape(flat.size, classes)
+    logits = operand(logits)
+    scores = logits.data.reshape(flat.size, classes)
     counted = None
     if flat.size and (flat.min() < 0 or flat.max() >= classes):
         counted = flat != ignore_index
@@ -60,20 +61,20 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
-    if is_half(logits.dtype):
-        # 1 / divisor, not yet multiplied by the loss scale, is below what two bytes hold: keep the logits, compute once
-        # more.
+    if logits.half:
+        # 1 / divisor, not yet multiplied by the loss scale, is below what half precision holds: keep the logits, and
+        # compute the softmax once more.
         kept = logits.saved()
 
         def grad_again(g: xp.Array) -> xp.Array:
-            again = upcast(kept.data).reshape(-1, classes)
+            again = kept.data.reshape(-1, classes)
             again -= largest
             result = gradient_from(xp.exp(again, out=again))
             result *= g
             return result
 
         edges, saved = ((logits, grad_again),), (largest, totals)
-        return record("cross_entropy", loss, edges, flops=5 * logits.size, saved=saved, storage=logits.dtype)
+        return record("cross_entropy", loss, edges, cost=5 * logits.size, saved=saved)
     gradient = gradient_from(exponentials)
 
     def grad(g: xp.Array) -> xp.Array:
@@ -81,7 +82,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         result *= g  # in place: this node runs once
         return result
 
-    return record("cross_entropy", loss, ((logits, grad),), flops=5 * logits.size, saved=(gradient,))
+    return record("cross_entropy", loss, ((logits, grad),), cost=5 * logits.size, saved=(gradient,))
 
 
 def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:

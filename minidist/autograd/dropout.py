@@ -5,16 +5,17 @@ multiplies. The mask is what the activation formulas count as 1 byte (Korthikant
 """
 
 from minidist.autograd.errors import ShapeError
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
     """x * scale where keep is true, 0 elsewhere. keep: bools of x's shape; scale: 1 / (1 - p)."""
     if keep.shape != x.shape:
         raise ShapeError(f"dropout: a mask of shape {keep.shape} for a tensor of shape {x.shape}")
-    data = upcast(x.data) * keep
+    x = operand(x)
+    data = x.data * keep
     data *= scale
 
     def grad(g: xp.Array) -> xp.Array:
@@ -22,4 +23,4 @@ def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
         g *= scale
         return g
 
-    return record("dropout", data, ((x, grad),), flops=2 * x.size, saved=(keep,), storage=x.dtype)
+    return record("dropout", data, ((x, grad),), cost=2 * x.size, saved=(keep,))

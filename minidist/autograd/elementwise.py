@@ -9,11 +9,10 @@ from math import sqrt as square_root
 from typing import Any
 
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.operands import mismatch, pair, summed_to, unbroadcast
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import mismatch, operand, pair, summed_to, unbroadcast
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, upcast
+from minidist.base.half import downcast
 
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
@@ -21,7 +20,7 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
     old, new = x.dtype, xp.dtype(dtype)
     if old == new:
         return x
-    return record("cast", downcast(x.data, new), ((x, lambda g: downcast(g, old)),), flops=0)
+    return record("cast", downcast(x.data, new), ((x, lambda g: downcast(g, old)),), cost=0)
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -88,51 +87,56 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     if isinstance(exponent, Tensor):
         raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
     exponent = exponent if isinstance(exponent, int) else float(exponent)
-    kept, data = x.saved(), upcast(x.data)
+    x = operand(x)
+    kept, data = x.saved(), x.data
     if exponent == 2:
-        return record("pow", data * data, ((x, lambda g: g * (upcast(kept.data) * 2)),), storage=x.dtype)
-    edges = ((x, lambda g: g * (exponent * upcast(kept.data) ** (exponent - 1))),)
-    return record("pow", data**exponent, edges, storage=x.dtype)
+        return record("pow", data * data, ((x, lambda g: g * (kept.data * 2)),))
+    return record("pow", data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
 
 
 def exp(x: Tensor) -> Tensor:
     """e to the x."""
-    data = xp.exp(upcast(x.data))
-    return record("exp", data, ((x, lambda g: g * data),), storage=x.dtype)
+    x = operand(x)
+    data = xp.exp(x.data)
+    return record("exp", data, ((x, lambda g: g * data),))
 
 
 def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
+    x = operand(x)
     kept = x.saved()
-    return record("log", xp.log(upcast(x.data)), ((x, lambda g: g / upcast(kept.data)),), storage=x.dtype)
+    return record("log", xp.log(x.data), ((x, lambda g: g / kept.data),))
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root."""
-    data = stored("sqrt", xp.sqrt(upcast(x.data)), x.dtype)
-    return record("sqrt", data, ((x, lambda g: g / (upcast(data) * 2)),), storage=x.dtype)
+    x = operand(x)
+    y = x.save(xp.sqrt(x.data))
+    return record("sqrt", y.stored, ((x, lambda g: g / (y.data * 2)),))
 
 
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
-    data = stored("tanh", xp.tanh(upcast(x.data)), x.dtype)
+    x = operand(x)
+    result = x.save(xp.tanh(x.data))
 
     def grad(g: xp.Array) -> xp.Array:
-        y = upcast(data)
+        y = result.data
         return g * (1 - y * y)
 
-    return record("tanh", data, ((x, grad),), storage=x.dtype)
+    return record("tanh", result.stored, ((x, grad),))
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), through tanh so that nothing overflows."""
-    data = stored("sigmoid", xp.tanh(upcast(x.data) * 0.5) * 0.5 + 0.5, x.dtype)
+    x = operand(x)
+    result = x.save(xp.tanh(x.data * 0.5) * 0.5 + 0.5)
 
     def grad(g: xp.Array) -> xp.Array:
-        y = upcast(data)
+        y = result.data
         return g * (y * (1 - y))
 
-    return record("sigmoid", data, ((x, grad),), storage=x.dtype)
+    return record("sigmoid", result.stored, ((x, grad),))
 
 
 def relu(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from minidist.autograd.errors import AutogradError
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
@@ -26,4 +27,4 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
         return out
 
     data = xp.take(weight.data, indices, axis=0)
-    return record("embedding", data, (), ((weight, grad),), flops=0, saved=(indices,), storage=weight.dtype)
+    return record("embedding", data, (), ((operand(weight), grad),), cost=0, saved=(indices,))

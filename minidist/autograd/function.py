@@ -76,5 +76,5 @@ class Function:
             return pick
 
         return record(
-            name, result, [(t, edge(i)) for i, t in enumerate(tensors)], prepare=prepare, flops=getattr(ctx, "flops", 0)
+            name, result, [(t, edge(i)) for i, t in enumerate(tensors)], prepare=prepare, cost=getattr(ctx, "flops", 0)
         )

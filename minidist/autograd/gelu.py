@@ -7,10 +7,9 @@ is one multiplication.
 
 from math import pi, sqrt
 
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 _BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
 
@@ -46,7 +45,7 @@ def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
 
 def gelu(x: Tensor) -> Tensor:
     """GELU of each element, in tanh form."""
-    value, derivative = gelu_with_derivative(upcast(x.data))
-    derivative = stored("gelu", derivative, x.dtype)
-    edges = ((x, lambda g: g * upcast(derivative)),)
-    return record("gelu", value, edges, flops=11 * x.size, saved=(derivative,), storage=x.dtype)
+    x = operand(x)
+    value, derivative = gelu_with_derivative(x.data)
+    kept = x.save(derivative)
+    return record("gelu", value, ((x, lambda g: g * kept.data),), cost=11 * x.size, saved=(kept.stored,))

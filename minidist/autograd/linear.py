@@ -6,11 +6,9 @@ Input gradient and weight gradient are separate products. The derivative of the 
 
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.gelu import gelu_with_derivative
-from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def linear(
@@ -21,47 +19,49 @@ def linear(
     x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh
     form). 2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
     """
-    x, weight = pair("linear", x, weight)
+    x, weight = operands("linear", x, weight)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0 if weight_is_in_out else 1]:
         raise mismatch("linear", x, weight, "do not fit: the last dim of x must be the weight's in dim")
     if activation not in (None, "relu", "gelu"):
         raise AutogradError(f"linear: unknown activation {activation!r}; one of None, 'relu', 'gelu'")
     kept_x, kept_w, shape = x.saved(), weight.saved(), x.shape
-    w = upcast(weight.data) if weight_is_in_out else upcast(weight.data).T
+    w = weight.data if weight_is_in_out else weight.data.T
     n_in, n_out = w.shape
-    z = xp.empty((*shape[:-1], n_out), w.dtype, x.data)
+    z = xp.empty((*shape[:-1], n_out), w.dtype, w)
     rows = xp.as_rows(z)
-    xp.matmul(xp.as_rows(upcast(x.data)), w, out=rows)
+    xp.matmul(xp.as_rows(x.data), w, out=rows)
     if bias is not None:
+        bias = operand(bias)
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
-        rows += upcast(bias.data)
+        rows += bias.data
     prepare = None
     saved: tuple = ()
     if activation == "relu":
         xp.maximum(z, 0, out=z)
-        result = z = stored("linear", z, x.dtype)
+        result = z = x.save(z).stored
 
         def prepare(g: xp.Array) -> xp.Array:
             return g * (result > 0)
 
     elif activation == "gelu":
         z, derivative = gelu_with_derivative(z)
-        derivative = stored("linear", derivative, x.dtype)
-        saved = (derivative,)
+        kept_derivative = x.save(derivative)
+        del derivative
+        saved = (kept_derivative.stored,)
 
         def prepare(g: xp.Array) -> xp.Array:
-            factor = upcast(derivative)
+            factor = kept_derivative.data
             return xp.multiply(g, factor, out=factor)  # in place: this node runs once
 
     def grad_x(g: xp.Array) -> xp.Array:
-        w = upcast(kept_w.data).T if weight_is_in_out else upcast(kept_w.data)
+        w = kept_w.data.T if weight_is_in_out else kept_w.data
         dx = xp.empty(shape, g.dtype, g)
         xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
         return dx
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        x_rows, g_rows = xp.as_rows(upcast(kept_x.data)), xp.as_rows(g)
+        x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
     weights = [(weight, grad_w)]
@@ -73,11 +73,9 @@ def linear(
         weights.append((bias, grad_b))
     flops = 2 * z.size * n_in
 
-    def costs() -> list[tuple[int, int]]:
+    def cost() -> tuple[int, list[tuple[int, int]]]:
         nbytes = z.size * x.dtype.itemsize
-        product = (flops, x.data.nbytes + weight.data.nbytes + nbytes)
-        return [product, product] + [(z.size, nbytes)] * (bias is not None)
+        product = (flops, x.stored.nbytes + weight.stored.nbytes + nbytes)
+        return flops, [product, product] + [(z.size, nbytes)] * (bias is not None)
 
-    return record(
-        "linear", z, ((x, grad_x),), weights, prepare=prepare, flops=flops, costs=costs, saved=saved, storage=x.dtype
-    )
+    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)

@@ -3,10 +3,9 @@
 from typing import Any
 
 from minidist.autograd import shaping
-from minidist.autograd.operands import mismatch, pair, unbroadcast
+from minidist.autograd.operands import mismatch, operand, pair, unbroadcast
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def matmul(a: Any, b: Any) -> Tensor:
@@ -19,8 +18,9 @@ def matmul(a: Any, b: Any) -> Tensor:
         raise mismatch("matmul", a, b, "include a scalar; use * instead")
     if a.ndim == 1 or b.ndim == 1:
         return _with_vector(a, b)
+    a, b = operand(a), operand(b)
     try:
-        data = upcast(a.data) @ upcast(b.data)
+        data = a.data @ b.data
     except ValueError:
         raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second") from None
     kept_a, kept_b = a.saved(), b.saved()
@@ -28,10 +28,10 @@ def matmul(a: Any, b: Any) -> Tensor:
     flops = 2 * data.size * shape_a[-1]
 
     def grad_a(g: xp.Array) -> xp.Array:
-        return unbroadcast(g @ xp.swapaxes(upcast(kept_b.data), -1, -2), shape_a)
+        return unbroadcast(g @ xp.swapaxes(kept_b.data, -1, -2), shape_a)
 
     def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        left = upcast(kept_a.data)
+        left = kept_a.data
         if len(shape_b) == 2:  # a weight: one product over all rows
             left, g = xp.as_rows(left), xp.as_rows(g)
             return xp.matmul(left.T, g, out=out)
@@ -41,7 +41,7 @@ def matmul(a: Any, b: Any) -> Tensor:
         xp.copyto(out, value)
         return out
 
-    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), flops=flops, storage=a.dtype)
+    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), cost=flops)
 
 
 def _with_vector(a: Tensor, b: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.precision import common_dtype
-from minidist.autograd.tensor import Tensor
+from minidist.autograd.tensor import HalfOperand, Tensor
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, upcast
+from minidist.base.half import downcast, is_half, upcast
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one dtype: float32 and a float of two bytes meet as `precision.RULES` says.
+    """Both operands as tensors of one dtype: float32 and half precision meet as `precision.RULES` says.
     DtypeError names the operation, dtypes and shapes otherwise.
     """
     if not isinstance(a, Tensor):
@@ -41,6 +41,19 @@ def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
             f"{name}: dtypes {a.dtype} and {b.dtype} differ (shapes {a.shape} and {b.shape}); cast one operand first"
         )
     return a, b
+
+
+def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """The `pair`, as an operation sees it that computes in float32 (`operand`)."""
+    a, b = pair(name, a, b)
+    if a.dtype.itemsize == 2 and is_half(a.dtype):
+        return HalfOperand(a), HalfOperand(b)
+    return a, b
+
+
+def operand(x: Tensor) -> Tensor:
+    """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
+    return HalfOperand(x) if x.dtype.itemsize == 2 and is_half(x.dtype) else x
 
 
 def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
-from minidist.autograd.modes import contribution_recorder, parameter_reads
+from minidist.autograd.modes import contribution_recorder
 from minidist.autograd.node import Node
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.half import add_into
 from minidist.base.layout import Layout
 from minidist.base.memory import track
+from minidist.base.watchers import watchers
 
 
 class Gradient:
@@ -168,9 +169,8 @@ class Parameter(Tensor):
                 f"parameter {self.name!r} of shape {self._shape} is released: its unit has no data bound; "
                 "gather the unit (bind) before it computes"
             )
-        reads = parameter_reads.get()
-        if reads is not None:
-            reads.append(self)
+        for watcher in watchers.get():
+            watcher.parameter_read(self)
         return self._data
 
     @data.setter

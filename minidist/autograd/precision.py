@@ -1,51 +1,48 @@
-"""Which operation computes, and leaves its result, in which precision, when its operands are floats of two bytes.
+"""Autocast: in which precision an operation computes, and leaves its result, when its operands are 16-bit floats.
 
-This table is not a description of the rules, it is the rules: `record` and `pair` look every operation up here.
+This table is not a description of the rules, it is the rules: `record` and `operands` look every operation up here. The
+names are those of torch.amp.
 
-    products        operands of two bytes, products summed in float32, the result rounded to two bytes. Of a float32 and
-    a
-                    two-byte operand the first is rounded. (torch.amp: "autocast to float16"; tensor cores do the same)
-    inside          float32 inside (statistics, exponentials, sums), the result rounded: what follows is a product,
-    which
-                    would round it anyway. (Fused kernels of Apex and Megatron-LM; torch.amp keeps float32 until the
-                    product)
-    float32         the result stays float32: losses, sums, and what leaves float16's range. (torch.amp: "autocast to
-    float32")
-    widest          element by element: float32 when one operand is, else two bytes, each result rounded once.
-    (torch.amp:
-                    "promote to the widest input type")
+    to half        products: the operands are half precision, products are summed in float32, the result is rounded to
+                   half. Of a float32 and a half operand the first is rounded. (Tensor cores do the same.)
+    to float32     the result stays float32: losses, sums, and what leaves float16's range
+    promote        the result has the widest type among the operands. Statistics, exponentials and gates compute in
+                   float32 inside and round once, as the fused kernels of Apex and Megatron-LM do (torch.amp keeps
+                   their result in float32 until the next product, which would round it anyway)
 
 An operation that is not listed keeps the precision of its operands. Gradients have the dtype of what they are gradients
 of; a node computes them in float32 and rounds them. Sums over many elements (bias and embedding gradients, broadcast
 operands) are sums in float32 that are rounded once.
 
+                 operand(x)                                          record(name, ...)
+    half x  ──▶  reads as float32, saves as half  ──▶  operation ──▶ rounds result and gradients to half
+
 Sources: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3 (products accumulate in float32;
-reductions and point-wise operations read and write two bytes and compute in float32); PyTorch, "Automatic mixed
+reductions and point-wise operations read and write half precision and compute in float32); PyTorch, "Automatic mixed
 precision package", op reference; NVIDIA, "Train with mixed precision", on layers and losses.
+Proved by: tests/autograd/test_half.py
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, is_half
+from minidist.base.half import downcast, is_half, upcast
 
 RULES: dict[str, tuple[str, ...]] = {
-    "products": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
-    "inside": ("softmax", "layer_norm", "rms_norm", "gelu", "swiglu", "tanh", "sigmoid", "rotary", "sqrt", "dropout"),
-    "float32": ("cross_entropy", "vocab_parallel_cross_entropy", "sum", "log_softmax", "exp", "log", "pow"),
-    "widest": ("add", "sub", "mul", "div", "maximum", "where", "concatenate", "stack"),
+    "to half": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
+    "to float32": ("cross_entropy", "vocab_parallel_cross_entropy", "sum", "log_softmax", "exp", "log", "pow"),
+    "promote": (
+        *("add", "sub", "mul", "div", "maximum", "where", "concatenate", "stack"),
+        *("softmax", "layer_norm", "rms_norm", "gelu", "swiglu", "tanh", "sigmoid", "rotary", "sqrt", "dropout"),
+    ),
 }
 _RULE = {name: rule for rule, names in RULES.items() for name in names}
 
 
 def result_dtype(name: str, storage: Any) -> Any:
     """The dtype in which operation `name` leaves its result, when its operands are stored as `storage`."""
-    return xp.dtype(xp.float32) if is_half(storage) and _RULE.get(name) == "float32" else storage
-
-
-def stored(name: str, value: xp.Array, storage: Any) -> xp.Array:
-    """A result as the rule of operation `name` stores it."""
-    return value if storage.itemsize != 2 else downcast(value, result_dtype(name, storage))
+    return xp.dtype(xp.float32) if is_half(storage) and _RULE.get(name) == "to float32" else storage
 
 
 def common_dtype(name: str, first: Any, second: Any) -> Any | None:
@@ -53,4 +50,24 @@ def common_dtype(name: str, first: Any, second: Any) -> Any | None:
     if {is_half(first), is_half(second)} != {True, False} or xp.float32 not in (first, second):
         return None
     half = first if is_half(first) else second
-    return half if _RULE.get(name) == "products" else xp.dtype(xp.float32)
+    return half if _RULE.get(name) == "to half" else xp.dtype(xp.float32)
+
+
+def half_vjp(vjp: Callable[..., Any] | None, dtype: Any) -> Callable[[Any], Any]:
+    """A vjp that computes in float32, between gradients of half precision; `dtype` is that of the source."""
+
+    def compute(grad: Any) -> xp.Array:
+        grad = grad if type(grad) is tuple else upcast(grad)
+        return downcast(grad if vjp is None else vjp(grad), dtype)
+
+    return compute
+
+
+def half_prepare(prepare: Callable[[Any], Any], storage: Any) -> Callable[[Any], Any]:
+    """A `prepare` that computes in float32. Its result may wait for the weight gradients: an array waits in half."""
+
+    def compute(grad: xp.Array) -> Any:
+        result = prepare(upcast(grad))
+        return result if type(result) is tuple else downcast(result, storage)
+
+    return compute

@@ -3,10 +3,9 @@
 from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def _axes(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
@@ -21,9 +20,10 @@ def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum over one dim, several, or all (None)."""
     axes, shape = _axes("sum", x, axis), x.shape
     kept_dims = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    data = upcast(x.data).sum(axis=axes, keepdims=keepdims)
+    x = operand(x)
+    data = x.data.sum(axis=axes, keepdims=keepdims)
     edges = ((x, lambda g: xp.broadcast_to(g.reshape(kept_dims), shape)),)
-    return record("sum", data, edges, flops=x.size, storage=x.dtype)
+    return record("sum", data, edges, cost=x.size)
 
 
 def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -49,7 +49,7 @@ def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
         largest = (kept.data == data.reshape(kept_dims)).astype(g.dtype)
         return largest * (g.reshape(kept_dims) / largest.sum(axis=axes, keepdims=True))
 
-    return record("max", data, ((x, grad),), flops=x.size, storage=x.dtype)
+    return record("max", data, ((operand(x), grad),), cost=x.size)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
@@ -57,16 +57,18 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     _axes("softmax", x, axis)
     if x.size == 0:
         return x * 1.0
-    values = upcast(x.data)
+    x = operand(x)
+    values = x.data
     data = xp.exp(values - values.max(axis=axis, keepdims=True, initial=-xp.inf))
     data /= data.sum(axis=axis, keepdims=True)
-    data = stored("softmax", data, x.dtype)
+    result = x.save(data)
+    del data
 
     def grad(g: xp.Array) -> xp.Array:
-        y = upcast(data)
+        y = result.data
         return y * (g - (g * y).sum(axis=axis, keepdims=True))
 
-    return record("softmax", data, ((x, grad),), flops=5 * x.size, storage=x.dtype)
+    return record("softmax", result.stored, ((x, grad),), cost=5 * x.size)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
@@ -74,11 +76,12 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     _axes("log_softmax", x, axis)
     if x.size == 0:
         return x * 1.0
-    values = upcast(x.data)
+    x = operand(x)
+    values = x.data
     shifted = values - values.max(axis=axis, keepdims=True, initial=-xp.inf)
     data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
 
     def grad(g: xp.Array) -> xp.Array:
         return g - xp.exp(data) * g.sum(axis=axis, keepdims=True)
 
-    return record("log_softmax", data, ((x, grad),), flops=5 * x.size, storage=x.dtype)
+    return record("log_softmax", data, ((x, grad),), cost=5 * x.size)

@@ -2,32 +2,30 @@
 mean and without a bias. y = x / sqrt(mean(x^2) + eps) * weight over the last dim.
 """
 
-from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import mismatch, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """x (..., n), weight (n,) -> (..., n), of one dtype."""
-    x, weight = pair("rms_norm", x, weight)
+    x, weight = operands("rms_norm", x, weight)
     n = x.shape[-1] if x.ndim else 0
     if weight.shape != (n,):
         raise mismatch("rms_norm", x, weight, "do not fit: the weight must have the last dim of x")
-    values = upcast(x.data)
+    values = x.data
     inverse = xp.dot_rows(values, values)  # becomes 1 / root mean square
     inverse *= 1 / n if n else 0
     inverse += eps
     xp.sqrt(inverse, out=inverse)
     xp.reciprocal(inverse, out=inverse)
     normal = values * inverse
-    y = normal * upcast(weight.data)
-    normal = stored("rms_norm", normal, x.dtype)
-    kept_w = weight.saved()
+    y = normal * weight.data
+    kept, kept_w = x.save(normal), weight.saved()
+    del normal
 
     def grad_x(g: xp.Array) -> xp.Array:
-        rows, dx = upcast(normal), g * upcast(kept_w.data)
+        rows, dx = kept.data, g * kept_w.data
         along = xp.dot_rows(dx, rows)
         along *= 1 / n if n else 0
         dx -= rows * along
@@ -35,7 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.as_rows(g * upcast(normal)), out)
+        return xp.sum_rows(xp.as_rows(g * kept.data), out)
 
     weights = ((weight, grad_weight),)
-    return record("rms_norm", y, ((x, grad_x),), weights, flops=4 * x.size, saved=(normal, inverse), storage=x.dtype)
+    return record("rms_norm", y, ((x, grad_x),), weights, cost=4 * x.size, saved=(kept.stored, inverse))

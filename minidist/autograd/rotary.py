@@ -5,9 +5,9 @@ The product of a query and a key then depends on the difference of their positio
 """
 
 from minidist.autograd.errors import ShapeError
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:
@@ -23,7 +23,8 @@ def rotary(x: Tensor, angles: xp.Array) -> Tensor:
         raise ShapeError(
             f"rotary: x of shape {x.shape} and angles {angles.shape}; expected (batch, T, heads, n), (T, n/2)"
         )
-    values = upcast(x.data)
+    x = operand(x)
+    values = x.data
     cos, sin = (xp.as_array(f(angles), values.dtype)[None, :, None, :] for f in (xp.cos, xp.sin))
 
     def turn(a: xp.Array, sin: xp.Array) -> xp.Array:
@@ -34,4 +35,4 @@ def rotary(x: Tensor, angles: xp.Array) -> Tensor:
         return result
 
     edges = ((x, lambda g: turn(g, -sin)),)
-    return record("rotary", turn(values, sin), edges, flops=3 * x.size, saved=(cos, sin), storage=x.dtype)
+    return record("rotary", turn(values, sin), edges, cost=3 * x.size, saved=(cos, sin))

@@ -16,7 +16,7 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
         data = x.data.reshape(shape)
     except ValueError:
         raise ShapeError(f"reshape: {x.size} elements of shape {old} do not fill shape {tuple(shape)}") from None
-    return record("reshape", data, ((x, lambda g: g.reshape(old)),), flops=0)
+    return record("reshape", data, ((x, lambda g: g.reshape(old)),), cost=0)
 
 
 def transpose(x: Tensor, axes: Any = None) -> Tensor:
@@ -27,12 +27,12 @@ def transpose(x: Tensor, axes: Any = None) -> Tensor:
     inverse = [0] * len(axes)
     for new, old in enumerate(axes):
         inverse[old % x.ndim] = new
-    return record("transpose", x.data.transpose(axes), ((x, lambda g: g.transpose(inverse)),), flops=0)
+    return record("transpose", x.data.transpose(axes), ((x, lambda g: g.transpose(inverse)),), cost=0)
 
 
 def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
     """Two dims exchanged."""
-    return record("swapaxes", xp.swapaxes(x.data, a, b), ((x, lambda g: xp.swapaxes(g, a, b)),), flops=0)
+    return record("swapaxes", xp.swapaxes(x.data, a, b), ((x, lambda g: xp.swapaxes(g, a, b)),), cost=0)
 
 
 def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -41,7 +41,7 @@ def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         data = xp.broadcast_to(x.data, shape)
     except ValueError:
         raise ShapeError(f"broadcast_to: shape {x.shape} does not stretch to {tuple(shape)}") from None
-    return record("broadcast_to", data, ((x, summed_to(x, data)),), flops=0)
+    return record("broadcast_to", data, ((x, summed_to(x, data)),), cost=0)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -57,7 +57,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         end = start + tensor.shape[axis]
         edges.append((tensor, _slicer(axis % data.ndim, slice(start, end))))
         start = end
-    return record("concatenate", data, edges, flops=0)
+    return record("concatenate", data, edges, cost=0)
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -68,7 +68,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     except ValueError as error:
         shapes = " and ".join(str(t.shape) for t in tensors)
         raise ShapeError(f"stack: shapes {shapes} are not all the same ({error})") from None
-    return record("stack", data, [(t, _slicer(axis % data.ndim, i)) for i, t in enumerate(tensors)], flops=0)
+    return record("stack", data, [(t, _slicer(axis % data.ndim, i)) for i, t in enumerate(tensors)], cost=0)
 
 
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -107,7 +107,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
             xp.scatter_add(whole, index, g)
         return whole
 
-    return record("getitem", data, ((x, grad),), flops=0)
+    return record("getitem", data, ((x, grad),), cost=0)
 
 
 def _slicer(axis: int, piece: Any) -> Any:

@@ -2,28 +2,27 @@
 
 from operator import itemgetter
 
-from minidist.autograd.operands import mismatch, pair
-from minidist.autograd.precision import stored
+from minidist.autograd.operands import mismatch, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import upcast
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, element by element, of one shape and dtype."""
-    gate, up = pair("swiglu", gate, up)
+    gate, up = operands("swiglu", gate, up)
     if gate.shape != up.shape:
         raise mismatch("swiglu", gate, up, "must be equal")
-    values = upcast(gate.data)
+    values = gate.data
     sigmoid = xp.tanh(values * 0.5) * 0.5 + 0.5
-    result = values * sigmoid * upcast(up.data)
-    sigmoid = stored("swiglu", sigmoid, gate.dtype)
+    result = values * sigmoid * up.data
+    kept = gate.save(sigmoid)
+    del sigmoid
     kept_gate, kept_up = gate.saved(), up.saved()
 
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array]:
-        s = upcast(sigmoid)
-        silu = upcast(kept_gate.data) * s
-        return g * upcast(kept_up.data) * (s + silu * (1 - s)), g * silu
+        s = kept.data
+        silu = kept_gate.data * s
+        return g * kept_up.data * (s + silu * (1 - s)), g * silu
 
     edges = ((gate, itemgetter(0)), (up, itemgetter(1)))
-    return record("swiglu", result, edges, prepare=prepare, flops=6 * gate.size, saved=(sigmoid,), storage=gate.dtype)
+    return record("swiglu", result, edges, prepare=prepare, cost=6 * gate.size, saved=(kept.stored,))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from minidist.autograd.errors import AutogradError, DtypeError
-from minidist.autograd.modes import flop_counter, grad_enabled, in_segment
+from minidist.autograd.modes import grad_enabled
 from minidist.autograd.node import Node
-from minidist.autograd.precision import stored
+from minidist.autograd.precision import half_prepare, half_vjp, result_dtype
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, is_half, upcast
-from minidist.base.memory import memory_account
+from minidist.base.half import downcast, upcast
+from minidist.base.watchers import watchers
 
 Method = ClassVar[Callable[..., "Tensor"]]
 
@@ -31,6 +31,7 @@ class Tensor:
 
     data: xp.Array
     node: Any  # Node | None; a Parameter is its own leaf
+    half: ClassVar[bool] = False  # is it a HalfOperand?
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data = data if type(data) is xp.ndarray else xp.as_array(data)
@@ -93,6 +94,15 @@ class Tensor:
         """What a node keeps to read `.data` in backward: a tensor itself, of a Parameter a version-checked use."""
         return self
 
+    def save(self, array: xp.Array) -> "Tensor":
+        """An array of an operation on this tensor, to read `.data` of in backward."""
+        return Tensor(array)
+
+    @property
+    def stored(self) -> xp.Array:
+        """The array; of a `HalfOperand`, which computes in float32, the 16-bit one."""
+        return self.data
+
     def __len__(self) -> int:
         return len(self.data)
 
@@ -129,6 +139,62 @@ class Tensor:
     relu: Method
 
 
+class HalfOperand(Tensor):
+    """A 16-bit tensor as an operation sees it that computes in float32: `data` reads as a new float32 array.
+
+    What a node keeps of it stays 16-bit and is upcast anew at each read. `stored` is the 16-bit array.
+    """
+
+    __slots__ = ("source",)
+    half = True
+
+    def __init__(self, source: Any) -> None:
+        self.source = source  # a tensor, or what it saved
+
+    @property
+    def data(self) -> xp.Array:  # type: ignore[override]
+        """The values in float32."""
+        return upcast(self.source.data)
+
+    @property
+    def stored(self) -> xp.Array:
+        """The array as it is stored."""
+        return self.source.data
+
+    @property
+    def node(self) -> Any:  # type: ignore[override]
+        """The node of the tensor."""
+        return self.source.node
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each dim."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the stored array."""
+        return self.source.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.source.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.source.size
+
+    def saved(self) -> "HalfOperand":
+        """What a node keeps: what the tensor saves, read as float32."""
+        return HalfOperand(self.source.saved())
+
+    def save(self, array: xp.Array) -> "HalfOperand":
+        """An array of the operation, rounded to the stored dtype, to be read as float32 in backward."""
+        return HalfOperand(Tensor(downcast(array, self.source.dtype)))
+
+
 Edge = tuple[Tensor, Callable[..., Any] | None]
 
 
@@ -140,33 +206,36 @@ def record(
     *,
     prepare: Callable[[Any], Any] | None = None,
     hook: Callable[[Any, Any], Any] | None = None,
-    flops: int | None = None,
-    costs: Callable[[], Sequence[tuple[int, int]]] | None = None,
+    cost: Any = None,
     saved: Sequence[xp.Array] = (),
-    storage: Any = None,
+    replays: tuple[Any, ...] = (),
 ) -> Tensor:
-    """The tensor of an operation's result; with a node when one of the inputs needs a gradient and recording is on.
+    """The tensor of an operation's result; with a node when an input needs a gradient and recording is on.
 
     edges: one (input, vjp) for each differentiable input; vjp(grad) returns the input's gradient, in the input's shape
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare, hook: see `Node`. flops: of the forward, for the FLOP counter; default one an element. costs: called only while a counter
-    is on; (flops, bytes) of each vjp, edges first; default as much as the forward.
-    saved: arrays that the vjps keep besides inputs and result, for the memory account.
-    storage: the dtype of the operands, from operations that compute in float32 what is stored in two bytes; then the
-    result is stored as `precision.RULES` says, the vjps get float32 gradients, and what they return is rounded to their
-    input's dtype.
+    prepare, hook, replays: see `Node`.
+
+    For watchers. cost: FLOPs of the forward (None: one per element), which each vjp costs too; or a function that
+    returns them and a list of the (flops, bytes) of each vjp, edges first. saved: arrays that the vjps keep besides
+    inputs and result.
     """
-    if storage is not None and storage.itemsize == 2 and is_half(storage):
-        data = stored(name, data, storage)
-        edges = [(source, _in_float32(vjp, source.dtype)) for source, vjp in edges]
-        weights = [(source, _into_buffer(_in_float32(vjp, source.dtype))) for source, vjp in weights]
-        prepare = prepare and _prepared(prepare, storage)
-    tensor = Tensor(data)
-    inputs: tuple = ()
-    parameters: tuple = ()
+    # Inputs that are HalfOperands were computed with in float32: the result and the gradients become half again.
+    first = edges or weights
+    if first and first[0][0].half:
+        storage = first[0][0].dtype
+        data = downcast(data, result_dtype(name, storage))
+        edges = [(source, half_vjp(vjp, source.dtype)) for source, vjp in edges]
+        weights = [(source, _into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights]
+        prepare = prepare and half_prepare(prepare, storage)
+
+    # The node points to the nodes of the inputs, and to parameters, which are their own leaves.
+    out = Tensor(data)
     if grad_enabled.get():
+        inputs: tuple[Any, ...] = ()
+        parameters: tuple[Any, ...] = ()
         for source, vjp in edges:
             node = source.node
             if node is None:
@@ -183,53 +252,15 @@ def record(
                 inputs += ((node, vjp),)
             else:
                 parameters += ((node, vjp),)
-        if inputs or parameters:
-            tensor.node = Node(name, inputs, parameters, prepare, hook)
-    elif in_segment.get():
-        for source, _ in (*edges, *weights):
-            if source.node.__class__ is Node:
-                raise AutogradError(
-                    f"checkpoint: {name} reads a tensor of shape {source.shape} that needs a gradient and is not an"
-                    " argument of the function; pass it as an argument, or detach() it"
-                )
-    account = memory_account.get()
-    if account is not None:
-        account.track(tensor.data, "activation")
-        if tensor.node is not None:
-            for array in saved:
-                account.track(array, "activation")
-    counter = flop_counter.get()
-    if counter is not None:
-        every = (*edges, *weights)
-        cost = (tensor.size if flops is None else flops, tensor.data.nbytes + sum(t.data.nbytes for t, _ in every))
-        counter.add("forward", *cost)
-        if tensor.node is not None:
-            each = [cost] * len(every) if costs is None else costs()
-            # In the order of the node: inputs, then parameters. A frozen input costs nothing.
-            needed = [(t.node, c) for (t, _), c in zip(every, each, strict=True) if t.node is not None]
-            needed.sort(key=lambda pair: pair[0].__class__ is not Node)
-            tensor.node.costs = [c for _, c in needed]
-    return tensor
+        if inputs or parameters or replays:
+            out.node = Node(name, inputs, parameters, prepare, hook, replays)
 
-
-def _in_float32(vjp: Callable[..., Any] | None, dtype: Any) -> Callable[..., Any]:
-    """A vjp that computes in float32, between gradients of two bytes."""
-
-    def compute(grad: Any) -> xp.Array:
-        grad = grad if type(grad) is tuple else upcast(grad)
-        return downcast(grad if vjp is None else vjp(grad), dtype)
-
-    return compute
-
-
-def _prepared(prepare: Callable[[Any], Any], storage: Any) -> Callable[[Any], Any]:
-    """The same for `prepare`, whose result may wait for the weight gradients: an array waits in two bytes."""
-
-    def compute(grad: xp.Array) -> Any:
-        result = prepare(upcast(grad))
-        return result if type(result) is tuple else downcast(result, storage)
-
-    return compute
+    told = watchers.get()
+    if told:
+        sources = [source for source, _ in (*edges, *weights)]
+        for watcher in told:
+            watcher.recorded(name, out, sources, cost, saved)
+    return out
 
 
 def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:

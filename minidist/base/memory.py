@@ -7,12 +7,13 @@ set, which is the default, nothing is counted and nothing is paid.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.watchers import Watcher, watchers, watching
 
 MEMORY_PURPOSES = (
     "parameter",
@@ -38,7 +39,7 @@ class _Buffer(weakref.ref):  # type: ignore[type-arg]
     purpose: str
 
 
-class MemoryAccount:
+class MemoryAccount(Watcher):
     """Live and peak bytes of one rank.
 
     `current` and `peak` are totals in bytes; `by_purpose` and `peak_by_purpose` split them (the peak of each purpose is
@@ -73,6 +74,17 @@ class MemoryAccount:
             reference.key, reference.nbytes, reference.purpose = key, nbytes, purpose
             self._change(purpose, nbytes)
         return array
+
+    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:
+        """Count an operation's result, and what its node saves besides inputs and result."""
+        self.track(out.data, "activation")
+        if out.node is not None:
+            for array in saved:
+                self.track(array, "activation")
+
+    def input_gradient(self, gradient: xp.Array, cost: tuple[int, int] | None) -> None:
+        """Count the gradient of an activation."""
+        self.track(gradient, "activation_gradient")
 
     def history(self) -> list[dict[str, int]]:
         """Live bytes by purpose after each event, for `Trace.memory`. Needs timeline=True."""
@@ -130,21 +142,16 @@ class MemoryAccount:
                 self._times.append(max(now, self._times[-1]) if self._times else now)
 
 
-memory_account: ContextVar[MemoryAccount | None] = ContextVar("minidist_memory_account", default=None)
-
-
 def track(array: xp.Array, purpose: str) -> xp.Array:
     """Count `array` in the current account, if there is one. Returns `array`."""
-    account = memory_account.get()
-    return array if account is None else account.track(array, purpose)
+    for watcher in watchers.get():
+        if watcher.__class__ is MemoryAccount:
+            return watcher.track(array, purpose)
+    return array
 
 
 @contextmanager
 def account_memory(timeline: bool = False, clock: Callable[[], float] | None = None) -> Iterator[MemoryAccount]:
     """Set a new account for the block and hand it over."""
-    account = MemoryAccount(timeline, clock)
-    token = memory_account.set(account)
-    try:
+    with watching(MemoryAccount(timeline, clock)) as account:
         yield account
-    finally:
-        memory_account.reset(token)

@@ -9,8 +9,9 @@ Proved by: tests/bench/test_step.py
 import statistics
 from typing import Any
 
-from minidist.base.memory import MemoryAccount, memory_account
+from minidist.base.memory import MemoryAccount
 from minidist.base.process import tune_process
+from minidist.base.watchers import watching
 from minidist.bench.harness import Step, environment, known_cases, median_ratio
 from minidist.bench.step import time_steps
 from minidist.bench.workloads import CASES, StepCase, make_model, own_step
@@ -54,11 +55,8 @@ def _accounted(case: StepCase, account: MemoryAccount) -> Step:
     """Return the step of a job whose model, optimizer state and activations are all in `account`."""
 
     def inside(function: Any, *arguments: Any) -> Any:
-        token = memory_account.set(account)
-        try:
+        with watching(account):
             return function(*arguments)
-        finally:
-            memory_account.reset(token)
 
     step = inside(own_step, case, inside(make_model, case))
 

@@ -7,7 +7,7 @@ communicator's clock, so that the messages depart when the computation before th
 Proved by: tests/parallel/test_gradients.py, tests/train/test_offload.py
 """
 
-from minidist.autograd import flop_counter
+from minidist.autograd import current_flop_counter
 from minidist.comm import Comm
 
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
@@ -19,6 +19,6 @@ def advance_clock(comm: Comm, name: str) -> None:
 
     name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
     """
-    counter = flop_counter.get()
+    counter = current_flop_counter()
     if counter is not None:
         comm.compute(counter.take(), name=_PASS_OF.get(name, name))

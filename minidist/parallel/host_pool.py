@@ -18,7 +18,8 @@ from typing import Any
 from minidist.autograd import is_in_backward
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import MemoryAccount, memory_account, track
+from minidist.base.memory import MemoryAccount, track
+from minidist.base.watchers import watching
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
 from minidist.parallel.clock import advance_clock
@@ -71,11 +72,8 @@ class HostPool:
     @contextmanager
     def on_host(self) -> Iterator[None]:
         """Count what is allocated in the block as memory of the host."""
-        token = memory_account.set(self.account)
-        try:
+        with watching(self.account):
             yield
-        finally:
-            memory_account.reset(token)
 
     def empty(self, array: xp.Array, purpose: str) -> xp.Array:
         """Return uninitialized host memory of `array`'s shape and dtype."""

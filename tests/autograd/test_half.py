@@ -135,9 +135,9 @@ def test_float32_and_two_bytes_meet_as_the_table_says():
         Tensor(np.ones((2, 2), np.float16), requires_grad=True),
         Tensor(np.ones((2, 2), np.float32), requires_grad=True),
     )
-    assert (half + whole).dtype == FLOAT32  # widest
+    assert (half + whole).dtype == FLOAT32  # promote
     product = half @ whole
-    assert product.dtype == FLOAT16  # products
+    assert product.dtype == FLOAT16  # to half
     product.sum().backward()
     assert (half.grad.dtype, whole.grad.dtype) == (FLOAT16, FLOAT32)
     with pytest.raises(ag.DtypeError, match=r"float16 and float64 differ"):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.base.memory import MemoryAccount, account_memory, memory_account, track
+from minidist.base.memory import MemoryAccount, account_memory, track
+from minidist.base.watchers import current
 
 
 def test_counts_a_buffer_once_and_until_its_last_view_dies():
@@ -55,7 +56,7 @@ def test_release_is_charged_to_the_account_of_the_birth():
 
 
 def test_off_costs_and_counts_nothing():
-    assert memory_account.get() is None
+    assert current(MemoryAccount) is None
     a = np.zeros(3)
     assert track(a, "activation") is a
 

@@ -29,9 +29,10 @@ Proved by: tests/parallel/test_context.py
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd import Tensor, flop_counter, reshape
+from minidist.autograd import Tensor, current_flop_counter, reshape
 from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.half import downcast, upcast
@@ -83,24 +84,25 @@ class RingAttention(Module):
             )
         # Half-precision keys and values travel in 16 bits and are upcast block by block.
         kv_heads = k.shape[2]
-        grouped = _grouped(upcast(q.data), kv_heads)
+        q = operand(q)
+        grouped = _grouped(q.data, kv_heads)
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
         o, log_sum = self._ring_forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
-        result = downcast(_ungrouped(o), q.dtype)  # kept for backward; the next operation keeps it, too
+        result = q.save(_ungrouped(o))
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
             k, v = (_grouped(kept.data, kv_heads) for kept in (kept_k, kept_v))
-            q, o, do = (_grouped(upcast(array), kv_heads) for array in (kept_q.data, result, g))
+            q, o = (_grouped(kept.data, kv_heads) for kept in (kept_q, result))
+            do = _grouped(g, kv_heads)
             dq, dk, dv = self._ring_backward(q, k, v, do, o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
         # What was computed was counted block by block, between the messages.
-        costs = lambda: [(0, 0)] * 3  # noqa: E731
         saved = (log_sum, *(drop or ())[:1])
         return record(
-            "ring_attention", result, edges, prepare=prepare, flops=0, costs=costs, saved=saved, storage=q.dtype
+            "ring_attention", result.stored, edges, prepare=prepare, cost=lambda: (0, [(0, 0)] * 3), saved=saved
         )
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
@@ -227,7 +229,7 @@ def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool
     """Count `products` products of a block of scores with vectors of `size`, of which a diagonal block
     needs half.
     """
-    counter = flop_counter.get()
+    counter = current_flop_counter()
     if counter is not None:
         counter.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
 

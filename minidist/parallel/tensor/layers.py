@@ -15,6 +15,7 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_tor
 """
 
 from minidist.autograd import Parameter, Tensor, linear, record
+from minidist.autograd.operands import operand
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, check_divisible
 from minidist.base.trace import purpose
@@ -135,19 +136,19 @@ class RowParallelLinear(Module):
 
 def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Tensor:
     """g and the bias in one node: `product` (..., out), which nothing else holds, is summed over the ranks in place."""
-    y, edges = product.data, ((product, None),)
+    y, edges = product.data, ((operand(product), None),)
     if comm.size > 1:
         advance_clock(comm, "tensor_forward")
         with purpose("tensor_forward"):
             all_reduce(comm, y)
     if bias is None:
-        return record("row_parallel_sum", y, edges, flops=0, storage=y.dtype)
+        return record("row_parallel_sum", y, edges, cost=0)
     y += bias.data
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         return xp.sum_rows(xp.as_rows(g), out)
 
-    return record("row_parallel_sum", y, edges, ((bias, grad),), flops=y.size, storage=y.dtype)
+    return record("row_parallel_sum", y, edges, ((operand(bias), grad),), cost=y.size)
 
 
 class HeadParallelDropout(AttentionDropout):

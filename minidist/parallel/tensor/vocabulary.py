@@ -15,10 +15,10 @@ Proved by: tests/parallel/test_tensor.py
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
+from minidist.autograd.operands import operand
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.half import is_half, upcast
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
@@ -84,7 +84,7 @@ def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Te
     data = xp.zeros((*indices.shape, weight.shape[1]), weight.dtype, weight.data)
     local = indices[own] - first
     data[own] = xp.take(weight.data, local, axis=0)
-    shape, kind = weight.shape, weight.dtype
+    shape = weight.shape
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         out = xp.empty(shape, g.dtype, g) if out is None else out
@@ -92,7 +92,7 @@ def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Te
         xp.scatter_add_rows(out, local, g[own])
         return out
 
-    return record("vocab_parallel_embedding", data, (), ((weight, grad),), flops=0, saved=(local, own), storage=kind)
+    return record("vocab_parallel_embedding", data, (), ((operand(weight), grad),), cost=0, saved=(local, own))
 
 
 class VocabParallelHead(Module):
@@ -172,7 +172,8 @@ def vocab_parallel_cross_entropy(
     divisor = float(divisor)
 
     # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
-    scores = upcast(logits.data).reshape(flat.size, logits.shape[-1])
+    x = operand(logits)
+    scores = x.data.reshape(flat.size, logits.shape[-1])
     advance_clock(comm, "tensor_forward")
     with purpose("tensor_forward"):
         largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
@@ -200,17 +201,17 @@ def vocab_parallel_cross_entropy(
     # As `cross_entropy`: 16 bits hold the logits, not their gradient before the loss scale, so it is computed in
     # backward. In float32 the exponentials become the gradient in place, and backward only scales it.
     flops = 5 * scores.size
-    if is_half(logits.dtype):
-        kept, scores_shape = logits.saved(), scores.shape
+    if x.half:
+        kept, scores_shape = x.saved(), scores.shape
 
         def grad_again(g: xp.Array) -> xp.Array:
-            again = upcast(kept.data).reshape(scores_shape)
+            again = kept.data.reshape(scores_shape)
             again -= largest[:, None]
             again[:, last - first :] = -xp.inf
             return gradient_from(xp.exp(again, out=again)) * g
 
-        edges, saved = ((logits, grad_again),), (largest, totals)
-        return record("vocab_parallel_cross_entropy", loss, edges, flops=flops, saved=saved, storage=logits.dtype)
+        edges, saved = ((x, grad_again),), (largest, totals)
+        return record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
     gradient = gradient_from(exponentials)
 
     def grad(g: xp.Array) -> xp.Array:
@@ -218,7 +219,7 @@ def vocab_parallel_cross_entropy(
         result *= g  # in place: this node runs once
         return result
 
-    return record("vocab_parallel_cross_entropy", loss, ((logits, grad),), flops=flops, saved=(gradient,))
+    return record("vocab_parallel_cross_entropy", loss, ((x, grad),), cost=flops, saved=(gradient,))
 
 
 def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.autograd import Tensor, flop_counter, no_grad
+from minidist.autograd import Tensor, current_flop_counter, no_grad
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.fingerprint import fingerprint
 from minidist.base.random import batch_coordinates
@@ -402,7 +402,7 @@ class Pipeline:
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         with no_grad(), batch_coordinates(), self.coordinates(0):
             outputs = outputs_by_target(self.stages[stage].module(*leaves), stage)
-        counted = flop_counter.get()
+        counted = current_flop_counter()
         if counted is not None:
             counted.take()
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]

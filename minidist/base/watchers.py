@@ -1,0 +1,63 @@
+"""Watchers are told of every recorded operation, so that the tape itself does nothing but record.
+
+    record(...)                ──▶  recorded            MemoryAccount: the bytes that stay alive
+    Parameter.data             ──▶  parameter_read      FlopCounter:   operations and bytes moved
+    a backward pass, per node  ──▶  input_gradient,     checkpoint():  what a segment uses
+                                    weight_gradient
+
+The watchers of a rank are a tuple in a ContextVar; without any, which is the default, nothing is called.
+
+Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import Any, TypeVar
+
+
+class Watcher:
+    """What a watcher is told. Every method may be left out."""
+
+    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
+        """Called after operation `name` made the tensor `out` from the tensors `sources`.
+
+        cost, saved: see `autograd.record`.
+        """
+
+    def parameter_read(self, parameter: Any) -> None:
+        """Called when the array of a parameter is read."""
+
+    def input_gradient(self, gradient: Any, cost: tuple[int, int] | None) -> None:
+        """Called when backward has computed the gradient of an operation's input. cost: (flops, bytes), if known."""
+
+    def weight_gradient(self, cost: tuple[int, int] | None) -> None:
+        """Called when backward has computed one contribution to a parameter's gradient."""
+
+
+watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("minidist_watchers", default=())
+
+W = TypeVar("W", bound=Watcher)
+
+
+def set_watcher(watcher: Watcher) -> Token[tuple[Watcher, ...]]:
+    """Let `watcher` watch instead of another one of its class. Returns what `watchers.reset` takes."""
+    return watchers.set((*(other for other in watchers.get() if type(other) is not type(watcher)), watcher))
+
+
+@contextmanager
+def watching(watcher: W) -> Iterator[W]:
+    """Let `watcher` watch in the block, instead of another one of its class."""
+    token = set_watcher(watcher)
+    try:
+        yield watcher
+    finally:
+        watchers.reset(token)
+
+
+def current(kind: type[W]) -> W | None:
+    """The watcher of class `kind`, or None."""
+    for watcher in watchers.get():
+        if type(watcher) is kind:
+            return watcher
+    return None
