@@ -154,12 +154,13 @@ class BackwardPass:
             gradient = hook(self, gradient)
 
         # Gradients of the inputs, which older nodes wait for.
-        costs = iter(node.costs or ())
+        told = self.watchers
+        costs = iter(node.costs or ()) if told else None
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
-            if self.watchers:
+            if costs is not None:
                 cost = next(costs, None)
-                for watcher in self.watchers:
+                for watcher in told:
                     watcher.input_gradient(result, cost)
             # A new array that is no view is the source's own; what may be shared is never added to in place.
             fresh = result is not gradient and result.base is None
@@ -170,7 +171,7 @@ class BackwardPass:
 
         # Gradients of the weights, now or later.
         for parameter, vjp in weights:
-            cost = next(costs, None)
+            cost = None if costs is None else next(costs, None)
             if self.store is not None:
                 self.store.put(parameter, vjp, gradient, cost)
             else:

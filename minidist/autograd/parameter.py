@@ -123,6 +123,7 @@ class BackwardObserver:
 class Parameter(Tensor):
     """A leaf tensor that a model trains.
 
+    shape, dtype: known also while the data is released.
     name: qualified name, set by the module tree; used in errors and as the key of random draws.
     version: number of updates so far; belongs to the `FlatParameters` when one owns the parameter.
     gradient: its summands; `grad` reads and sets their sum.
@@ -130,9 +131,7 @@ class Parameter(Tensor):
 
     __slots__ = (
         "_data",
-        "_dtype",
         "_requires_grad",
-        "_shape",
         "_version",
         "flat",
         "gradient",
@@ -140,6 +139,8 @@ class Parameter(Tensor):
         "layout",
         "name",
         "observers",
+        "dtype",
+        "shape",
         "ready_hooks",
     )
 
@@ -147,8 +148,8 @@ class Parameter(Tensor):
         self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
     ) -> None:
         self._data = track(xp.as_array(data), "parameter")
-        self._shape = self._data.shape
-        self._dtype = self._data.dtype
+        self.shape = self._data.shape
+        self.dtype = self._data.dtype
         self.name = name
         self.requires_grad = requires_grad
         self.gradient = Gradient()
@@ -166,7 +167,7 @@ class Parameter(Tensor):
         """The array now bound; an error while the parameter is released."""
         if self._data is None:
             raise AutogradError(
-                f"parameter {self.name!r} of shape {self._shape} is released: its unit has no data bound; "
+                f"parameter {self.name!r} of shape {self.shape} is released: its unit has no data bound; "
                 "gather the unit (bind) before it computes"
             )
         for watcher in watchers.get():
@@ -175,22 +176,20 @@ class Parameter(Tensor):
 
     @data.setter
     def data(self, value: xp.Array) -> None:
-        if value.shape != self._shape:
-            raise ShapeError(
-                f"parameter {self.name!r} has shape {self._shape}; cannot bind data of shape {value.shape}"
-            )
+        if value.shape != self.shape:
+            raise ShapeError(f"parameter {self.name!r} has shape {self.shape}; cannot bind data of shape {value.shape}")
         if self.flat is None:
             self.bind(value)
             return
-        if value.dtype != self._dtype:
+        if value.dtype != self.dtype:
             raise DtypeError(
-                f"parameter {self.name!r} is {self._dtype} in a flat array; cannot assign data of {value.dtype}"
+                f"parameter {self.name!r} is {self.dtype} in a flat array; cannot assign data of {value.dtype}"
             )
         xp.copyto(self.data, value)  # it stays a view of the flat array
 
     def bind(self, array: xp.Array) -> None:
         """Let `array` itself, without a copy, be the data; for the owner of the storage."""
-        self._data, self._dtype = array, array.dtype
+        self._data, self.dtype = array, array.dtype
 
     @property
     def node(self) -> Any:  # type: ignore[override]
@@ -204,9 +203,9 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        if value and self._dtype.kind in "biu":
+        if value and self.dtype.kind in "biu":
             raise DtypeError(
-                f"parameter {self.name!r} is {self._dtype}: only floats have gradients; use requires_grad=False, or"
+                f"parameter {self.name!r} is {self.dtype}: only floats have gradients; use requires_grad=False, or"
                 " cast it"
             )
         self._requires_grad = value
@@ -217,20 +216,10 @@ class Parameter(Tensor):
         return True
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape, also while the data is released."""
-        return self._shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype, also while the data is released."""
-        return self._dtype
-
-    @property
     def size(self) -> int:
         """Number of elements, also while the data is released."""
         count = 1
-        for length in self._shape:
+        for length in self.shape:
             count *= length
         return count
 
@@ -299,14 +288,14 @@ class Parameter(Tensor):
     def _allocate_gradient(self) -> None:
         if self.gradient.buffer is None:
             if self.flat is None:
-                self.gradient.buffer = track(xp.empty(self._shape, self._dtype, self._data), "gradient")
+                self.gradient.buffer = track(xp.empty(self.shape, self.dtype, self._data), "gradient")
             else:
                 self.flat.make_grad_of(self)  # binds the buffers of its neighbours too
 
     def _check(self, value: xp.Array) -> xp.Array:
-        if value.shape != self._shape:
+        if value.shape != self.shape:
             raise ShapeError(
-                f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self._shape}"
+                f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self.shape}"
             )
         return value
 
@@ -332,12 +321,13 @@ class SavedParameter:
     @property
     def data(self) -> xp.Array:
         """The parameter's array; an error when it is not of the version that forward saw."""
-        if self.parameter.version != self.version:
+        parameter = self.parameter
+        if parameter.version != self.version:
             raise VersionError(
-                f"parameter {self.parameter.name!r} has version {self.parameter.version}, but forward used version "
+                f"parameter {parameter.name!r} has version {parameter.version}, but forward used version "
                 f"{self.version}; run backward before the update, or bind the stashed data with its version"
             )
-        return self.parameter.data
+        return parameter.data
 
 
 assert Node is not Parameter  # `record` tells a parameter's edge from others by the class of its node

@@ -149,25 +149,21 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     return np.asarray(value, dtype=dtype)
 
 
-def _create(function: Any, shape: Any, dtype: Any, like: Array | None) -> Array:
-    if like is None or type(like) is ndarray:
-        return function(shape, dtype)
-    return function(shape, dtype, like=like)
-
-
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
-    return _create(np.empty, shape, dtype, like)
+    return np.empty(shape, dtype) if like is None or type(like) is ndarray else np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of zeros on the device of `like`."""
-    return _create(np.zeros, shape, dtype, like)
+    return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
 
 
 def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of ones on the device of `like`."""
-    return full(shape, 1, dtype, like)
+    result = empty(shape, dtype, like)
+    result.fill(1)
+    return result
 
 
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
