@@ -1,11 +1,11 @@
-"""A batch that grows with the noise of its gradient: large enough to be worth its samples, and no larger.
+"""A batch that grows with the noise of its gradient: as large as its samples are worth, and no larger.
 
     mpiexec -n 4 python mpi_examples/adaptive_batch.py
     python mpi_examples/adaptive_batch.py --ranks 4
 
-The noise scale is measured from what data parallelism has anyway, a rank's own gradient and everybody's (McCandlish et
-al. 2018); one number of 8 bytes is sent for it a step. The loss falls, its gradient becomes short against its noise,
-and the batch grows by more micro-batches a step.
+The noise scale is measured from what data parallelism has anyway, a rank's own gradient and the sum over ranks
+(McCandlish et al. 2018); one number of 8 bytes per step is sent for it. As the loss falls, its gradient becomes short
+against its noise, and the batch grows by more micro-batches per step.
 """
 
 import numpy as np
@@ -18,11 +18,9 @@ from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.noise_scale import AdaptiveBatch, LocalGradient, NoiseScale, step_estimate
 
-STEPS, ROWS, LARGEST = (
-    60,
-    4,
-    32,
-)  # rows of a micro-batch of one rank; largest batch in units of all ranks' micro-batches
+STEPS = 60
+ROWS = 4  # of one rank's micro-batch
+LARGEST = 32  # batch, in units of one micro-batch on every rank
 
 
 def main(comm):
@@ -32,6 +30,7 @@ def main(comm):
     unit = ROWS * comm.size
     batch, scale, samples = AdaptiveBatch(unit, unit, LARGEST * unit), NoiseScale(), 0
     for step in range(STEPS):
+        # This rank's part of the batch, in micro-batches; only the last one reduces the gradients.
         order = np.random.default_rng(step).permutation(2000)[: batch.samples]  # the same on every rank
         mine = np.array_split(order, comm.size)[comm.rank]
         model.flat.zero_grad()
@@ -42,6 +41,8 @@ def main(comm):
                     cross_entropy(model(Tensor(images[rows])), labels[rows], divisor=batch.samples).backward()
             else:
                 cross_entropy(model(Tensor(images[rows])), labels[rows], divisor=batch.samples).backward()
+
+        # Measure the noise scale, step, and choose the next batch.
         used, samples = batch.samples, samples + batch.samples
         scale.add(step_estimate(comm, local.take(), model.flat.grad, used))
         optimizer.step()

@@ -1,10 +1,10 @@
-"""Fewer bytes: a classifier of digits by data parallelism whose gradients travel compressed, with error feedback.
+"""Gradient compression: data parallelism with a communication hook that sends fewer bytes, with error feedback.
 
     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
     python mpi_examples/compression.py --ranks 4 --compression powersgd:2
 
-Prints the bytes that a rank sent beside the formula's, and checks the bookkeeping: with error feedback what has arrived
-together with what all ranks still hold back is the sum of all gradients there were.
+Prints the bytes that a rank sent beside those of the closed form, and checks the error feedback: what has arrived, plus
+what all ranks still hold back, is the sum of all gradients that were computed.
 """
 
 import argparse
@@ -29,6 +29,8 @@ def main(comm, method):
     model = DistributedDataParallel(
         MLP([images.shape[1], 64, 10], dtype=np.float64), comm, reduction="sum", bucket_cap_mb=0.05
     )
+
+    # The hook compresses a bucket; here it also adds up what this rank computed, for the check at the end.
     state, buckets = make_compressor(method, comm, "sum"), model.reducer.buckets
     ever, arrived = np.zeros(model.flat.padded_numel), np.zeros(model.flat.padded_numel)
 
@@ -37,6 +39,7 @@ def main(comm, method):
         return compress(state, bucket)
 
     model.register_comm_hook(state, hook)
+
     optimizer, losses = SGD(model.flat, lr=0.5), []
     for _ in range(STEPS):
         model.flat.zero_grad()
@@ -45,6 +48,8 @@ def main(comm, method):
         arrived += model.flat.grad
         optimizer.step()
         losses.append(loss.item())
+
+    # The bytes and the sums over all ranks, against what they must be.
     sent = comm.trace.bytes_by_purpose().get("gradient_reduce", 0)
     formula = STEPS * sum(state.sent_bytes(bucket, comm.rank) for bucket in buckets)
     (total,) = all_reduce(comm, np.array([losses[-1]]))

@@ -1,4 +1,4 @@
-"""ZeRO 3 in one page: parameters live as shards, and a block's are whole only while it computes.
+"""ZeRO 3 (FSDP) on one page: parameters are kept as shards, and a block's are whole only while it computes.
 
 mpiexec -n 4 python mpi_examples/fully_shard.py
 python mpi_examples/fully_shard.py --ranks 4
@@ -20,16 +20,20 @@ def main(comm):
     sampler = GlobalBatchSampler(load_dataset("pydoc"), ROWS * comm.size, CONTEXT, seed=0)
     with account_memory() as account:
         model = GPT(GPTConfig(vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=4, n_head=4), seed=0)
+
+        # Bottom up: each block is a unit, and what is left of the model is the last one.
         for block in model.transformer.h:
             fully_shard(block, mesh=comm, reduction="sum")
         fully_shard(model, mesh=comm, reduction="sum")
+
+        # An ordinary optimizer works on the shards.
         optimizer, shards = AdamW(sharded_parameters(model), lr=3e-3), shards_of(model)
         for step in range(STEPS):
             for shard in shards:
                 shard.zero_grad()
             tokens, targets = sampler.batch(step, comm.rank * ROWS, ROWS)
             with batch_coordinates(step, comm.rank * ROWS):
-                loss = model(tokens, targets, ROWS * comm.size * CONTEXT)  # gathers each block ahead, and drops it
+                loss = model(tokens, targets, ROWS * comm.size * CONTEXT)  # gathers each block, and drops it
                 loss.backward()  # gathers again, reduces, drops
             optimizer.step()
             total = global_loss(comm, [loss.item()])

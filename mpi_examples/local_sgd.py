@@ -21,7 +21,7 @@ STEPS, ROWS = 60, 480
 def main(comm, every):
     images, labels = glyphs().rows(np.arange(ROWS))
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    model = MLP([images.shape[1], 64, 10], seed=comm.rank)  # rank 0's weights are sent to everybody
+    model = MLP([images.shape[1], 64, 10], seed=comm.rank)  # rank 0's weights are sent to all ranks
     flat = FlatParameters(model.parameters())
     average, optimizer = PeriodicModelAverager(flat, comm, every), SGD(flat, lr=1.0)
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""ZeRO-1 in float16: two bytes on the wire, float32 masters on their owners, and a loss scale that all ranks share.
+"""ZeRO 1 in float16: half the bytes on the wire, float32 masters on their owners, and a loss scale that ranks share.
 
 mpiexec -n 4 python mpi_examples/mixed_precision.py          (--bfloat16: no loss scale needed)
 python mpi_examples/mixed_precision.py --ranks 4             the same ranks in one process
@@ -22,9 +22,8 @@ def train(comm):
     dtype = named_dtype("bfloat16" if "--bfloat16" in sys.argv else "float16")
     model = GPT(GPTConfig(256, LENGTH, 32, 2, 4), dtype=dtype)
     zero = ZeroOptimizer(model, AdamW, comm=comm, stage=1, reduction="sum", algorithm="ordered", lr=1e-2)
-    scaler = (
-        DynamicLossScaler(2.0**18, hysteresis=1) if dtype == np.float16 else None
-    )  # too large at first: it is found
+    # The first scale is too large: steps are skipped until it fits. bfloat16 has float32's range and needs none.
+    scaler = DynamicLossScaler(2.0**18, hysteresis=1) if dtype == np.float16 else None
     sampler = GlobalBatchSampler(load_dataset("pydoc"), BATCH, LENGTH, seed=0)
     mine = np.array_split(np.arange(BATCH), comm.size)[comm.rank]
     losses = []
@@ -38,7 +37,7 @@ def train(comm):
             zero.step()
         else:
             scaler.scale_loss(loss).backward()
-            # unscale, overflow agreed on (1 byte), clip, step, gather
+            # Agree on overflow (1 byte), unscale, clip, step, gather.
             scaled_step(comm, scaler, zero, [zero.shard.grad], clip=lambda: zero.clip_grad_norm_(1.0))
     sent = comm.trace.bytes_by_purpose()
     scale = "" if scaler is None else f", loss scale {scaler.scale:,.0f}, steps skipped: {scaler.skipped}"

@@ -1,12 +1,11 @@
-"""A parameter server learns a Markov chain: workers push gradients when they have them, servers answer with weights.
+"""A parameter server learns a Markov chain: workers push gradients when they have them, servers send weights back.
 
     mpiexec -n 4 python mpi_examples/parameter_server.py
     python mpi_examples/parameter_server.py --ranks 5 --servers 2 --consistency asp --slow 3
-    python mpi_examples/parameter_server.py --ranks 4 --kill 50          (mpiexec: the job ends with a report, as MPI
-    has it)
+    python mpi_examples/parameter_server.py --ranks 4 --kill 50      (under mpiexec a killed rank ends the job)
 
-The model is a table of logits, one row for each token: only the rows of the tokens that a batch contains are pushed. At
-the end the run is replayed on one device in the order that the servers recorded, and must have the same bits.
+The model is a table of logits, one row per token: only the rows of the tokens that a batch contains are pushed. At the
+end the run is replayed on one device in the order that the servers recorded, and must have the same bits.
 """
 
 import argparse
@@ -32,7 +31,7 @@ def main(comm, servers, consistency, slow, kill):
         return tokens[start : start + BATCH], tokens[start + 1 : start + BATCH + 1]
 
     def gradient(worker, clock, weights):
-        """Cross-entropy of the next token; the rows that occur, and no others."""
+        """Gradient of the cross-entropy of the next token; only rows that occur."""
         if kill == clock and comm.rank == comm.size - 1:
             comm.world.kill(comm.rank)  # does not return
         inputs, targets = batch(worker, clock)
@@ -43,10 +42,13 @@ def main(comm, servers, consistency, slow, kill):
         )
         return {"logits": ps.Rows(ids, values / np.float32(BATCH)), "bias": np.zeros(1, np.float32)}
 
+    # Train: the first ranks serve, the others work.
     config = ps.ServerConfig(servers, consistency, lambda slices: SGD(slices, lr=4.0), sparse=frozenset(["logits"]))
     initial = {"logits": np.zeros((data.vocab_size, data.vocab_size), np.float32), "bias": np.zeros(1, np.float32)}
     slow_one = comm.size - servers - 1
     result = ps.run(comm, config, initial, gradient, STEPS, lambda worker, clock: slow if worker == slow_one else 1.0)
+
+    # Rank 0 reports, and replays the run from the traces.
     traces = gather_traces(comm)
     if comm.rank == 0:
         for rank in comm.world.dead:
@@ -79,7 +81,7 @@ def softmax(logits):
 
 
 def gather_traces(comm):
-    """Everybody's messages so far, on rank 0; nothing of who is dead."""
+    """Every living rank's messages so far, on rank 0."""
     mine = Trace(comm.rank, comm.size, list(comm.trace.messages))
     if comm.rank:
         comm.send_object(mine, 0)

@@ -1,4 +1,4 @@
-"""ZeRO 1 and 2 in one page: every rank steps its part of the optimizer, then the parameters are gathered.
+"""ZeRO 1 and 2 on one page: every rank steps its shard with its part of the optimizer, then parameters are gathered.
 
 mpiexec -n 4 python mpi_examples/zero.py
 python mpi_examples/zero.py --ranks 4
@@ -22,6 +22,8 @@ def train(comm, stage):
     with account_memory() as account:
         model = GPT(GPTConfig(vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4), seed=0)
         zero = ZeroOptimizer(model, AdamW, comm=comm, stage=stage, reduction="sum", reduce_bucket_size=20_000, lr=3e-3)
+
+        # Each rank computes its micro-batches of the global batch; the divisor is the global number of tokens.
         before = dict(comm.trace.bytes_by_purpose())
         for step in range(STEPS):
             zero.zero_grad()
@@ -35,10 +37,12 @@ def train(comm, stage):
                         with zero.no_sync():
                             loss.backward()
                     else:
-                        loss.backward()  # the gradients are reduced to their owners meanwhile
+                        loss.backward()  # meanwhile, the gradients are reduced to their owners
                 losses.append(loss.item())
             zero.clip_grad_norm_(1.0)
             zero.step()
+
+        # Psi: bytes of the parameters, with padding.
         total = global_loss(comm, losses)
         sent = comm.trace.bytes_by_purpose()
         if comm.rank == 0:

@@ -1,4 +1,4 @@
-"""What data parallelism is compared with: one device, its contributions added in the declared order, and small models."""
+"""Oracles of data parallelism: one device, its contributions added in the declared order, and small models."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Compression keeps its promises: nothing is lost with error feedback, bounds hold, and the bytes are the formula's."""
+"""Compression: error feedback loses nothing, the bounds hold, and the bytes are those of the closed form."""
 
 import ml_dtypes
 import numpy as np
@@ -38,7 +38,7 @@ SIZE = 53
 
 
 def hooked(comm, make, gradients, shapes):
-    """`gradients(rank)`: one flat gradient a step. Returns each step's result, and what is left at the end."""
+    """`gradients(rank)`: one flat gradient per step. Returns each step's result, and what is left at the end."""
     first = gradients(comm.rank)[0]
     parameters = [Parameter(np.zeros(shape, first.dtype), name=f"p{i}") for i, shape in enumerate(shapes)]
     flat = FlatParameters(parameters)
@@ -242,7 +242,7 @@ def test_powersgd_sends_a_matrix_whole_unless_its_factors_are_smaller():
 
 
 def test_powersgd_gets_better_by_its_warm_start():
-    """The same matrix again and again, without error feedback: power iteration comes to the best rank-1 approximation."""
+    """The same matrix repeatedly, without error feedback: power iteration finds the best rank-1 approximation."""
     x = normals(1, 48)(0)[0]
 
     class Forgetful(PowerSGD):
@@ -266,7 +266,7 @@ def test_orthonormal_columns_and_dependent_ones():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_cast_is_an_all_reduce_in_two_bytes(dtype):
+def test_a_cast_is_an_all_reduce_in_half_precision(dtype):
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
     gradients = normals(1, 21, np.float32)
     _, results = run(lambda comm: Cast(comm, dtype), gradients, 2)
@@ -360,7 +360,7 @@ def test_a_resumed_compressor_goes_on_bit_for_bit(name, ranks):
         assert all(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in zip(whole, parts, strict=True))
 
 
-def test_a_residual_does_not_care_for_buckets():
+def test_a_residual_does_not_depend_on_the_buckets():
     """Every sum of five steps and what is left: the same total, though other buckets choose other elements."""
     for name in ("TopK", "PowerSGD"):
         for caps in ((200, 1e9), (1e9, 200)):
@@ -413,7 +413,7 @@ def test_a_compressor_by_its_name():
         ("topk:nan", "needs a number"),
     ],
 )
-def test_a_name_that_is_none(text, sentence):
+def test_an_unknown_compression_is_refused(text, sentence):
     with pytest.raises(UsageError, match=sentence):
         check_compression(text)
 
@@ -573,6 +573,6 @@ def test_wrong_arguments(what):
         SimWorld(2).run(BAD[what][0])
 
 
-def test_more_elements_than_there_are():
+def test_top_k_of_more_elements_than_there_are_is_refused():
     with pytest.raises(UsageError, match="rank 0: top-k with k = 9 > 4, the size of bucket 0"):
         run(lambda comm: TopK(comm, 9), normals(1, 4), 2)

@@ -176,7 +176,7 @@ def padded_bytes(ranks, layers=2):
     ],
 )
 def test_bytes_are_the_papers(settings, gathers, local, ranks):
-    """3 k Psi (n-1)/n: two gathers and one reduction a micro-batch; resharded only after backward, 2 k Psi."""
+    """3 k Psi (n-1)/n: two gathers and one reduction per micro-batch; resharded only after backward, 2 k Psi."""
     world = SimWorld(ranks)
     world.run(train, local=local, steps=1, **{"algorithm": "ring", **settings})
     psi = padded_bytes(ranks)
@@ -272,9 +272,10 @@ def test_the_peak_is_the_closed_form_to_the_byte(ranks, prefetch):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("local", [1, 2])
-def test_offloaded_shards_live_on_the_host_and_cross_with_each_gather_and_reduction(local, ranks):
-    """Up: a shard before each of two gathers a micro-batch. Down: a shard's gradient after each reduction. 4 bytes
-    each.
+def test_offloaded_shards_are_transferred_with_each_gather_and_reduction(local, ranks):
+    """To the device: a shard before each of two gathers per micro-batch. To the host: its gradient after each.
+
+    An element has 4 bytes each time.
     """
 
     def main(comm):
@@ -357,7 +358,7 @@ def test_prefetch_hides_the_gather_whenever_computing_takes_as_long(ratio, ranks
 
 @given(ratio=st.sampled_from([0.5, 1.0, 2.0]), ranks=st.integers(2, 4), prefetch=st.integers(1, 3))
 def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
-    """A shard goes up in one lane and is gathered in another: hidden when a layer computes as long as both together,
+    """A shard is transferred in one stream and gathered in another: hidden when a layer computes as long as both,
     and with two layers ahead as long as the slower of the two (here the gather; the link takes `ratio` of it).
     """
     layers, elements, alpha, beta = 5, 1024 * ranks, 1e-6, 1e-9
@@ -376,7 +377,7 @@ def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
 
 
 def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(monkeypatch):
-    """The order of backward is the order in which forwards ended, reversed: the outermost module comes first in both."""
+    """Backward reaches modules in the reversed order in which forwards ended: the outermost module comes first."""
     log = []
     gather, reached = FSDPParamGroup.start_gather, FSDPState._pre_backward
 
@@ -429,7 +430,7 @@ def test_wrong_settings_are_one_sentence(settings, sentence):
         SimWorld(4).run(lambda comm: shard_gpt(small_gpt(), comm, **settings))
 
 
-def test_twice_is_an_error_and_so_is_never():
+def test_sharding_twice_is_an_error_and_so_is_not_sharding():
     with pytest.raises(UsageError, match="sharded already"):
         SimWorld(1).run(lambda comm: shard_gpt(shard_gpt(small_gpt(), comm), comm))
     with pytest.raises(UsageError, match=r"call fully_shard\(module, mesh=comm\) first"):
@@ -455,7 +456,7 @@ def test_unfreezing_after_sharding_is_one_sentence():
         SimWorld(2).run(main)
 
 
-def test_evaluation_leaves_nothing_whole():
+def test_evaluation_leaves_no_unit_gathered():
     def main(comm):
         from minidist.autograd import no_grad
 

@@ -1,4 +1,4 @@
-"""PyTorch's FSDP2 as an oracle: the same GPT, sharded block by block over gloo, after five steps of AdamW in float64."""
+"""PyTorch's FSDP2 as an oracle: the same GPT, sharded by blocks over gloo, after five steps of AdamW in float64."""
 
 import json
 
@@ -14,12 +14,12 @@ from minidist.lesson.mpi_leg import mpiexec
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_gradients_and_weights_are_fsdp2_s_over_five_steps():
     pytest.importorskip("torch")
-    answer = json.loads(
+    report = json.loads(
         run_under_mpiexec(2, ["-m", "minidist.bench.parallel", "gpt-tiny", "check", "", "torch"], timeout=120).stdout
     )
-    assert (answer["parameters"], answer["steps"]) == (28, 5)
-    assert answer["largest_gradient"] > 0.05
-    assert all(difference <= 1e-10 for difference in answer["largest_difference"].values())
+    assert (report["parameters"], report["steps"]) == (28, 5)
+    assert report["largest_gradient"] > 0.05
+    assert all(difference <= 1e-10 for difference in report["largest_difference"].values())
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")

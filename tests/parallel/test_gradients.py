@@ -89,7 +89,7 @@ def test_wrong_options():
 
 
 def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
-    """Links without cost: time passes by the metered computation alone, a part of it between any two buckets."""
+    """Links without cost: time passes by the counted computation alone, a part of it between any two buckets."""
 
     def program(comm):
         from minidist.autograd import FlopCounter

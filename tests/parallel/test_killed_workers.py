@@ -19,7 +19,7 @@ from tests.parallel.test_parameter_server import SENDS, config, gradient, initia
 
 
 def run(cfg, workers, steps, deaths, compute=gradient, **options):
-    """deaths: {rank: messages that it still posts}."""
+    """Run a world in which ranks die. deaths: {rank: messages that it still posts}."""
     world = SimWorld(cfg.servers + workers, on_failure="isolate", **options)
     for rank, messages in deaths.items():
         world.kill(rank, after_messages=messages)
@@ -74,7 +74,7 @@ def messages_of(cfg, workers, steps, rank, compute=gradient):
 
 @pytest.mark.parametrize("consistency", ["bsp", "delay:1", "ssp:0", "ssp:1", "asp"])
 @pytest.mark.parametrize("servers", [1, 2])
-def test_at_every_message_of_every_worker(consistency, servers):
+def test_a_death_at_every_message_of_every_worker(consistency, servers):
     cfg, workers, steps = config(servers, consistency), 3, 3
     for victim in range(servers, servers + workers):
         for messages, eager_bytes in itertools.product(range(messages_of(cfg, workers, steps, victim)), SENDS):
@@ -86,7 +86,7 @@ def test_at_every_message_of_every_worker(consistency, servers):
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1"])
 @pytest.mark.parametrize("eager_bytes", SENDS)
-def test_at_every_message_in_every_order(consistency, eager_bytes):
+def test_a_death_at_every_message_in_every_order(consistency, eager_bytes):
     cfg, steps, runs = config(1, consistency, "sgd"), 2, 0
     for messages in range(messages_of(cfg, 2, steps, 1)):
         for world, results in explore(
@@ -99,7 +99,7 @@ def test_at_every_message_in_every_order(consistency, eager_bytes):
     assert runs > messages_of(cfg, 2, steps, 1)
 
 
-def test_half_a_push_of_which_nobody_asks_for_the_rest_again():
+def test_a_push_received_in_part_is_dropped_when_several_workers_die():
     """Several die at once, so that one server hears of a death in the middle of a push, another one before it."""
     cfg = config(2, "ssp:0", "sgd", sparse=frozenset(["table"]))
     for deaths in ({4: 4}, {4: 4, 3: 3}, {2: 10, 4: 5}, {2: 6, 3: 6, 4: 6}):
@@ -128,7 +128,7 @@ def test_several_deaths_with_sparse_keys(data):
     check(world, results, cfg, steps, sparse_gradient)
 
 
-def test_on_some_of_the_ranks_of_a_world():
+def test_servers_and_workers_on_some_of_the_ranks_of_a_world():
     """The error names world ranks; the servers know theirs by the communicator."""
     cfg = config(1, "bsp")
 
@@ -149,7 +149,7 @@ def test_on_some_of_the_ranks_of_a_world():
         assert same(results[2], whole)
 
 
-def test_nobody_is_left():
+def test_every_worker_may_die():
     world, results = run(config(2, "bsp"), 2, 5, {2: 8, 3: 12})
     assert set(world.dead) == {2, 3}
     check(world, results, config(2, "bsp"), 5)

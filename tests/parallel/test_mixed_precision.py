@@ -1,4 +1,4 @@
-"""Training in two bytes: DDP and ZeRO equal one device bit for bit, skipped steps included; bytes and memory of the
+"""Half precision: DDP and ZeRO equal one device bit for bit, skipped steps included; bytes and memory of the
 papers.
 """
 
@@ -54,7 +54,7 @@ def units_of(model, strategy):
 
 @quiet_overflow()
 def one_device(strategy, dtype, replicas, local, steps, clip, frozen):
-    """Contributions in two bytes, added in the declared order; then the same end of a step, written out."""
+    """Contributions in half precision, added in the declared order; then the same end of a step, written out."""
     model, scaler = small_gpt(frozen=frozen, dtype=named_dtype(dtype)), scaler_of(dtype)
     flat = FlatParameters(model.parameters())
     optimizer, order = AdamW(flat, **ADAM), GradientOrder(replicas, (tuple(range(local)),), strategy in EACH)
@@ -241,10 +241,10 @@ def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-def test_what_one_rank_sees_all_ranks_know(ranks):
+def test_an_overflow_on_one_rank_is_known_to_all(ranks):
     for guilty in (*range(ranks), None):
-        answers = SimWorld(ranks).run(lambda comm, guilty=guilty: agree_on_overflow(comm, comm.rank == guilty))
-        assert answers == [guilty is not None] * ranks
+        agreed = SimWorld(ranks).run(lambda comm, guilty=guilty: agree_on_overflow(comm, comm.rank == guilty))
+        assert agreed == [guilty is not None] * ranks
 
 
 def after_a_step(comm, name):

@@ -28,7 +28,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def on_the_grid(dtype):
-    """The model in float32, its values those of the model in two bytes."""
+    """The model in float32, its values those of the model in half precision."""
     model = small_gpt()
     model.load_state_dict({p.name: p.data.astype(np.float32) for p in small_gpt(dtype=dtype).parameters()})
     return model
@@ -79,7 +79,7 @@ def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half
 
 @pytest.mark.parametrize("reduce", ["float16", "float32"])
 @pytest.mark.parametrize("local", [1, 2])
-def test_shards_on_the_host_have_the_same_bits_and_cross_in_two_bytes(local, reduce):
+def test_shards_on_the_host_have_the_same_bits_and_are_transferred_in_half_precision(local, reduce):
     policy = MixedPrecisionPolicy(np.dtype(np.float16), np.dtype(reduce))
 
     def on_host(comm):
@@ -99,7 +99,7 @@ def test_shards_on_the_host_have_the_same_bits_and_cross_in_two_bytes(local, red
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_reduced_in_float32_each_micro_batch_is_rounded_once_and_the_sums_are_not(ranks):
-    """One device: the contributions to a micro-batch in two bytes; over ranks, and over micro-batches, in float32."""
+    """One device: contributions to a micro-batch in half precision; sums over ranks and micro-batches in float32."""
     dtype, local = np.dtype(np.float16), 2
     model = small_gpt(dtype=dtype)
     slices = [ParameterSlice(p.data.reshape(-1), None, p.name) for p in model.parameters()]

@@ -17,7 +17,7 @@ from tests.parallel.replicas import Nested, batch
 
 @pytest.mark.parametrize(("small", "big"), [(1, 2), (1, 4), (2, 6)])
 def test_both_estimates_are_unbiased_over_every_outcome(small, big):
-    """A sample's gradient is one of three vectors, equally likely: all 3^big batches, so the mean is the expectation."""
+    """A gradient is one of three equally likely vectors: over all 3^big batches the mean is the expectation."""
     vectors = np.array([[3.0, 1.0], [-1.0, 2.0], [4.0, 0.0]])
     estimates = []
     for choice in itertools.product(range(3), repeat=big):
@@ -84,7 +84,7 @@ def test_data_parallelism_measures_what_one_device_computes(reduction, ranks):
         assert sum(m.nbytes for m in trace.sent("metrics")) == 8 * volume("all_reduce", "ring", 1, ranks, rank).elements
 
 
-def test_the_average_forgets_and_knows_when_it_knows_nothing():
+def test_the_average_decays_and_starts_empty():
     scale = NoiseScale(decay=0.5)
     assert scale.simple == inf
     scale.add(Estimate(-1.0, 4.0))

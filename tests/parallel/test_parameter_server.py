@@ -295,8 +295,8 @@ def test_a_slow_worker_holds_back_bsp_and_not_asp():
     bsp, _ = run_for("bsp", 29.5)
     ssp, stale_ssp = run_for("ssp:2", 29.5)
     asp, stale_asp = run_for("asp", 29.5)
-    assert bsp == [11, 11, 10]  # everybody at the slow one's pace; two had not reached the end when it did
-    assert asp == [30, 30, 10]  # everybody at its own
+    assert bsp == [11, 11, 10]  # all at the slow one's pace; two had not reached the end when it did
+    assert asp == [30, 30, 10]  # each at its own pace
     assert sum(bsp) < sum(ssp) < sum(asp)
     assert max(ssp) - min(ssp) <= 3  # 2 clocks, and the push under way
     assert max(stale_asp) > max(stale_ssp)

@@ -101,7 +101,7 @@ def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, 
     frozen=st.booleans(),
 )
 def test_any_cut_gives_the_same_bits(stage, ranks, alignment, bucket, frozen):
-    """Shards that cut through parameters, ranks with nothing but padding, buckets across boundaries, frozen parameters."""
+    """Shards that cut through parameters, ranks with only padding, buckets across boundaries, frozen parameters."""
     kind, settings = OPTIMIZERS["adam"]
     parts = FROZEN if frozen else ()
     expected = one_device(
