@@ -115,7 +115,8 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
     def finished(self: Any) -> None:
         for work in self.works:
             work.wait()
-        self.flat.was_reduced()
+        for parameter in self.bucket_of:
+            parameter.gradient.was_reduced()
         self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
 
     patch.setattr(gradients.GradientReducer, "finished", finished)

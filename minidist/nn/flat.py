@@ -170,12 +170,6 @@ class FlatParameters:
         if self.shard is not None:
             self.shard.zero_grad()
 
-    def was_reduced(self) -> None:
-        """Note that a reduction has summed the gradient over ranks; see `Gradient.was_reduced`."""
-        for parameter in self.parameters:
-            if parameter.requires_grad:
-                parameter.gradient.was_reduced()
-
     def release_grad(self) -> None:
         """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
         self._grad = None

@@ -203,7 +203,8 @@ class GradientReducer(BackwardObserver):
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
         for work in self.works:
             work.wait()
-        self.flat.was_reduced()
+        for parameter in self.bucket_of:
+            parameter.gradient.was_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
