@@ -1,4 +1,4 @@
-"""Strategies: each stands on both pillars, the engine that computes and the communicator that sends."""
+"""Strategies: how ranks share the work of training one model. Each uses autograd to compute and comm to send."""
 
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors

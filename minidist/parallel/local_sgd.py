@@ -4,8 +4,8 @@
     rank 1   step step step ─┼ average ┼─ step step step ─┼ average ...        H = 3
     rank 2   step step step ─┘         └─ step step step ─┘
 
-With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With H
-> 1 the ranks compute gradients at different weights, which is another algorithm, and optimizer state stays local.
+With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With
+larger H the ranks compute gradients at different weights, which is another algorithm; optimizer state stays local.
 
 Source: Stich, Local SGD converges fast and communicates little, ICLR 2019.
 Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
