@@ -148,7 +148,7 @@ def torch_pipeline(
             torch.stack(losses).mean().reshape(1) if losses else torch.zeros(1, dtype=next(module.parameters()).dtype)
         )
         dist.broadcast(loss, comm.size - 1)  # known on every rank, as ours is
-        return loss.item()
+        return float(loss.item())
 
     return module, step
 

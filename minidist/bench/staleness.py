@@ -108,7 +108,7 @@ def _run(consistency: str, workers: int, pace: Callable[[int, int], float], seco
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return probabilities along the last axis."""
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
 def table(runs: Sequence[StalenessRun]) -> str:

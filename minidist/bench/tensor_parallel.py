@@ -166,7 +166,7 @@ def our_step(comm: Comm, x: np.ndarray) -> Step:
         loss = (y * y).sum() * (1 / x.size)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return float(loss.item())
 
     return step
 

@@ -207,9 +207,8 @@ def ranks_together() -> list[Finding] | None:
     except ImportError:
         return [launcher_finding(os.environ, 1)]
     world = MPI.COMM_WORLD
-    facts = world.gather(_facts(MPI), root=0)
-    hosts = world.bcast(None if facts is None else [fact.host for fact in facts], root=0)
-    messages = message_times(MPI, hosts)
+    facts: list[RankFacts] = world.allgather(_facts(MPI))
+    messages = message_times(MPI, [fact.host for fact in facts])
     if world.rank != 0 or (world.size == 1 and found[1] != 0):  # of ranks that MPI does not see together one reports
         return None
     return [launcher_finding(os.environ, world.size), *judge_ranks(facts), transport(MPI, messages)]

@@ -1,4 +1,7 @@
-"""One job from the command line: run it in the world that is there, then say what it cost and whether it is equal."""
+"""Run one job from the command line, simulated or under mpiexec, and report its cost or whether it equals one device.
+
+Proved by: tests/commands/test_cli.py, tests/planning/test_volumes.py
+"""
 
 import sys
 import time
@@ -27,12 +30,12 @@ from minidist.train.state import Observer, TrainResult
 from minidist.train.strategies.parameter_server import parameter_server_bytes
 from minidist.train.trainer import train
 
-MOST_RANKS = 100_000  # of a training job; each has a model of its own
+MAX_RANKS = 100_000  # of a training job; each has a model of its own
 
 
 @dataclass
 class Summary:
-    """What `minidist train` reports."""
+    """The report of `minidist train`."""
 
     world: str
     losses: list[float]
@@ -50,7 +53,7 @@ class Summary:
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
+        """Return what `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
         names = (
             "losses",
             "ranks",
@@ -66,11 +69,11 @@ class Summary:
         return {name: getattr(self, name) for name in names}
 
     def volumes_hold(self) -> bool:
-        """Does every purpose's measured volume equal its closed form?"""
+        """Return whether every purpose's measured volume equals its closed form."""
         return all(volume["measured"] == volume["closed_form"] for volume in self.bytes_by_purpose.values())
 
     def table(self) -> str:
-        """Bytes by purpose beside the closed form, and the peaks."""
+        """Format the bytes by purpose beside the closed form, the peaks, and the optional measurements."""
         lines = [
             f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
             f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
@@ -79,10 +82,13 @@ class Summary:
             lines.append(f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}")
         else:
             lines.append("nothing was sent: there is one rank")
+
         for name, volume in self.bytes_by_purpose.items():
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
             lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
+
+        # What was asked for by flags of its own.
         if self.loss_scale:
             lines.append(
                 "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(
@@ -116,7 +122,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
-    """From mpiexec, from --ranks, or the product of the degrees (and the servers)."""
+    """Return the ranks of the job, whose rules it keeps: from mpiexec, --ranks, or the product of the degrees."""
     size = launched_size()
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(
@@ -124,9 +130,9 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
         )
     servers = config.servers if config.strategy == "ps" else 0
     result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
-    if not 1 <= result <= MOST_RANKS:
-        raise UsageError(f"{result} ranks; a simulated world has 1 to {MOST_RANKS:,}")
-    batches = resolve_batches(config, result)  # what is wrong is known before anything starts
+    if not 1 <= result <= MAX_RANKS:
+        raise UsageError(f"{result} ranks; a simulated world has 1 to {MAX_RANKS:,}")
+    batches = resolve_batches(config, result)  # errors are reported before anything starts
     check_rules(config, batches, 1 if size else result)
     check_saving(config)
     return result
@@ -142,7 +148,10 @@ def run_training(
     metrics: Path | None = None,
     callbacks: Sequence[Observer] = (),
 ) -> Summary | None:
-    """Train; the summary, or None on a rank that is not to print. callbacks: called by every rank after every step."""
+    """Train and return the summary, or None on ranks that do not print.
+
+    callbacks: called by every rank after every step.
+    """
     size = number_of_ranks(config, ranks)
     writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
@@ -163,7 +172,8 @@ def run_training(
 
 
 def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float, command: str = "") -> Summary:
-    """Write the trace and count what was sent."""
+    """Write the trace and return what was sent, beside its closed form."""
+    # What the ranks sent, by purpose.
     results: list[TrainResult] = outcome.results
     batches = resolve_batches(config, outcome.size)
     first = results[0]
@@ -171,6 +181,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
     for trace in outcome.traces:
         for name, volume in trace.bytes_by_purpose().items():
             measured[name] = measured.get(name, 0) + volume
+
+    # What they must have sent, from the sizes that each rank reports.
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
     if config.strategy == "ps":
         closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
@@ -185,8 +197,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
         for name in dict.fromkeys((*closed, *measured))
     }
-    dims = batches.dims
-    mesh = {} if config.strategy == "ps" else mesh_of(dims)
+
+    mesh = {} if config.strategy == "ps" else mesh_of(batches.dims)
     write_traces(
         path,
         outcome.traces,
@@ -214,7 +226,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
 
 
 def _gradients(results: list[TrainResult]) -> dict[str, Any]:
-    """For the picture of exponents: sizes of the last step's gradient entries, and the loss scale."""
+    """Return, for the picture of exponents, the sizes of the last step's gradient entries, and the loss scale."""
     counts: Counter[str] = Counter()
     for result in results:
         counts.update(result.gradient_exponents)
@@ -230,7 +242,7 @@ def run_comparison(
     trace: Path | None = None,
     command: str = "",
 ) -> Comparison | None:
-    """Train in parallel and on one device; the verdict, or None on a rank that is not to print."""
+    """Train in parallel and on one device; return the verdict, or None on ranks that do not print."""
     size = number_of_ranks(config, ranks)
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
@@ -265,7 +277,7 @@ def run_comparison(
 def _served_comparison(
     config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
 ) -> Comparison | None:
-    """With a parameter server: judged after the run, from what all ranks kept."""
+    """Compare a job with a parameter server, after the run, from what all ranks recorded."""
     outcome = execute(
         serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
     )
@@ -277,5 +289,5 @@ def _served_comparison(
 
 
 def mesh_of(dims: ParallelDims) -> dict[str, int]:
-    """The axes of a mesh with their ranks, slowest first, for the trace's header."""
+    """Return the axes of a mesh with their ranks, slowest first, for the trace's header."""
     return {"pp": dims.pp, "dp": dims.dp, "cp": dims.cp, "tp": dims.tp}

@@ -80,6 +80,16 @@ def heads_for_tp(job: ResolvedJob) -> str:
     return f"--heads {' or '.join(map(str, near))}" if near else f"a --width that is a multiple of {job.tp}"
 
 
+def both(condition: str, name: str, unless: object = None) -> Value:
+    """Return whether `condition` holds and `name` is set to anything but its neutral value `unless`."""
+    return lambda job: getattr(job, condition) and getattr(job, name) and getattr(job, name) != unless
+
+
+def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
+    """Return whether a setting differs from its default where it has no effect."""
+    return lambda job: getattr(job, name) != TrainConfig.model_fields[name].default and not effective(job)
+
+
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 MODEL_AND_DATA = (
@@ -197,7 +207,7 @@ PARAMETER_SERVER = (
     *(
         Rule(
             f"server-with-{name.replace('_', '-')}",
-            lambda j, name=name: j.server and getattr(j, name),
+            both("server", name),
             f"{flag(name)} does not combine with --strategy ps: {why}",
             "leave it out",
         )
@@ -252,7 +262,7 @@ REPLICAS = (
     *(
         Rule(
             f"local-steps-with-{name.replace('_', '-')}",
-            lambda j, name=name: j.local_steps and getattr(j, name),
+            both("local_steps", name),
             f"{flag(name)} does not combine with --local-steps {{local_steps}}: between two averages the replicas have"
             " different weights and gradients",
             "leave it out",
@@ -417,7 +427,7 @@ MEMORY = (
     *(
         Rule(
             f"{name.replace('_', '-')}-needs-zero-3",
-            lambda j, name=name: j.zero != 3 and getattr(j, name) != TrainConfig.model_fields[name].default,
+            ineffective(name, lambda j: bool(j.zero == 3)),
             f"{flag(name)} {{{name}}} applies to sharded parameters",
             "add --zero 3, or leave it out",
         )
@@ -486,7 +496,7 @@ PIPELINE = (
     *(
         Rule(
             f"asynchronous-with-{name}",
-            lambda j, name=name: j.asynchronous and getattr(j, name) > 1,
+            both("asynchronous", name, unless=1),
             f"--schedule {{schedule}} runs on one pipeline, without --{name} {{{name}}}",
             f"use {instead}",
         )
@@ -505,7 +515,7 @@ PIPELINE = (
     *(
         Rule(
             f"asynchronous-with-{name.replace('_', '-')}",
-            lambda j, name=name: j.asynchronous and getattr(j, name),
+            both("asynchronous", name),
             f"{flag(name)} needs a moment at which no micro-batch is in flight, and --schedule {{schedule}} never"
             " drains",
             "use a synchronous one, such as 1f1b",
@@ -515,7 +525,7 @@ PIPELINE = (
     *(
         Rule(
             f"asynchronous-with-{name}",
-            lambda j, name=name: j.asynchronous and getattr(j, name) not in ("none", 0),
+            both("asynchronous", name, unless="none"),
             f"--{name} {{{name}}} does not combine with --schedule {{schedule}}",
             "use a synchronous schedule, such as 1f1b",
         )
@@ -588,9 +598,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
 WITHOUT_EFFECT = tuple(
     Rule(
         f"{name.replace('_', '-')}-without-effect",
-        lambda j, name=name, effective=effective: (
-            getattr(j, name) != TrainConfig.model_fields[name].default and not effective(j)
-        ),
+        ineffective(name, effective),
         f"{flag(name)} {{{name}}} has no effect here, because it belongs to {other}",
         "add that, or leave it out",
     )
