@@ -10,6 +10,7 @@ from minidist.config.train_config import TrainConfig
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
+ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
 
 def make_model(config: TrainConfig, dataset: Any) -> Any:

@@ -5,10 +5,14 @@ The strategies run this plan, and the closed forms count its messages, so both r
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
+from itertools import pairwise
 from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig, updates_of
+from minidist.data import load_dataset
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import Plan, load_plan
@@ -89,3 +93,12 @@ def count_blocks(model: Any) -> int:
     """Return how many blocks a pipeline can divide among stages."""
     inner: Any = getattr(model, "transformer", None) or getattr(model, "model", None) or model
     return len(inner.h if hasattr(inner, "h") else inner.layers)
+
+
+def blocks_of_stages(config: TrainConfig, stages: int) -> list[range]:
+    """Return the blocks (of an MLP: the layers) of each stage."""
+    sizes = None
+    if config.partition != "uniform":
+        sizes = stage_sizes(config.partition, make_model(config, load_dataset(config.data)), stages)
+    ends = offsets(sizes or chunk_sizes(config.layers + (config.model == "mlp"), stages))
+    return [range(first, end) for first, end in pairwise(ends)]

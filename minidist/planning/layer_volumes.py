@@ -19,8 +19,7 @@ Proved by: tests/planning/test_volumes.py
 
 from collections import Counter
 
-from minidist.base.layout import chunk_sizes
-from minidist.config.pipeline_plan import make_plan, stage_sizes
+from minidist.config.pipeline_plan import blocks_of_stages, make_plan
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
@@ -38,16 +37,14 @@ from minidist.parallel.tensor.layers import (
 from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
 from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
 from minidist.parallel.volume import Volume
-from minidist.pipeline.plan import Plan
-from minidist.planning.plans import crossings_of
-from minidist.train.job import build
+from minidist.planning.pipeline_volumes import paths_of
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
 
 
 def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
-    """Elements, by purpose, that all ranks together send inside layers in `config.steps` steps."""
+    """Return the elements, by purpose, that all ranks together send inside layers in `config.steps` steps."""
     dims = batches.dims
     if not dims.splits_sums:
         return Counter()
@@ -56,54 +53,35 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     layers = Layers(config, batches)
     passes = config.steps * batches.accumulation  # of each replica
     total: Elements = Counter()
-    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
+    for stage, blocks in enumerate(blocks_of_stages(config, stages)):
         first, last = stage == 0, stage == stages - 1
         forward, backward = layers.forward(blocks, first, last), layers.backward(blocks, first, last)
-        forwards = passes
-        if plan is not None and _replays_stages(config):
-            forwards += passes
-        elif config.recompute in ("full", "sqrt"):  # segments of blocks, too, run all of them again
+        total.update(_times(forward, passes))
+        total.update(_times(backward, passes))
+
+        # What runs again: a pipeline's whole stages, all blocks (also in segments), or attention.
+        if plan is not None and config.recompute == "full" and config.offload != "activations":
+            total.update(_times(forward, passes))
+        elif config.recompute in ("full", "sqrt"):
             total.update(_times(layers.forward(blocks, False, False), passes))
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
-        total.update(_times(forward, forwards))
-        total.update(_times(backward, passes))
         if plan is not None and not last:
-            total.update(_times(forward, _ways(plan)))  # the empty pass
+            total.update(_times(forward, len(paths_of(plan))))  # the empty pass
     return _times(total, dims.dp)
 
 
 def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
-    """Elements, by purpose, that all ranks together send inside layers in one forward pass of all micro-batches."""
+    """Return the elements, by purpose, that all ranks send inside layers in one forward pass of all micro-batches."""
     stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
     layers, total = Layers(config, batches), Counter[str]()
-    for stage, blocks in enumerate(blocks_of_stages(config, batches, stages)):
+    for stage, blocks in enumerate(blocks_of_stages(config, stages)):
         total.update(layers.forward(blocks, stage == 0, stage == stages - 1))
     return _times(total, batches.dims.dp * batches.accumulation) if batches.dims.splits_sums else Counter()
 
 
 def _times(elements: Elements, factor: int) -> Elements:
     return Counter({name: count * factor for name, count in elements.items()})
-
-
-def _ways(plan: Plan) -> int:
-    """Distinct ways of micro-batches through the ranks."""
-    return crossings_of(plan)[2]
-
-
-def _replays_stages(config: TrainConfig) -> bool:
-    return config.recompute == "full" and config.offload != "activations"
-
-
-def blocks_of_stages(config: TrainConfig, batches: Batches, stages: int) -> list[range]:
-    """The blocks (of an MLP: layers) of each stage."""
-    ends, result = 0, []
-    model = None if config.partition == "uniform" else build(config, batches).model
-    sizes = model and stage_sizes(config.partition, model, stages)
-    for size in sizes or chunk_sizes(config.layers + (config.model == "mlp"), stages):
-        result.append(range(ends, ends + size))
-        ends += size
-    return result
 
 
 class Layers:

@@ -149,7 +149,7 @@ class Architecture:
         return {"unfused": unfused(*sizes), "fused": fused(*sizes, itemsize=2, dropout=True)}
 
     def block_activations(self, batch: int, length: int, recompute: str) -> int:
-        """Return the bytes that one block keeps for backward; `recompute`: none, selective (attention's core) or full."""
+        """Return the bytes that one block keeps; `recompute`: none, selective (attention's core) or full."""
         s, b, h, a = length, batch, self.width, self.heads
         if recompute == "full":
             return 2 * s * b * h

@@ -1,6 +1,8 @@
 """What a job must send, by purpose, in closed form: printed beside what the trace counted, and asserted.
 
-With Psi elements (padded) on a data axis of n ranks and k micro-batches, each rank sends (n-1)/n of, a step:
+Each strategy states its own volume beside its code (`ddp_volume`, `zero_volume`, `fsdp_volume`, ...); this file sums
+them over stages, groups and steps. With Psi elements (padded) on a data axis of n ranks and k micro-batches, each rank
+sends (n-1)/n of, per step:
 
                      gradient_reduce    parameter_gather
     data parallel         2 Psi                 -            2 k Psi when every micro-batch is reduced
@@ -8,51 +10,47 @@ With Psi elements (padded) on a data axis of n ranks and k micro-batches, each r
     ZeRO 2                k Psi               Psi
     ZeRO 3                k Psi             2 k Psi          a gather for forward, one for backward
 
-ZeRO 3 with --reshard-after-forward false gathers k Psi; with g neighbours that keep a unit split, k Psi among all and k
-Psi among these. Parameters below the persistence threshold are gathered once a step. Hybrid sharding with c copies has
-n/c in the
-place of n, and sums shards over the copies: 2 (c-1)/c of 1/n-th of Psi for each rank.
+ZeRO 3 with --reshard-after-forward false gathers k Psi; with g neighbours that keep a unit sharded, k Psi among all
+ranks and k Psi among these. Parameters below the persistence threshold are gathered once per step. Hybrid sharding with
+c copies has n/c instead of n, and sums shards over the copies: 2 (c-1)/c of 1/n-th of Psi for each rank.
 
 All ranks of a group together send, of an array of S elements: all-reduce 2 (n-1) S, reduce-scatter, all-gather and
-broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis. What goes on
-inside layers is in layer_volumes.py.
+broadcast (n-1) S, however it is cut. So a volume is such a number times the groups of an axis. Messages inside layers
+are in layer_volumes.py, those between the stages of a pipeline in pipeline_volumes.py.
+
+Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/train/test_evaluate.py
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
 from minidist import collectives
+from minidist.config.models import ITEMSIZE
 from minidist.config.pipeline_plan import make_plan
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.optim import NORM_BLOCK
-from minidist.parallel.data_parallel import DIGEST_BYTES, ddp_volume, startup_bytes
+from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.local_sgd import local_sgd_volume
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.shapes import WORDS
-from minidist.pipeline.runtime.shared import ROW
-from minidist.planning.layer_volumes import blocks_of_stages, forward_elements, layer_elements
-from minidist.planning.plans import crossings_into, crossings_of
+from minidist.planning.layer_volumes import forward_elements, layer_elements
+from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, paths_of, pipeline_bytes
 from minidist.train.strategies.data_axis import AxisSizes
 
-NUMBER = 8  # a loss, and the sum of a block's squares, travel as one float64
-ROW_OF_REPLICAS = 16  # which part of which tensor, and its fingerprint
-ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
+ROW_OF_REPLICAS = 16  # bytes: which part of which tensor, and its fingerprint
 
 
 def closed_form_bytes(
     config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0
 ) -> dict[str, int]:
-    """Payload bytes that all ranks together send in a job of `config.steps` steps. sizes: of all ranks, in rank order.
+    """Return the payload bytes that all ranks together send in a job of `config.steps` steps, by purpose.
 
-    skipped: steps whose gradients overflowed: they are neither clipped, nor are parameters gathered after them (ZeRO 1,
-    2).
+    sizes: of all ranks, in rank order. skipped: steps whose gradients overflowed; they are not clipped, and no
+    parameters are gathered after them (ZeRO 1, 2).
     """
     dims = batches.dims
-    pipeline = [
-        sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)
-    ]  # one rank of each stage; the others are alike
+    pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage
     total: Counter[str] = Counter()
     for volumes in (
         _data_axes(config, batches, pipeline, skipped),
@@ -66,28 +64,28 @@ def closed_form_bytes(
         parts = sum(axis.held for axes in sizes for axis in axes)
         total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
     if dims.pp > 1:
-        total.update(_between_stages(config, batches, pipeline))
+        total.update(pipeline_bytes(config, batches, pipeline))
     return {name: total[name] for name in sorted(total) if total[name]}
 
 
-def _group(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
-    """(ranks over which an axis's gradients are summed, how many such groups a stage has)."""
-    dims = batches.dims
-    return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
+def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: int) -> int:
+    """Return the micro-batches that pipeline rank `rank` runs of an axis's stage, which several ranks may share."""
+    if plan is None:
+        return batches.accumulation
+    return len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
 
 
 def _data_axes(
     config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
 ) -> Counter[str]:
-    """The weights at the start, gradients, and what ZeRO gathers."""
-    itemsize, steps, k = ITEMSIZE[config.precision], config.steps, batches.accumulation
+    """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
+    itemsize, steps = ITEMSIZE[config.precision], config.steps
     total: Counter[str] = Counter()
-    plan = make_plan(config, k) if batches.dims.pp > 1 else None
+    plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
-        n, groups = _group(batches, axis)
-        if plan is not None:  # a stage that several ranks hold is run by each for some of the micro-batches
-            k = len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+        n, groups = group_of(batches, axis)
+        k = _microbatches(plan, batches, axis, rank)
         reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
         copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
         shared = units - axis.resident  # elements that FSDP gathers for each use
@@ -103,7 +101,7 @@ def _data_axes(
             gathers = steps * k * sent["parameter_gather"]
             gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
             if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
-                gathers += crossings_of(plan)[2] * fsdp_gather_volume(shared, n, copies)
+                gathers += len(paths_of(plan)) * fsdp_gather_volume(shared, n, copies)
         elif config.zero:
             sent = zero_volume(gradient, units, n)
             gathers = (steps - skipped) * sent["parameter_gather"]
@@ -121,12 +119,12 @@ def _data_axes(
 def _norms(
     config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
 ) -> Counter[str]:
-    """Block sums: gathered where gradients are sharded, added up over tiles, joined over stages."""
+    """Return the bytes of block sums: gathered over shards, summed over tensor-parallel ranks, joined over stages."""
     if config.clip is None:
         return Counter()
     dims, all_blocks, nbytes = batches.dims, 0, 0
     for axis in (axis for stages in pipeline for axis in stages):
-        n, groups = _group(batches, axis)
+        n, groups = group_of(batches, axis)
         blocks = sum(-(-unit // NORM_BLOCK) for unit in axis.units)
         all_blocks += blocks
         nbytes += (n - config.dp_replicate) * groups * blocks if config.zero else 0
@@ -139,12 +137,13 @@ def _norms(
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
+    """Return the bytes of losses, and of the gradient noise scale."""
     noise = 2 * (batches.dims.dp * batches.dims.cp - 1) if config.noise_scale else 0  # an all-reduce of one number
     return Counter(metrics=config.steps * (losses_bytes(batches) + noise * NUMBER))
 
 
 def losses_bytes(batches: Batches) -> int:
-    """Every micro-batch's loss, once: to all ranks of a pipeline, then to all that see other rows."""
+    """Return the bytes of every micro-batch's loss: to all ranks of a pipeline, then to those with other rows."""
     dims, k = batches.dims, batches.accumulation
     n = dims.dp * dims.cp
     to_stages = n * dims.tp * 2 * (dims.pp - 1) * k
@@ -153,45 +152,27 @@ def losses_bytes(batches: Batches) -> int:
 
 
 def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> tuple[int, int]:
-    """What one forward pass of all micro-batches gathers under ZeRO 3, and what is gathered once after each update."""
+    """Return the elements that ZeRO 3 gathers in one forward pass of all micro-batches, and once after each update."""
     dims, passes, once = batches.dims, 0, 0
     if config.zero != 3:
         return 0, 0
     plan = make_plan(config, batches.accumulation) if dims.pp > 1 else None
     for rank in range(dims.pp):
         for axis in sizes[rank * (dims.ranks // dims.pp)]:
-            n, groups = _group(batches, axis)
-            k = (
-                batches.accumulation
-                if plan is None
-                else len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
-            )
+            n, groups = group_of(batches, axis)
+            k = _microbatches(plan, batches, axis, rank)
             passes += k * (n - config.dp_replicate) * groups * (sum(axis.units) - axis.resident)
             once += (n - config.dp_replicate) * groups * axis.resident
     return passes, once
 
 
-def crossing_elements(config: TrainConfig, batches: Batches) -> int:
-    """Elements of activations that go from rank to rank in all pipelines in a step (an asynchronous plan: in the job)."""
-    if batches.dims.pp == 1:
-        return 0
-    plan, border = make_plan(config, batches.accumulation), _border(config, batches)
-    sent = crossings_of(plan)[0] * border
-    if config.model == "mlp" and blocks_of_stages(config, batches, plan.stages)[-1][0] == config.layers:
-        sent -= crossings_into(plan, plan.stages - 1) * (
-            border - border // batches.dims.tp
-        )  # the last layer takes rows: only a tile each
-    return sent
-
-
 def evaluation_bytes(
     config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int
 ) -> Counter[str]:
-    """What evaluations add to the closed form, of all ranks, in a job that began at `first_step`. sizes: see
-    `closed_form_bytes`.
+    """Return what evaluations add to `closed_form_bytes`, in a job that began at `first_step`.
 
-    Small parameters that stay whole (ZeRO 3) are gathered once after each update, by who needs them first: then by the
-    evaluation.
+    Small parameters that stay gathered (ZeRO 3) are gathered once after each update, when they are needed first; in
+    these steps that is in the evaluation.
     """
     every = config.evaluate_every
     if not every:
@@ -207,7 +188,7 @@ def evaluation_bytes(
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
-    """Float16: one byte by recursive doubling over all ranks of all axes."""
+    """Return the bytes of float16's overflow flag: one byte by recursive doubling over all ranks of all axes."""
     n = batches.dims.ranks
     flags = (
         sum(collectives.volume("all_reduce", "recursive_doubling", 1, n, rank).elements for rank in range(n))
@@ -215,79 +196,3 @@ def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
         else 0
     )
     return Counter(overflow=config.steps * flags)
-
-
-# --- pipelines --------------------------------------------------------------------------------------------------------
-
-
-def _between_stages(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
-    """Activations and their gradients, what stages share, and what is said at the start."""
-    dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
-    pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
-    paths = crossings_of(plan)[1]
-    places = [
-        (axis.stage, rank, name, size)
-        for rank, axes in enumerate(pipeline)
-        for axis in axes
-        for name, size in axis.parameters.items()
-    ]
-    total: Counter[str] = Counter()
-    total["startup"] = pipelines * (
-        (p - 1) * DIGEST_BYTES + p * (p - 1) * NUMBER + (p - 1) * len(places) * ROW * 8 + paths * WORDS * 8
-    )
-    if config.replicas is not None:  # who else has my stage: everybody tells everybody
-        total["startup"] += p * (p - 1) * 2 * NUMBER
-    shards = (
-        dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1
-    )  # each rank sends its shard of what is shared
-    for name in {place[2] for place in places}:
-        sites = [place for place in places if place[2] == name]
-        ranks = len({rank for _, rank, _, _ in sites})
-        tied = len({stage for stage, _, _, _ in sites}) > 1
-        size = sites[0][3] if config.zero < 2 else -(-sites[0][3] // (shards * NORM_BLOCK)) * NORM_BLOCK
-        if plan.updates != "flush" and not tied:  # replicas of a stage: an all-reduce a round of mini-batches
-            total["gradient_reduce"] += -(-config.steps // len(sites)) * 2 * (len(sites) - 1) * size * itemsize
-        elif tied or config.zero < 2:
-            total["tied" if tied else "gradient_reduce"] += (
-                config.steps * pipelines * len(sites) * (ranks - 1) * size * itemsize
-            )
-    if config.zero >= 2:
-        total["gradient_reduce"] += (
-            config.steps * sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline) * itemsize
-        )
-    sent = crossing_elements(config, batches)
-    for name in ("pipeline_activation", "pipeline_gradient"):  # an asynchronous plan is the whole job
-        total[name] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
-    return total
-
-
-def _border(config: TrainConfig, batches: Batches) -> int:
-    """Elements of one micro-batch's activation between two stages, of all ranks of one stage."""
-    dims = batches.dims
-    border = dims.dp * batches.micro_batch * config.width
-    if config.model != "mlp":
-        border *= config.context
-    border *= 1 if config.sequence_parallel else dims.tp
-    if config.experts:  # the auxiliary loss travels along
-        border += dims.dp * dims.cp * dims.tp * max(1, 4 // ITEMSIZE[config.precision])
-    return border
-
-
-def _copied_units(
-    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]
-) -> int:
-    """Elements of sharded gradients that one rank's stages send to the other ranks of the same stages, all replicas
-    together.
-    """
-    holders, total = plan.holders(), 0
-    stages_of = {
-        name: {axis.stage for axes in pipeline for axis in axes if name in axis.parameters}
-        for axis in axes
-        for name in axis.parameters
-    }
-    for axis in axes:
-        if any(len(stages_of[name]) > 1 for name in axis.parameters):
-            continue  # the tied weight, which has its own unit
-        _, groups = _group(batches, axis)
-        total += (len(holders[axis.stage]) - 1) * sum(axis.units) * groups
-    return total

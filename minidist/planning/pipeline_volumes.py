@@ -1,0 +1,147 @@
+"""What the ranks of pipelines send to each other, in closed form: activations, shared gradients, and the start.
+
+    rank 0   stage 0  ──activation──▶  stage 1   rank 1        per micro-batch and boundary between two ranks
+                      ◀──gradient────
+
+A weight that two stages share (a tied embedding), and a stage that two ranks hold (bidirectional schedules), cost a sum
+of their gradients per step.
+
+Proved by: tests/planning/test_volumes.py, tests/train/test_pipelines.py
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from minidist.config.models import ITEMSIZE
+from minidist.config.pipeline_plan import blocks_of_stages, make_plan
+from minidist.config.train_config import Batches, TrainConfig
+from minidist.optim import NORM_BLOCK
+from minidist.parallel.data_parallel import DIGEST_BYTES
+from minidist.pipeline.plan import Plan
+from minidist.pipeline.runtime.shapes import WORDS
+from minidist.pipeline.runtime.shared import ROW
+from minidist.train.strategies.data_axis import AxisSizes
+
+NUMBER = 8  # bytes of a loss, or of the sum of a block's squares: one float64
+
+
+@dataclass(frozen=True)
+class Site:
+    """One parameter of one stage on one rank of a pipeline."""
+
+    stage: int
+    rank: int
+    name: str
+    size: int
+
+
+def group_of(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
+    """Return the ranks over which an axis's gradients are summed, and how many such groups a stage has."""
+    dims = batches.dims
+    return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
+
+
+def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+    """Return the bytes that all pipelines send between their stages. pipeline: sizes of one rank of each stage."""
+    dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
+    pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
+    sites = [
+        Site(axis.stage, rank, name, size)
+        for rank, axes in enumerate(pipeline)
+        for axis in axes
+        for name, size in axis.parameters.items()
+    ]
+    total: Counter[str] = Counter()
+
+    # Start: fingerprints of the plan and seeds of all ranks, who holds which parameter, and the shapes at boundaries.
+    total["startup"] = pipelines * (
+        (p - 1) * DIGEST_BYTES
+        + p * (p - 1) * NUMBER
+        + (p - 1) * len(sites) * ROW * 8
+        + boundaries_of_paths(plan) * WORDS * 8
+    )
+    if config.replicas is not None:  # every rank tells every other which stage it holds
+        total["startup"] += p * (p - 1) * 2 * NUMBER
+
+    # Gradients of parameters that several ranks of one pipeline have; with ZeRO 2 and 3 each rank sends its shard.
+    shards = dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1
+    for name in {site.name for site in sites}:
+        shared = [site for site in sites if site.name == name]
+        ranks, stages = len({site.rank for site in shared}), len({site.stage for site in shared})
+        size = shared[0].size
+        if config.zero >= 2:
+            size = -(-size // (shards * NORM_BLOCK)) * NORM_BLOCK
+        if plan.updates != "flush" and stages == 1:  # replicas of a stage: an all-reduce per round of mini-batches
+            total["gradient_reduce"] += -(-config.steps // len(shared)) * 2 * (len(shared) - 1) * size * itemsize
+        elif stages > 1 or config.zero < 2:
+            purpose = "tied" if stages > 1 else "gradient_reduce"
+            total[purpose] += config.steps * pipelines * len(shared) * (ranks - 1) * size * itemsize
+    if config.zero >= 2:
+        copied = sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline)
+        total["gradient_reduce"] += config.steps * copied * itemsize
+
+    # Activations forward and their gradients backward; an asynchronous plan is the whole job.
+    sent = crossing_elements(config, batches)
+    for purpose in ("pipeline_activation", "pipeline_gradient"):
+        total[purpose] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
+    return total
+
+
+def crossing_elements(config: TrainConfig, batches: Batches) -> int:
+    """Return the elements of activations sent between ranks of all pipelines per step (asynchronous plans: per job)."""
+    if batches.dims.pp == 1:
+        return 0
+    plan, boundary = make_plan(config, batches.accumulation), _boundary(config, batches)
+    rank_of = plan.rank_of_stage()
+
+    def crossings_into(stage: int) -> int:
+        return sum(rank_of[stage - 1, i] != rank_of[stage, i] for i in range(plan.microbatches))
+
+    sent = sum(map(crossings_into, range(1, plan.stages))) * boundary
+    # An MLP's last layer is row-parallel: each of its ranks needs only its shard of the columns.
+    if config.model == "mlp" and blocks_of_stages(config, plan.stages)[-1][0] == config.layers:
+        sent -= crossings_into(plan.stages - 1) * (boundary - boundary // batches.dims.tp)
+    return sent
+
+
+def paths_of(plan: Plan) -> set[tuple[int, ...]]:
+    """Return the distinct paths of micro-batches through the ranks: the rank of each stage."""
+    rank_of = plan.rank_of_stage()
+    return {tuple(rank_of[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)}
+
+
+def boundaries_of_paths(plan: Plan) -> int:
+    """Return how often all distinct paths together go from one rank to another."""
+    return sum(a != b for path in paths_of(plan) for a, b in pairwise(path))
+
+
+def _boundary(config: TrainConfig, batches: Batches) -> int:
+    """Return the elements of one micro-batch's activation between two stages, of all ranks of one stage."""
+    dims = batches.dims
+    boundary = dims.dp * batches.micro_batch * config.width
+    if config.model != "mlp":
+        boundary *= config.context
+    boundary *= 1 if config.sequence_parallel else dims.tp
+    if config.experts:  # with the auxiliary loss, one float32
+        boundary += dims.dp * dims.cp * dims.tp * max(1, 4 // ITEMSIZE[config.precision])
+    return boundary
+
+
+def _copied_units(
+    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]
+) -> int:
+    """Return the elements of sharded gradients that one rank's stages send to other ranks of the same stages."""
+    holders, total = plan.holders(), 0
+    stages_of = {
+        name: {axis.stage for axes in pipeline for axis in axes if name in axis.parameters}
+        for axis in axes
+        for name in axis.parameters
+    }
+    for axis in axes:
+        if any(len(stages_of[name]) > 1 for name in axis.parameters):
+            continue  # a tied weight has a unit of its own
+        _, groups = group_of(batches, axis)
+        total += (len(holders[axis.stage]) - 1) * sum(axis.units) * groups
+    return total
