@@ -3,6 +3,8 @@
 rank 0   F0 F1 F2 F3
 rank 1   .. F0 F1 F2 F3
 rank 2   .. .. F0 F1 F2 F3
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from minidist.pipeline.plan.action import F, every
@@ -11,5 +13,5 @@ from minidist.pipeline.plan.registry import Orders, schedule
 
 @schedule("forward-only", aliases=("evaluation", "inference"), chunks=None, updates="none")
 def forward_only(p: int, m: int, v: int) -> Orders:
-    """Chunks one after the other, each with all micro-batches."""
+    """Return the chunks one after the other, each with all micro-batches."""
     return [[f for c in range(v) for f in every(F(c * p + r, 0), m)] for r in range(p)]

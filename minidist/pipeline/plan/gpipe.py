@@ -6,6 +6,8 @@
 
 Idle (p-1)(T_F + T_B); all m micro-batches are alive at once, which recomputation makes bearable. Source: Huang et al.,
 GPipe, NeurIPS 2019. The paper runs the backwards from m-1 to 0, several libraries from 0 to m-1: `backward_order`.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from minidist.base.errors import UsageError
@@ -15,8 +17,9 @@ from minidist.pipeline.plan.registry import Orders, schedule
 
 @schedule("gpipe", aliases=("ScheduleGPipe", "afab", "all-forward-all-backward"))
 def gpipe(p: int, m: int, backward_order: str = "reversed") -> Orders:
-    """backward_order: "reversed" (m-1..0, the paper's) or "forward" (0..m-1, torch's)."""
+    """Return GPipe. backward_order: "reversed" (m-1..0, the paper's) or "forward" (0..m-1, torch's)."""
     if backward_order not in ("reversed", "forward"):
         raise UsageError(f"backward_order={backward_order!r}; it must be 'reversed' or 'forward'")
     step = -1 if backward_order == "reversed" else 1
+    # Warm-up: all forwards. Cool-down: all backwards. There is no steady state.
     return [[*every(F(s, 0), m), *every(B(s, 0), m)[::step]] for s in range(p)]

@@ -2,8 +2,10 @@
 
     rank r   chunk 0: F0 F1 F2 F3   chunk 1: F0 F1 F2 F3   chunk 1: B3 B2 B1 B0   chunk 0: B3 B2 B1 B0
 
-Everything is alive at the turn, m v chunks a rank. In return a stage's weights are needed in one stretch, so sharded
+All activations are alive at the turn, m v chunks per rank. In return a stage's weights are needed in one stretch, so sharded
 weights are gathered once for each pass. Source: Lamy-Poirier, Breadth-first pipeline parallelism, MLSys 2023.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from minidist.pipeline.plan.action import B, F, every
@@ -12,7 +14,8 @@ from minidist.pipeline.plan.registry import Orders, schedule
 
 @schedule("looped-bfs", aliases=("ScheduleLoopedBFS", "breadth-first"), chunks=None)
 def looped_bfs(p: int, m: int, v: int) -> Orders:
-    """Any m."""
+    """Return all micro-batches through each chunk in turn, and back, for any m."""
+    # Warm-up: all forwards, chunk by chunk. Cool-down: all backwards, the chunks reversed.
     return [
         [f for c in range(v) for f in every(F(c * p + r, 0), m)]
         + [b for c in reversed(range(v)) for b in every(B(c * p + r, 0), m)[::-1]]

@@ -3,7 +3,7 @@
     rank 0   F0 F1 F2 .. B0 F3 B1 F4 B2 F5 B3 ...        1F1B's order over an endless stream, drained at the end
                           ↑ update 1   ↑ update 2        F3 sees version 1, its B must see version 1 too: stash it
 
-Mini-batch t uses on stage s version max(0, t - (p-1-s)) in F and in B, so stage s keeps p-s versions: the law is
+Mini-batch t uses on stage s version max(0, t - (p-1-s)) in F and in B, so stage s keeps p-s versions:
 W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t)). With `stashing=False` B would use version t, which is the
 gradient of no function. With vertical sync every stage uses the version that stage 0 had when t entered.
 
@@ -14,6 +14,8 @@ Replicas of a stage take mini-batches round robin, so a slow stage keeps up with
                       rank 2  stage 1: F0 B0 F1 B1 F2 B2     are on their way for each replica of stage 0
 
 Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """
 
 from typing import Any
@@ -26,8 +28,9 @@ from minidist.pipeline.plan.registry import Orders, schedule
 
 @schedule("pipedream", aliases=("weight-stashing", "asynchronous-1f1b"), updates="stash")
 def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Orders:
-    """m mini-batches of one stream, an update after each. replicas: the ranks of each stage, p together, as (2, 1) or
-    "2,1".
+    """Return 1F1B's order over a stream of m mini-batches, with an update after each.
+
+    replicas: the ranks of each stage, p together, as (2, 1) or "2,1".
     """
     if replicas is None:
         return [stage_order(s, m, min(m, p - 1 - s)) for s in range(p)]
@@ -42,18 +45,10 @@ def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Or
 
 
 def read_replicas(replicas: Any, p: int, m: int) -> list[int]:
-    """Ranks of each stage; UsageError when they do not make p ranks, or a replica would have nothing to do."""
+    """Return the ranks of each stage; UsageError when they do not make p ranks, or leave a replica without work."""
     try:
-        counts = [
-            int(x)
-            for x in (
-                replicas.split(",")
-                if isinstance(replicas, str)
-                else [replicas]
-                if isinstance(replicas, int)
-                else replicas
-            )
-        ]
+        given = replicas.split(",") if isinstance(replicas, str) else replicas
+        counts = [int(x) for x in ([given] if isinstance(given, int) else given)]
     except (TypeError, ValueError):
         raise UsageError(f"replicas={replicas!r}; write the ranks of each stage, such as 2,1") from None
     if min(counts, default=0) < 1 or sum(counts) != p:
@@ -70,5 +65,5 @@ def read_replicas(replicas: Any, p: int, m: int) -> list[int]:
 
 @schedule("pipedream-vertical-sync", aliases=("vertical-sync",), updates="vertical-sync")
 def pipedream_vertical_sync(p: int, m: int) -> Orders:
-    """The same order; the versions differ."""
+    """Return PipeDream's order; the versions differ."""
     return [stage_order(s, m, min(m, p - 1 - s)) for s in range(p)]

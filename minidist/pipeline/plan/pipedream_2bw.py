@@ -1,10 +1,12 @@
-"""PipeDream-2BW: gradients of m micro-batches make one update, and two versions of the weights are enough for ever.
+"""PipeDream-2BW: gradients of m micro-batches make one update, and two versions of the weights are always enough.
 
     micro-batch   0 .. m-1 | m .. 2m-1 | 2m .. 3m-1          no flush between the batches
     version       0        | 0         | 1                   max(floor(k/m) - 1, 0), on every stage, in F and in B
 
 W(t+1) = W(t) - lr grad f(W(t-1)): the same delay of one everywhere. It needs m >= p, or a batch's update would come too
 late for the next but one. Source: Narayanan et al., PipeDream-2BW, ICML 2021.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """
 
 from minidist.base.errors import UsageError
@@ -18,7 +20,7 @@ def _at_least_p(p: int, m: int, v: int) -> str | None:
 
 @schedule("pipedream-2bw", aliases=("2bw",), takes=_at_least_p, updates="2bw")
 def pipedream_2bw(p: int, m: int, batches: int = 1) -> Orders:
-    """m micro-batches in each of `batches` batches, numbered through."""
+    """Return 1F1B without a flush over `batches` batches of m micro-batches, numbered through."""
     if batches < 1:
         raise UsageError(f"batches is {batches}; it must be at least 1")
     return [stage_order(s, m * batches, min(m * batches, p - 1 - s)) for s in range(p)]

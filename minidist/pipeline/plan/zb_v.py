@@ -7,6 +7,8 @@
 Rank 0 gets its first gradient as soon as it has the loss, and memory is even: 2p half-stage chunks on every rank.
 Own-window idle is 0 from m = 2p-1 on when F, I and W take the same time. Source: Qi et al., Pipeline Parallelism with
 Controllable Memory, NeurIPS 2024.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from minidist.pipeline.plan.action import STEP, Action, F, I, W
