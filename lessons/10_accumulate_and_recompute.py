@@ -32,9 +32,10 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.lesson import check, solution
 from minidist.nn import MLP, FlatParameters
-from minidist.nn.layers import Dropout
+from minidist.nn.dropout import Dropout
 from minidist.nn.module import Module
-from minidist.nn.segments import budgeted_segments, revolve_advances
+from minidist.nn.revolve import revolve_advances
+from minidist.nn.segments import budgeted_segments
 from minidist.parallel import DistributedDataParallel
 from minidist.report import draw, show
 

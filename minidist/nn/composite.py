@@ -2,23 +2,25 @@
 
 `gpt.Block` computes attention in one node that never makes the upper half of the score matrix and keeps no
 probabilities. This one keeps what "Reducing activation recomputation in large transformer models" (Korthikanti et al.,
-2022, section 4)
-lists, operation by operation: with 2-byte values and 1-byte masks 34 s b h + 5 a s^2 b bytes. Slower, and there to be
-counted: see `planning/block_bytes.py`.
+2022, section 4) lists, operation by operation: with 2-byte values and 1-byte masks 34 s b h + 5 a s^2 b bytes. It is
+slower, and exists to be counted: see `planning/block_bytes.py`.
+
+Proved by: tests/nn/test_recompute.py
 """
 
 from typing import Any
 
 from minidist.autograd import Tensor, gelu, reshape, softmax, swapaxes, transpose
 from minidist.base import arrays as xp
+from minidist.nn.dropout import Dropout
 from minidist.nn.gpt import GPTConfig
-from minidist.nn.layers import Dropout, LayerNorm
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
+from minidist.nn.norm import LayerNorm
 
 
 class CompositeAttention(Module):
-    """Causal self-attention with dropout on the probabilities, one node an operation."""
+    """Causal self-attention with dropout on the probabilities, one node per operation."""
 
     def __init__(self, config: GPTConfig, dtype: Any) -> None:
         width = config.n_embd
@@ -60,6 +62,6 @@ class CompositeBlock(Module):
 
 
 def _causal(length: int, like: xp.Array) -> xp.Array:
-    """0 where a query may see a key, -inf where not: added to the scores, it need not be kept for backward."""
+    """Return 0 where a query may see a key, -inf elsewhere: added to the scores, it is not kept for backward."""
     places = xp.arange(length)
     return xp.as_array(xp.where(places[:, None] >= places, 0.0, -xp.inf), like.dtype)

@@ -1,16 +1,18 @@
-"""A mixture of experts: many MLPs, of which each token visits one or two. More parameters, the same work a token.
+"""A mixture of experts: many MLPs, of which each token uses one or two. More parameters, the same work per token.
 
     tokens ──▶ router: softmax(x W) ──▶ each token's expert(s) and gate(s)
     tokens ──▶ slots (experts, capacity, D) ──▶ expert MLPs ──▶ back to the tokens, times their gates
 
-An expert has `capacity` slots for a group of tokens, given out in token order (with two choices: all first choices
-before all second ones). A token that finds no slot is *dropped*: the layer adds nothing to it. A *group* is what one
-call sees, one rank's micro-batch; capacity and auxiliary loss belong to the group, also on a single device.
+An expert has `capacity` slots for a group of tokens, assigned in token order (with two choices: all first choices
+before all second ones). A token without a slot is *dropped*: the layer adds nothing to it. A *group* is the input of
+one call, one rank's micro-batch; capacity and auxiliary loss belong to the group, also on a single device.
 
 top_k=1 is Switch (Fedus et al., "Switch Transformers", 2021): the gate is the probability, and the auxiliary loss
 N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are divided by their sum, the auxiliary loss
 is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e
-/ S is the share of first choices, P_e = m_e the mean probability; the gradient runs through the latter alone.
+/ S is the share of first choices, P_e = m_e the mean probability; the gradient flows through the latter alone.
+
+Proved by: tests/parallel/test_expert.py
 """
 
 from math import ceil
@@ -24,13 +26,14 @@ from minidist.nn.module import Identity, Module
 
 
 def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
-    """Slots of an expert for a group: top_k tokens / experts x factor, rounded up, at least 1."""
+    """Return the slots of an expert for a group: top_k tokens / experts x factor, rounded up, at least 1."""
     return max(1, ceil(top_k * tokens / experts * factor))
 
 
 class Assignment:
-    """Where the tokens of a group go. choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1:
-    dropped.
+    """The experts and slots of a group's tokens, from the router's probabilities (n, experts).
+
+    choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1 says that the token is dropped.
     """
 
     def __init__(self, probabilities: xp.Array, top_k: int, capacity: int) -> None:
@@ -41,10 +44,12 @@ class Assignment:
         self.capacity, self.choices = capacity, []
         self.first_counts = taken
         for choice in range(top_k):
+            # Each token's best expert that it has not chosen yet.
             expert = rest.argmax(axis=1)
             rest[rows, expert] = -1.0
             mine = xp.zeros((n, experts), xp.int64, probabilities)
             mine[rows, expert] = 1
+            # Its place among the tokens with the same expert, behind those of the choice before.
             place = (mine.cumsum(axis=0) - 1)[rows, expert] + taken[expert]
             taken = taken + mine.sum(axis=0)
             if choice == 0:
@@ -53,7 +58,7 @@ class Assignment:
 
     @property
     def dropped(self) -> int:
-        """How many choices found no slot."""
+        """How many choices are without a slot."""
         return sum(int((slots < 0).sum()) for _, slots in self.choices)
 
 
@@ -117,10 +122,10 @@ class MixtureOfExperts(Module):
     ) -> None:
         if top_k not in (1, 2) or top_k > experts:
             raise UsageError(
-                f"top_k {top_k} of {experts} experts; take 1 (Switch) or 2 (GShard), and as many experts or more"
+                f"top_k {top_k} of {experts} experts; use 1 (Switch) or 2 (GShard), and as many experts or more"
             )
         if capacity_factor <= 0:
-            raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; take 1.0 or more, 1.25 is usual")
+            raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; use 1.0 or more, 1.25 is usual")
         self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor
 
         def weight(*shape: int, scale: float = scale) -> Parameter:
@@ -144,17 +149,21 @@ class MixtureOfExperts(Module):
         shape, experts = x.shape, self.num_experts
         x = reshape(x, (-1, shape[-1]))
         n = x.shape[0]
+
+        # The router chooses experts and slots.
         probabilities = softmax(linear(x, self.router))
         capacity = expert_capacity(n, experts, self.top_k, self.capacity_factor)
         self.assignment = assignment = Assignment(probabilities.data, self.top_k, capacity)
         self.auxiliary_loss = self._auxiliary_loss(probabilities, assignment.first_counts)
 
+        # Tokens to slots, slots to their experts' ranks, two products per expert, and the way back.
         slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
         work = self.dispatch(reshape(slots, (experts, capacity, shape[-1])))
         hidden = gelu(self.f(work) @ self.fc_weight + self.fc_bias)
         work = self.g(hidden @ self.proj_weight) + self.proj_bias
         done = reshape(self.combine(work), (experts * capacity, shape[-1]))
 
+        # Each token gets its slots' rows times its gates; GShard's two gates are divided by their sum.
         rows = xp.arange(n)
         gates = [probabilities[rows, expert] for expert, _ in assignment.choices]
         if self.top_k == 2:
@@ -167,6 +176,7 @@ class MixtureOfExperts(Module):
         return reshape(parts[0] if len(parts) == 1 else parts[0] + parts[1], shape)
 
     def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
+        """Switch: N sum_e f_e P_e. GShard: (1/E) sum_e (c_e / S) m_e. Shape ()."""
         n, experts = probabilities.shape
         kind = xp.float32 if is_half(probabilities.dtype) else probabilities.dtype  # n may be too large for two bytes
         share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))

@@ -1,8 +1,12 @@
 """GPT-2's architecture under GPT-2's parameter names, so that a GPT-2 state dict loads as it is.
 
 Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Blocks normalise first; the output
-projection is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` lie
-as (in, out).
+projection is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` have
+the shape (in, out).
+
+    tokens ──▶ wte + wpe ──▶ n_layer x [ x + attn(ln_1(x)), then x + mlp(ln_2(x)) ] ──▶ ln_f ──▶ wte^T ──▶ logits
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
 
 from collections.abc import Callable, Iterable
@@ -12,11 +16,13 @@ from typing import Any
 from minidist.autograd import ShapeError, Tensor, causal_attention, is_grad_enabled, reshape
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.nn.dropout import AttentionDropout, Dropout, require_coordinates
+from minidist.nn.embedding import Embedding
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.language_model import LanguageModel, TiedHead
-from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, require_coordinates
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
+from minidist.nn.norm import LayerNorm
 from minidist.nn.segments import run_blocks
 
 # (qkv (batch, T, 3 D), heads) -> (batch, T, D); with attention dropout (qkv, heads, dropout)
@@ -97,7 +103,7 @@ class Block(Module):
         self.attn = Attention(config, dtype, attention_fn)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
         self.mlp: FeedForward | MixtureOfExperts = FeedForward(config, dtype)
-        if config.n_experts:
+        if config.n_experts:  # in the place of the MLP, with the initial values of its layers
             width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
             self.mlp = MixtureOfExperts(
                 width,
@@ -127,7 +133,7 @@ class Transformer(Module):
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
 
     def embed(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
-        """Tokens (batch, T) -> (batch, T, D). positions (T,): where they stand in their text; default 0..T-1."""
+        """Tokens (batch, T) -> (batch, T, D). positions (T,): of the tokens in their text; default 0..T-1."""
         length, known = tokens.shape[1], self.wpe.weight.shape[0]
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
@@ -187,7 +193,7 @@ class GPT(LanguageModel):
 
 
 def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
-    """The sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
+    """Return the sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
     for block in blocks:
         auxiliary = block.mlp.auxiliary_loss
         if is_grad_enabled() and auxiliary.node is None:

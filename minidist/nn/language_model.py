@@ -13,7 +13,7 @@ from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, linear
 from minidist.base import arrays as xp
-from minidist.nn.layers import Embedding
+from minidist.nn.embedding import Embedding
 from minidist.nn.module import Identity, Module
 
 

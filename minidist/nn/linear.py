@@ -1,4 +1,7 @@
-"""Affine layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in how the weight lies in memory."""
+"""Affine layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims.
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
+"""
 
 from typing import Any
 

@@ -2,11 +2,14 @@
 
 Touvron et al., "LLaMA", 2023. Four differences from GPT-2: RMS norm in the place of layer norm, rotary positions in the
 place of a table, SwiGLU in the place of GELU, no biases; and from Llama 2 on several query heads share one key-value
-head (Ainslie et al., "GQA", 2023). Weights lie as (out, in); `model.layers.0.self_attn.q_proj.weight` and the like are
-the names of the published state dicts (with the halves of a head as the pairs that rotate).
+head (Ainslie et al., "GQA", 2023). Weights have the shape (out, in); the names, such as
+`model.layers.0.self_attn.q_proj.weight`, are those of the published state dicts (with the halves of a head as the pairs
+that rotate).
 
 A token's angle depends on its place in the whole text. A rank that holds a part of the text must pass the global
-`positions` of its tokens; 0..T-1 again on every rank would be a silent bug.
+`positions` of its tokens; 0..T-1 on every rank would be a silent bug.
+
+Proved by: tests/nn/test_llama.py
 """
 
 from collections.abc import Callable
@@ -26,10 +29,12 @@ from minidist.autograd import (
 )
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.nn.dropout import AttentionDropout
+from minidist.nn.embedding import Embedding
 from minidist.nn.language_model import LanguageModel, TiedHead
-from minidist.nn.layers import AttentionDropout, Embedding, RMSNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.nn.norm import RMSNorm
 from minidist.nn.segments import run_blocks
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
@@ -57,12 +62,12 @@ class LlamaConfig:
         heads, kv = self.num_attention_heads, self.kv_heads
         if self.hidden_size % (2 * heads):
             raise UsageError(
-                f"hidden_size {self.hidden_size} does not divide into {heads} heads of an even size; take a multiple of"
+                f"hidden_size {self.hidden_size} does not divide into {heads} heads of an even size; use a multiple of"
                 f" {2 * heads}"
             )
         if kv < 1 or heads % kv:
             divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-            raise UsageError(f"{heads} heads do not share {kv} key-value heads evenly; take one of {divisors}")
+            raise UsageError(f"{heads} heads do not share {kv} key-value heads evenly; use one of {divisors}")
 
     @property
     def kv_heads(self) -> int:
@@ -75,18 +80,20 @@ def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: AttentionD
     batch, length, heads, size = q.shape
     shared = heads // k.shape[2]
 
-    def spread(x: Tensor) -> Tensor:
+    def repeated(x: Tensor) -> Tensor:
+        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
         x = transpose(x, (0, 2, 1, 3))
         if shared == 1:
             return x
         x = reshape(x, (batch, x.shape[1], 1, length, size))
         return reshape(broadcast_to(x, (batch, x.shape[1], shared, length, size)), (batch, heads, length, size))
 
-    mixed = causal_attention_heads(transpose(q, (0, 2, 1, 3)), spread(k), spread(v), dropout)
+    mixed = causal_attention_heads(transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
     return transpose(mixed, (0, 2, 1, 3))
 
 
 def _projection(n: int, m: int, dtype: Any) -> Linear:
+    """An affine layer without bias, with Llama's initial values."""
     layer = Linear(n, m, bias=False, dtype=dtype, seed=None)
     layer.weight.init = ("normal", 0.02)
     return layer

@@ -1,4 +1,7 @@
-"""The multilayer perceptron: the smallest model on which every strategy can be understood and checked exactly."""
+"""The multilayer perceptron: the smallest model on which every strategy can be understood and checked exactly.
+
+Proved by: tests/nn/test_modules.py
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,13 @@
 """A module is a tree of parameters with a forward function. The tree is the attributes: nothing is registered.
 
-Parameters and modules are found by walking the attributes in the order in which they were set, and lists of modules by
-position, so that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
+Parameters and modules are found among the attributes in the order in which they were set, and in lists by position, so
+that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
+
+    module(x)  =  forward pre-hooks ──▶ forward ──▶ forward hooks
+
+Parallelism changes a model in two ways only: it replaces a submodule by its parallel class, or registers a hook.
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +38,7 @@ class Module:
     _forward_hooks: Mapping["HookHandle", tuple[ForwardHook, bool]] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the output; called through `module(...)`."""
+        """Return the output; called through `module(...)`."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,6 +91,7 @@ class Module:
     # --- the tree ---
 
     def _members(self) -> Iterator[tuple[str, Any]]:
+        """Yield (name, module or parameter) of the attributes, and of the entries of lists and tuples."""
         for key, value in vars(self).items():
             if isinstance(value, (Module, Parameter)):
                 yield key, value
@@ -94,7 +101,7 @@ class Module:
                         yield f"{key}.{i}", item
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
-        """(qualified name, module) of this module and all below it, parents first."""
+        """Yield (qualified name, module) of this module and all below it, parents first."""
         yield prefix, self
         for key, value in self._members():
             if isinstance(value, Module):
@@ -105,13 +112,14 @@ class Module:
         return (module for _, module in self.named_modules())
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """As `named_parameters`, but a tied parameter under each of its names."""
         for path, module in self.named_modules(prefix):
             for key, value in module._members():
                 if isinstance(value, Parameter):
                     yield (f"{path}.{key}" if path else key), value
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """(qualified name, parameter); a tied parameter once, under its first name."""
+        """Yield (qualified name, parameter); a tied parameter once, under its first name."""
         seen: set[Parameter] = set()
         for name, parameter in self._all_parameters(prefix):
             if parameter not in seen:
@@ -127,8 +135,9 @@ class Module:
     def initialize(self, seed: int = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 
-        A value depends on (seed, qualified name, global shape) only. Call it on the whole model (models of this
-        package do so themselves); a part of a model gets its qualified name as `prefix`.
+        A value depends on (seed, qualified name, global shape) only, so every rank draws the same model. Call it on
+        the whole model (models of this package do so themselves); a part of a model gets its qualified name as
+        `prefix`.
         """
         for name, module in self.named_modules(prefix):
             module.name = name
@@ -136,8 +145,8 @@ class Module:
             parameter.name = name
             if parameter.layout is not None and parameter.layout.axes:
                 raise UsageError(
-                    f"parameter {name!r} holds a tile {parameter.shape} of {parameter.layout.global_shape}; "
-                    "initialize the whole model first, and cut it then"
+                    f"parameter {name!r} is a shard {parameter.shape} of {parameter.layout.global_shape}; "
+                    "initialize the whole model first, and shard it then"
                 )
             if parameter.init is not None:
                 law, scale = parameter.init
@@ -152,7 +161,7 @@ class Module:
         mine = dict.fromkeys(self.parameters())
         for flat in dict.fromkeys(p.flat for p in mine if p.flat is not None):
             if all(p in mine for p in flat.parameters):
-                flat.zero_grad()  # the whole unit at once, its shard too
+                flat.zero_grad()  # all of the flat array at once, and its shard
         for parameter in mine:
             parameter.zero_grad()
 
@@ -175,11 +184,12 @@ class Module:
 
         A shape that differs is always an error, naming the key and both shapes.
         """
+        # A missing name is no error when the tied parameter's other name is there.
         own = dict(self._all_parameters())
         missing = [name for name in own if name not in state]
         unexpected = [name for name in state if name not in own]
         loaded = {own[name] for name in own if name in state}
-        missing = [name for name in missing if own[name] not in loaded]  # its tied twin was there
+        missing = [name for name in missing if own[name] not in loaded]
         if strict and missing:
             raise AutogradError(
                 f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}"
@@ -188,6 +198,8 @@ class Module:
             raise AutogradError(
                 f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}"
             )
+
+        # All shapes are checked before any value is copied, so an error leaves the model as it was.
         for name, parameter in own.items():
             if name in state:
                 value = xp.as_array(state[name])

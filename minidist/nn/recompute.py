@@ -1,16 +1,19 @@
 """Which parts of a model are computed twice so that their activations need not be kept: time for memory.
 
     none        every block keeps all that its backward reads
-    selective   only the attention core (scores and softmax) is computed again: little work, much memory on long
-    sequences
-    full        a block keeps its input and nothing else, and its whole forward runs again in backward: a third more
-    work sqrt        of about sqrt(L) segments of blocks only the inputs are kept: 2 sqrt(L) blocks of memory for the
-    same work budget:N    segments, and as many blocks kept whole as fit into N bytes of activations (see
-    nn/segments.py)
+    selective   only the attention core (scores and softmax) runs again: little work, much memory on long sequences
+    full        a block keeps its input only, and its whole forward runs again in backward: a third more work
+    sqrt        of about sqrt(L) segments of blocks only the inputs are kept: 2 sqrt(L) blocks, for the same work
+    budget:N    segments, and as many blocks kept whole as fit into N bytes of activations (see segments.py)
+
+Each choice replaces a part of the model: the blocks by `CheckpointWrapper`s, their list by `SegmentedBlocks`, or each
+attention's `attention_fn` by one that recomputes.
 
 Sources: Chen et al., "Training deep nets with sublinear memory cost", 2016; Korthikanti et al., "Reducing activation
 recomputation in large transformer models", 2022, section 5. The replay draws the same dropout masks (see
 `autograd.checkpoint`), so all of them train to the same bits.
+
+Proved by: tests/nn/test_recompute.py, tests/nn/test_segments.py
 """
 
 from collections.abc import Callable
@@ -71,16 +74,16 @@ def recompute(
 def _sizes_within(
     budget: int, model: Module, blocks: list[Any], shape: tuple[int, ...] | None, dtype: Any
 ) -> list[int]:
-    """Sizes of the recomputed segments with which `blocks` keep at most `budget` bytes of activations."""
+    """Return sizes of recomputed segments with which `blocks` keep at most `budget` bytes of activations."""
     what = f"budget:{budget}"
     if shape is None:
         raise UsageError(
-            f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ..., width)"
+            f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ...,"
+            " width)"
         )
     if isinstance(model, MLP):
         raise UsageError(
-            f"recompute {what!r} measures one block and takes the others for its like, which layers of an MLP are not;"
-            " use 'sqrt' or 'full'"
+            f"recompute {what!r} measures one block, and the layers of an MLP differ in size; use 'sqrt' or 'full'"
         )
     angles = (model.model.rotary_emb(xp.arange(shape[1])),) if isinstance(model, Llama) else ()
     nbytes, inside = measured(blocks[0], shape, dtype, *angles)
@@ -89,7 +92,7 @@ def _sizes_within(
 
 
 def budget_of(what: str) -> int | None:
-    """N of "budget:N", None for the other choices; UsageError for what is none of them."""
+    """Return N of "budget:N", None for the other choices; UsageError for anything else."""
     if what in CHOICES[:-1]:
         return None
     word, _, number = what.partition(":")
@@ -99,7 +102,7 @@ def budget_of(what: str) -> int | None:
 
 
 def _place_of_blocks(model: Module) -> tuple[Module, str]:
-    """The module that runs the blocks, and the name of its attribute that holds them."""
+    """Return the module that runs the blocks, and the name of its attribute that holds them."""
     if isinstance(model, GPT):
         return model.transformer, "h"
     if isinstance(model, Llama):

@@ -1,23 +1,22 @@
-"""Where to cut a chain of layers for recomputation: square-root segments, segments under a budget, and the best there
-is.
+"""A chain of layers in recomputed segments: how long they are, and how they run.
 
-    x ──[ F F F ]──[ F F F ]──[ F F F ]──▶       keep the input of each segment; in backward run a segment again, then
-        kept        kept        kept             walk back through it
+    x ──[ F F F ]──[ F F F ]──[ F F F ]──▶       keep the input of each segment; in backward run a segment again, and
+        kept        kept        kept             then its backward
 
 - `sqrt_segments(L)`: about sqrt(L) segments of sqrt(L) layers, 2 sqrt(L) layers of memory for one more forward
   (Chen et al., "Training deep nets with sublinear memory cost", 2016).
-- `budgeted_segments(inputs, insides, budget)`: as few layers as possible are run twice, and never more bytes are alive
-  than
-  the budget: layers at the end are kept whole (they are the first to be freed), the others cut so that what is kept and
-  the segment that is run again fit together.
-- `revolve(functions, x, slots)`: segments inside segments, the fewest repeated layers that `slots` kept inputs allow.
-  `revolve_advances(L, slots)` is their number in closed form (Griewank and Walther, "Algorithm 799: revolve", ACM TOMS
-  2000): r L - C(slots + r, r - 1), where r is the least number with C(slots + r, r) >= L.
+- `budgeted_segments(inputs, insides, budget)`: as few layers as possible run twice, and the bytes alive never exceed
+  the budget: layers at the end are kept whole (they are freed first), the others divided so that what is kept and the
+  segment that runs again fit together.
+
+Segments inside segments are in `revolve`.
+
+Proved by: tests/nn/test_segments.py, tests/nn/test_recompute.py
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, reduce
-from math import comb, isqrt
+from functools import reduce
+from math import isqrt
 from typing import Any
 
 from minidist.autograd import Tensor, checkpoint
@@ -32,29 +31,28 @@ Pack = Callable[[Any], Any]
 
 
 def sqrt_segments(layers: int) -> list[int]:
-    """Sizes of about sqrt(layers) segments that differ by at most one; [4, 4, 4, 4] for 16."""
+    """Return sizes of about sqrt(layers) segments that differ by at most one; [4, 4, 4, 4] for 16."""
     if layers < 1:
-        raise UsageError(f"{layers} layers; there must be at least 1 to cut into segments")
+        raise UsageError(f"{layers} layers; at least 1 is needed to make segments")
     count = isqrt(layers)
     count += count * (count + 1) < layers  # round to the nearest
     return [layers // count + (number < layers % count) for number in range(count)]
 
 
 def budgeted_segments(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tuple[list[int], int]:
-    """(sizes of the segments that are run twice, number of layers at the end that are kept whole).
+    """Return (sizes of the segments that run twice, number of layers at the end that are kept whole).
 
-    inputs[i], insides[i]: bytes of layer i's input, and of what recording layer i adds to what is alive. At every
-    moment the activations that are kept are at most `budget`: in forward the segments' inputs and the last layers whole
-    (which have an input, too); in backward the inputs of the segments up to one, and that one whole. Layers that run
-    twice are as few as can be.
-    Errors: UsageError with the smallest budget that would do.
+    inputs[i], insides[i]: bytes of layer i's input, and of what recording layer i adds to what is alive. The
+    activations that are kept are at most `budget` at any moment: in forward the segments' inputs and the last layers
+    whole (which have an input, too); in backward the inputs of the segments up to one, and that one whole. As few
+    layers as possible run twice. Raises UsageError with the smallest budget that is enough.
     """
     if len(inputs) != len(insides) or not inputs:
         raise UsageError(
             f"{len(inputs)} inputs for {len(insides)} layers; give one for each layer, and at least one layer"
         )
     plan = _budgeted(inputs, insides, budget)
-    if plan is None:
+    if plan is None:  # find the smallest budget that is enough, by halving the interval
         low, high = budget, sum(inputs) + sum(insides)
         while low + 1 < high:
             middle = (low + high) // 2
@@ -66,12 +64,14 @@ def budgeted_segments(inputs: Sequence[int], insides: Sequence[int], budget: int
 
 
 def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tuple[list[int], int] | None:
-    """kept[i]: the fewest bytes of segment inputs with which layers before i can be run within the budget; fewer are
-    always better for what follows, so the best cut before i is all that has to be known (None: there is no way).
+    """As `budgeted_segments`, but None where the budget is too small. Dynamic programming over the segments' ends.
+
+    kept[i] is the fewest bytes of segment inputs with which the layers before i can run within the budget. Fewer are
+    always better for what follows, so only the best start of the segment that ends before i has to be known.
     """
     count = len(inputs)
     kept: list[int | None] = [0] + [None] * count
-    cut = [0] * (count + 1)
+    start_of = [0] * (count + 1)  # of the last segment before i
     for stop in range(1, count + 1):
         inside = 0
         for start in range(stop - 1, -1, -1):
@@ -81,14 +81,16 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
                 continue
             best = kept[stop]
             if best is None or before + inputs[start] < best:
-                kept[stop], cut[stop] = before + inputs[start], start
-    for first in range(count + 1):  # layers first, first + 1, ... are kept whole
+                kept[stop], start_of[stop] = before + inputs[start], start
+
+    # Layers first, first + 1, ... are kept whole: the least `first` that fits runs the fewest layers twice.
+    for first in range(count + 1):
         before = kept[first]
         if before is not None and before + (inputs[first] if first < count else 0) + sum(insides[first:]) <= budget:
             sizes, stop = [], first
             while stop:
-                sizes.append(stop - cut[stop])
-                stop = cut[stop]
+                sizes.append(stop - start_of[stop])
+                stop = start_of[stop]
             return sizes[::-1], count - first
     return None
 
@@ -190,8 +192,9 @@ def run_segments(
 
 
 def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *others: Any) -> tuple[int, int]:
-    """(bytes of an input of `shape`, bytes that recording `block` adds to what is alive), from running it twice in a
-    row.
+    """Return (bytes of an input of `shape`, bytes that recording `block` adds to what is alive).
+
+    The block runs twice in a row, and the second run counts: its input is an output, as in the model.
     """
     with account_memory() as account, batch_coordinates(0, 0):
         x = Tensor(xp.zeros(shape, dtype), requires_grad=True)
@@ -203,34 +206,3 @@ def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *
 
 def _chain(functions: Sequence[Layer]) -> Layer:
     return lambda x: reduce(lambda value, function: function(value), functions, x)
-
-
-def revolve(functions: Sequence[Layer], x: Tensor, slots: int) -> Tensor:
-    """The same value; backward never has more than `slots` inputs of inner chains kept, and repeats as few layers as it
-    can.
-    """
-    if slots < 1 or not functions:
-        raise UsageError(f"revolve over {len(functions)} layers with {slots} slots; it needs at least one of each")
-    if len(functions) == 1:
-        return functions[0](x)
-    if slots == 1:  # nothing can be kept on the way: everything before the last layer runs again for each layer
-        return functions[-1](checkpoint(lambda value: revolve(functions[:-1], value, 1), x))
-    middle = _best_cut(len(functions), slots)
-    y = checkpoint(lambda value: revolve(functions[:middle], value, slots), x)
-    return revolve(functions[middle:], y, slots - 1)
-
-
-@cache
-def _best_cut(layers: int, slots: int) -> int:
-    """How far to go before the next input is kept."""
-    return min(range(1, layers), key=lambda m: m + revolve_advances(layers - m, slots - 1) + revolve_advances(m, slots))
-
-
-def revolve_advances(layers: int, slots: int) -> int:
-    """How many layers must be run beside the one recorded run of each, with `slots` kept inputs (the first among them)."""
-    if layers <= 1:
-        return 0
-    repeats = 0
-    while comb(slots + repeats, slots) < layers:
-        repeats += 1
-    return repeats * layers - comb(slots + repeats, repeats - 1)

@@ -10,7 +10,8 @@ from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.nn import Linear, Module
-from minidist.nn.convolution import BatchNorm, Conv2d
+from minidist.nn.batch_norm import BatchNorm
+from minidist.nn.convolution import Conv2d
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.pipeline.passes import recompute

@@ -62,7 +62,7 @@ def test_names_are_those_of_the_published_state_dicts():
 
 
 def test_bad_sizes():
-    with pytest.raises(UsageError, match="6 heads do not share 4 key-value heads evenly; take one of 1, 2, 3, 6"):
+    with pytest.raises(UsageError, match="6 heads do not share 4 key-value heads evenly; use one of 1, 2, 3, 6"):
         LlamaConfig(**{**CONFIG, "num_key_value_heads": 4})
     with pytest.raises(UsageError, match="hidden_size 25 does not divide into 6 heads of an even size"):
         LlamaConfig(**{**CONFIG, "hidden_size": 25})

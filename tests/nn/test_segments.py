@@ -14,7 +14,8 @@ from minidist.base.random import batch_coordinates
 from minidist.nn import GPT, MLP, GPTConfig
 from minidist.nn.llama import Llama, LlamaConfig
 from minidist.nn.recompute import recompute
-from minidist.nn.segments import budgeted_segments, revolve, revolve_advances, run_segments, sqrt_segments
+from minidist.nn.revolve import revolve, revolve_advances
+from minidist.nn.segments import budgeted_segments, run_segments, sqrt_segments
 
 N = 8  # elements of the chain's tensors
 UNIT = 8 * N  # bytes

@@ -61,7 +61,7 @@ def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, f
 
 
 def assert_equal(actual, expected, bound=BOUND):
-    """The float tier: loss and weights within bound x max(1, largest), the rest within bound x the largest of its kind."""
+    """The float tier: loss and weights to bound x max(1, largest), the rest to bound x the largest of its kind."""
     assert len(actual) == len(expected)
     for step, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         for kind in theirs:

@@ -327,7 +327,7 @@ def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():
         mine = positions_of(comm, "ring")
         other = sequence_positions(LENGTH, 1 - comm.rank, comm.size)
         for place in ({}, {"positions": other, "length": LENGTH}):
-            with batch_coordinates(**place), pytest.raises(UsageError, match="say them there too: batch_coordinates"):
+            with batch_coordinates(**place), pytest.raises(UsageError, match="give them there too: batch_coordinates"):
                 model(tokens[:, mine], targets[:, mine], positions=mine)
 
     SimWorld(2).run(main)
@@ -428,7 +428,7 @@ def test_a_rank_keeps_its_share_of_a_block_and_no_scores(dropout):
 
 
 def test_rounds_are_charged_between_their_messages_and_hide_them():
-    """On the virtual clock each round computes while the next block travels; the work is that of the one-device node."""
+    """On the virtual clock each round computes while the next block travels; the work is that of one device."""
     batch, length, width, heads, ranks = 1, 64, 16, 2, 4
 
     def main(comm, kind=RingAttention):

@@ -428,7 +428,7 @@ def test_bad_input():
             ExpertDataParallel(model_of(12, 1, 1.0), init_device_mesh(comm, (5,), ("dp",)))
 
     SimWorld(5).run(main)
-    with pytest.raises(UsageError, match="top_k 3 of 4 experts; take 1"):
+    with pytest.raises(UsageError, match="top_k 3 of 4 experts; use 1"):
         MixtureOfExperts(4, 4, 4, 3)
     with pytest.raises(UsageError, match="capacity_factor 0 leaves no slots"):
         MixtureOfExperts(4, 4, 4, capacity_factor=0)

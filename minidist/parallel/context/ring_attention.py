@@ -106,7 +106,7 @@ class RingAttention(Module):
         )
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
-        """The mask's rows of this rank's queries, (batch, kv heads, heads of each, queries, all keys), and the scale."""
+        """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
         mask = dropout.mask(samples, heads, self.length)[
             :, :, sequence_positions(self.length, self.comm.rank, self.comm.size)
         ]
@@ -190,7 +190,7 @@ class RingAttention(Module):
     # --- messages ---
 
     def _round(self, block: xp.Array, why: str) -> Any:
-        """Yield (owner, its block) for every rank, this one's first; the next block travels while the caller computes."""
+        """Yield (owner, its block) per rank, this one's first; the next block travels while the caller computes."""
         comm, (n, rank) = self.comm, (self.comm.size, self.comm.rank)
         for step in range(n):
             owner = (rank - step) % n

@@ -1,7 +1,7 @@
 """Experts whose matrices are split too: over ep lie whole experts, over tp the columns and rows of each.
 
     fc (experts, D, H)      ep: | e0 e1 | e2 e3 |     tp: H split, as a column-parallel layer
-    proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H split, as a row-parallel layer; its bias is added once, after the sum
+    proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H split, as a row-parallel layer, its bias added after the sum
 
 The ranks of tp see the same tokens, so all of them route alike, and the router is a replica whose gradient is the same
 on each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the

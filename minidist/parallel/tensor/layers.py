@@ -21,7 +21,7 @@ from minidist.base.errors import UsageError, check_divisible
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
-from minidist.nn.layers import AttentionDropout
+from minidist.nn.dropout import AttentionDropout
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
@@ -184,5 +184,5 @@ def column_row_volume(activation: int, ranks: int, sequence_parallel: bool) -> V
 
 
 def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Elements sent to sum the gradient of `parameters` elements, all ranks' shards, over groups of `replicas` ranks."""
+    """Elements sent to sum the gradient of `parameters` elements (all ranks' shards) over groups of `replicas`."""
     return Volume(backward=2 * (replicas - 1) * parameters)

@@ -74,8 +74,9 @@ def gather_from_sequence_parallel_region(
 ) -> Tensor:
     """Return all ranks' rows; backward reduce-scatters the gradient.
 
-    tensor_parallel_output_grad=False: every rank has the same gradient, of which backward keeps its own rows. regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
-    purpose `regather`: without it, splitting the sequence would save nothing.
+    tensor_parallel_output_grad=False: every rank has the same gradient, of which backward keeps its own rows.
+    regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
+    purpose `regather`; without it, splitting the sequence would save nothing.
     """
     if comm.size == 1:
         return x
@@ -220,7 +221,7 @@ def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
 
 
 def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return all ranks' x one after the other along `dim`. All ranks together send (n-1) times the result's elements."""
+    """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
     front = contiguous(xp.moveaxis(x, dim, 0))
     advance_clock(comm, why)
     with purpose(why):

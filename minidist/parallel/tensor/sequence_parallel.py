@@ -18,8 +18,10 @@ from minidist.autograd import Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.random import BatchCoordinates
 from minidist.comm import Comm
-from minidist.nn.layers import Dropout, Embedding, LayerNorm, RMSNorm
+from minidist.nn.dropout import Dropout
+from minidist.nn.embedding import Embedding
 from minidist.nn.module import Module
+from minidist.nn.norm import LayerNorm, RMSNorm
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.volume import Volume
@@ -71,7 +73,7 @@ class SequenceParallelDropout(Dropout):
         self.comm, self.name, self.training = comm, whole.name, whole.training
 
     def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
-        """This rank's part of what the ranks of `comm` hold together: a whole text, or a context-parallel rank's part."""
+        """As in `Dropout`, for this rank's part of the rows that the ranks of `comm` hold together."""
         length, positions = super().places(rows * self.comm.size, place)
         return length, own_part(self.comm, xp.arange(length) if positions is None else xp.as_array(positions), 0)
 

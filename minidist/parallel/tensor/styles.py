@@ -18,10 +18,12 @@ from typing import Any
 
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError, check_divisible
+from minidist.nn.dropout import AttentionDropout, Dropout
+from minidist.nn.embedding import Embedding
 from minidist.nn.language_model import LanguageModel, TiedHead
-from minidist.nn.layers import AttentionDropout, Dropout, Embedding, LayerNorm, RMSNorm
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
+from minidist.nn.norm import LayerNorm, RMSNorm
 from minidist.parallel.tensor.layers import ColumnParallelLinear, HeadParallelDropout, RowParallelLinear
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
 from minidist.parallel.tensor.sequence_parallel import (

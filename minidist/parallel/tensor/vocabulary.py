@@ -22,8 +22,8 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
+from minidist.nn.embedding import Embedding
 from minidist.nn.language_model import TiedHead
-from minidist.nn.layers import Embedding
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 from minidist.parallel.clock import advance_clock
@@ -39,7 +39,7 @@ from minidist.parallel.volume import Volume
 
 
 def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
-    """Return the vocabulary size rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default is 128)."""
+    """Return vocab_size rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default: 128)."""
     unit = make_vocab_size_divisible_by * ranks
     return -(-vocab_size // unit) * unit
 
@@ -70,7 +70,8 @@ class VocabParallelEmbedding(Module):
         if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
             worst = int(indices.min() if indices.min() < 0 else indices.max())
             raise UsageError(
-                f"rank {self.comm.rank}: word {worst} is out of range: the vocabulary has words 0..{self.vocab_size - 1}"
+                f"rank {self.comm.rank}: word {worst} is out of range: the vocabulary has words 0.."
+                f"{self.vocab_size - 1}"
             )
         rows = _own_rows(indices, self.weight, self.first, self.last)
         if self.sequence_parallel:

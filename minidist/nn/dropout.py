@@ -1,56 +1,20 @@
-"""The small layers of a transformer: embedding, layer norm, RMS norm, dropout."""
+"""Dropout whose masks do not depend on how the work is divided: the same on one device and on any mesh.
+
+    a number for each element = f(seed, step, module's name, call, the element's place in the global batch)
+
+So a rank that has some rows, some tokens or some heads draws what one device draws for them, and a replay draws it
+again.
+
+Proved by: tests/nn/test_modules.py
+"""
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, dropout, embedding, layer_norm, rms_norm
+from minidist.autograd import Tensor, dropout
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
 from minidist.nn.module import Module
-
-
-class Embedding(Module):
-    """Row look-up: weight (num_embeddings, embedding_dim), indices (...) -> (..., embedding_dim)."""
-
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, dtype: Any = xp.float32, scale: float = 1.0, seed: int | None = 0
-    ) -> None:
-        self.weight = Parameter(xp.zeros((num_embeddings, embedding_dim), dtype), init=("normal", scale))
-        if seed is not None:
-            self.initialize(seed)
-
-    def forward(self, indices: Any) -> Tensor:
-        """Integers (...) -> rows (..., embedding_dim)."""
-        return embedding(indices, self.weight)
-
-
-class LayerNorm(Module):
-    """Normalises the last dim, then scales and shifts: weight and bias (features,)."""
-
-    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
-        self.eps = eps
-        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
-        self.bias = Parameter(xp.zeros(features, dtype), init=("constant", 0.0))
-        if seed is not None:
-            self.initialize(seed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., features) -> (..., features)."""
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-
-class RMSNorm(Module):
-    """Divides by the root mean square of the last dim, then scales: weight (features,)."""
-
-    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
-        self.eps = eps
-        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
-        if seed is not None:
-            self.initialize(seed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., features) -> (..., features)."""
-        return rms_norm(x, self.weight, self.eps)
 
 
 class Dropout(Module):
@@ -68,12 +32,12 @@ class Dropout(Module):
 
     @property
     def scale(self) -> float:
-        """What the elements that stay are multiplied by."""
+        """The factor of the elements that stay, 1 / (1 - p)."""
         return 1 / (1 - self.p)
 
     @property
     def active(self) -> bool:
-        """Does it drop anything now?"""
+        """Whether it drops anything now: in training, with p above 0."""
         return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +45,7 @@ class Dropout(Module):
         return dropout(x, self.keep(x.shape), self.scale) if self.active else x
 
     def keep(self, shape: tuple[int, ...]) -> xp.Array:
-        """Bools: which elements of the rows of the current batch stay."""
+        """Return bools of `shape`: which elements of the rows of the current batch stay."""
         place = current_coordinates()
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
         if len(shape) < 3:
@@ -91,18 +55,16 @@ class Dropout(Module):
         return (draws if positions is None else draws[:, positions]) >= self.p
 
     def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
-        """Of `rows` rows of a text that are here: (length of the whole text, their places in it; None: all)."""
+        """Return (length of the whole text, the places in it of the `rows` rows that are here; None: all of them)."""
         return (rows, None) if place.positions is None else (place.length, place.positions)
 
 
 def require_coordinates(positions: Any) -> None:
-    """Masks of a part of a text are drawn by the places in `batch_coordinates`: those must be the ones that the model
-    got.
-    """
+    """Raise UsageError unless `batch_coordinates` has these positions, by which masks of a part of a text are drawn."""
     place = current_coordinates()
     if place.positions is None or not xp.array_equal(place.positions, positions):
         raise UsageError(
-            "dropout with positions given: the masks of a part of a text are drawn by its places, so say them there"
+            "dropout with positions given: the masks of a part of a text are drawn by its positions, so give them there"
             " too: batch_coordinates(step, ..., positions=positions, length=tokens of a whole text)"
         )
 
