@@ -95,7 +95,7 @@ my_guess = {"times as long": 2.0, "bytes a parameter": 16}
 # %%
 print(inspect.getsource(HostPool.start_store))
 print(inspect.getsource(OffloadedOptimizer.step))
-print(inspect.getsource(OffloadedOptimizer.arrived))
+print(inspect.getsource(OffloadedOptimizer.gradient_of))
 
 # %% [markdown]
 # The host's copy of a slice answers the question for its gradient by waiting for it. The optimizer asks slice by slice,
