@@ -229,6 +229,8 @@ class Checkpoint:
                 )
             name = _latest(root)
         self.path = root / name
+
+        # The checksum covers all of the metadata, so a file that was cut off or edited is noticed here.
         metadata = self.path / "metadata.json"
         try:
             record = json.loads(metadata.read_bytes())
@@ -241,6 +243,7 @@ class Checkpoint:
                 f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or"
                 " damaged; use an older checkpoint"
             )
+
         self.step: int = record["step"]
         self.state: dict[str, Any] = record["state"]
         self.files: dict[str, int] = record["files"]
@@ -253,6 +256,8 @@ class Checkpoint:
         entry = self.tensors[name]
         stop = int(np.prod(entry["shape"])) if stop is None else stop
         result = np.empty(stop - start, named_dtype(entry["dtype"]))
+
+        # Only shards that overlap with the range are read from disk.
         for piece in entry["pieces"]:
             place = _indices(piece, entry["shape"])
             if isinstance(place, slice):

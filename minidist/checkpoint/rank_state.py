@@ -72,8 +72,12 @@ def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) ->
             f"checkpoint {str(checkpoint.path)!r}: local state {name!r} has several shapes, {sorted(map(str, kinds))};"
             " only ranks that hold the same parameters can share it"
         )
+
+    # On as many ranks as before, each has its own state again.
     if len(stored) == ranks:
         return checkpoint.tensor(_key(name, rank))
+
+    # On another number, the states of the old ranks are added up, so that their sum over ranks stays the same.
     mine = stored[rank::ranks]
     if not mine:
         ((shape, dtype),) = kinds

@@ -193,6 +193,7 @@ def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
             f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is;"
             " load it with Checkpoint"
         )
+
     saved, config = checkpoint.state["config"], job.config
     for name in FIXED:
         then = saved.get(name, TrainConfig.model_fields[name].default)  # older checkpoints have fewer settings
@@ -202,6 +203,8 @@ def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
                 f" {getattr(config, name)}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {then}")
             )
+
+    # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
     if checkpoint.state["global_batch"] != job.batches.global_batch:
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} was made with a global batch of"

@@ -143,8 +143,11 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             f"--compression {config.compression} changes the gradients, so no single device has the same weights;"
             " compare without it (`train` counts its bytes)"
         )
+    # The order of all additions is declared.
     if config.reduction == "ordered" and not dims.splits_sums:
         return "ordered"
+
+    # Otherwise rounding differs: only float64 leaves room to tell it from a mistake, and only for some steps.
     if config.precision != "fp64":
         if dims.splits_sums:
             split = next(
@@ -165,10 +168,11 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps"
             f" {FLOAT_STEPS}"
         )
+
+    # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
+    # square.
     magnifies = config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
     if config.model == "gpt" and magnifies:
-        # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
-        # square.
         raise UsageError(
             f"--optimizer {config.optimizer}{' with --weight-decay' if config.weight_decay else ''} divides by the root"
             " of tiny squares, so the rounding of a gradient that is truly zero (attention's key bias) grows to a"
@@ -193,8 +197,9 @@ def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | Non
 
 
 def _worst(comm: Comm, mine: Comparison) -> Comparison:
+    """Return, on every rank, the first verdict that is not equal, with the largest differences of all ranks."""
     if comm.rank == 0:
-        verdicts = [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
+        verdicts: list[Comparison] = [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
         differing = [v for v in verdicts if not v.equal]
         worst = differing[0] if differing else verdicts[0]
         worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}

@@ -103,6 +103,7 @@ class DelayedDevice(Strategy):
         """Run the micro-batches of a step one after the other, and make the updates that follow from them."""
         k, last = self.job.batches.accumulation, step + 1 == self.job.config.steps
         losses = [self._micro_batch(step, number) for number in range(k)]
+        # A tied weight's gradient is the sum over its two stages, and both update alike.
         total = self.tied_units[0].flat.grad + self.tied_units[1].flat.grad if self.tied_units else None
         for unit in self.units:
             unit.add(unit.flat.grad if unit not in self.tied_units else total, last)
@@ -115,6 +116,7 @@ class DelayedDevice(Strategy):
         with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
             x: Any = as_input(tokens, job.dtype)
             for module, units in zip(self.modules, self.stages, strict=True):
+                # Forward and backward of a micro-batch use one version: the tape keeps what forward has read.
                 for unit in units:
                     version = unit.version_of(t)
                     unit.flat.bind(unit.versions[version].copy(), version)

@@ -63,6 +63,7 @@ class PipelineOrder:
         self.replicas, self.groups = job.batches.dp, config.dp_replicate if config.zero == 3 else 1
         self.reduce_each = config.zero >= 2  # replicas are summed in every micro-batch
         self.additions, self.last_stage = plan.additions(), plan.stages - 1
+        # Of a tied weight the first stage.
         self.stage_of = {
             p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()
         }
@@ -80,6 +81,7 @@ class PipelineOrder:
         """
         local, replicas = len(contributions) // self.replicas, range(self.replicas)
 
+        # A stage's replicas on several ranks (DualPipe) each add their own micro-batches: the outer fold.
         def on_replica(stage: int, uses: slice, replica: int) -> Array | None:
             return fold(
                 fold(site for i in numbers for site in contributions[replica * local + i][uses])
@@ -93,6 +95,7 @@ class PipelineOrder:
 
             return fold(fold(of_microbatch(i) for i in numbers) for numbers in self.additions[stage])
 
+        # Without sharded gradients a tied weight is summed over its stages before the data axis; with them, after.
         places = self.places(name)
         if self.reduce_each:
             return fold(on_all_replicas(stage, uses) for stage, uses in places)

@@ -150,6 +150,7 @@ def stratified(layouts: Sequence[Layout], count: int, seed: int = 0) -> list[Lay
 
     The choice depends on the seed alone.
     """
+    # Greedy cover: a layout counts by the settings, and the pairs of settings, that no chosen one has.
     order = np.random.default_rng(seed).permutation(len(layouts))
     left = [layouts[i] for i in order]
     seen: set[Any] = set()

@@ -38,11 +38,15 @@ def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snap
     ]
     result: list[list[Snapshot]] = [[] for _ in range(n)]
     for step in range(config.steps):
+        # The replicas one after the other; the loss of the step is that of all.
         loss = ordered_sum([value for device in devices for value in device.forward_backward(step)])
+
+        # Each updates its own weights, and every H steps all get the average.
         for device in devices:
             finish_step(device.job, device, step, loss)
         if (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
             _average(devices)
+
         held_out = evaluate_devices(devices, step + 1)
         for rank, device in enumerate(devices):
             result[rank].append(snapshot(StepState(rank, step, loss, device.job, device, held_out)))

@@ -36,7 +36,10 @@ class OneDevice(Strategy):
         self.add, self.numbers, self.factor = add, list(numbers), factor
 
     def forward_backward(self, step: int) -> list[float]:
+        # Catch the contributions of all micro-batches: nothing is added while backward runs.
         caught = [one_micro_batch(self.job, step, number) for number in self.numbers]
+
+        # Now add them, parameter by parameter.
         self.zero_grad()
         for parameter in self.flat.parameters:
             total = self.add(parameter.name, [contributions.get(parameter, []) for _, contributions in caught])

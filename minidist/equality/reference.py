@@ -47,6 +47,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
     """
     if config.pp > 1 and updates_of(config.schedule) != "flush":
         return replay(config, batches, observers)
+
     job = build(config, batches)
     route_in_groups(job)
     device = OneDevice(job, addition_of(job), range(batches.microbatches))
@@ -55,6 +56,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
         for step in range(config.steps):
             losses.append(ordered_sum(device.forward_backward(step)))
             finish_step(job, device, step, losses[-1])
+
             held_out = evaluate_devices([device], step + 1)
             for observer in observers:
                 observer(StepState(0, step, losses[-1], job, device, held_out))
@@ -96,4 +98,6 @@ class GroupedExperts(Module):
             assert self.mixture.auxiliary_loss is not None
             losses.append(self.mixture.auxiliary_loss * (len(group) / x.shape[1]))
         self.auxiliary_loss = sum(losses[1:], start=losses[0])
-        return concatenate(outputs, axis=1)[:, xp.concatenate(self.groups).argsort()]
+        # Back into the order of the sequence.
+        result: Tensor = concatenate(outputs, axis=1)[:, xp.concatenate(self.groups).argsort()]
+        return result

@@ -3,7 +3,7 @@
 A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive at once. One
 rank prints.
 
-Proved by: tests/test_cli.py
+Proved by: tests/commands/test_cli.py
 """
 
 import sys

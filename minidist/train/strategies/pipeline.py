@@ -3,7 +3,7 @@
     stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
     stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
 
-Proved by: tests/train/test_pipelines.py, tests/train/test_partition.py
+Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
 from collections.abc import Collection
