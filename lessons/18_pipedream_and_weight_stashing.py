@@ -37,7 +37,7 @@ from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
-from minidist.report.version_lanes import version_lanes
+from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
 # ## 2 The picture first
@@ -50,7 +50,7 @@ from minidist.report.version_lanes import version_lanes
 p, m = 4, 10
 stream = get_schedule("pipedream").plan(p, m)
 show(
-    version_lanes(
+    version_gantt(
         [time_plan(stream, spans=True)],
         command="minidist schedule pipedream --stages 4 --microbatches 10 --format versions -o lanes.svg",
     )
@@ -167,7 +167,7 @@ for name, options, count in (
     print(f"{name:26}{seen!s:46}{validate(plan).weight_versions}")
 plans = [get_schedule("pipedream-vertical-sync").plan(p, 8), get_schedule("pipedream-2bw").plan(p, 4, batches=3)]
 show(
-    version_lanes(
+    version_gantt(
         [time_plan(plan, spans=True) for plan in plans], command="part 5 of lessons/18_pipedream_and_weight_stashing.py"
     )
 )

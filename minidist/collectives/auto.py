@@ -26,6 +26,7 @@ import numpy as np
 from minidist.base.layout import chunk_sizes
 from minidist.base.phantom import Phantom
 from minidist.collectives.registry import ALGORITHMS
+from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.world import SimWorld
@@ -88,7 +89,7 @@ def virtual_seconds(
 
 
 def _run_on_phantoms(
-    comm: PointToPoint, operation: str, algorithm: str, nbytes: int, nodes: tuple[tuple[int, ...], ...] | None
+    comm: Comm, operation: str, algorithm: str, nbytes: int, nodes: tuple[tuple[int, ...], ...] | None
 ) -> None:
     """One rank's call, with the arguments that the functions of calls.py make of the user's."""
     if nodes:

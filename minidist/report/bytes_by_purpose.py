@@ -1,4 +1,7 @@
-"""Measured bytes beside the formula: two bars that must be equally long, for each purpose."""
+"""Measured bytes beside the formula: two bars that must be equally long, for each purpose.
+
+Proved by: tests/report/test_pictures.py
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +19,7 @@ Table = Mapping[str, Mapping[str, float | None]]
 def table_of(
     traces: Sequence[Trace], closed_form: Mapping[str, float] | None = None
 ) -> dict[str, dict[str, float | None]]:
-    """purpose -> {"measured": bytes sent by all ranks together, "closed_form": the same from the formula, or None}."""
+    """Return {purpose: {"measured": bytes sent by all ranks, "closed_form": those of the formula, or None}}."""
     measured: dict[str, int] = {}
     for trace in traces:
         for purpose, nbytes in trace.bytes_by_purpose().items():
@@ -27,7 +30,7 @@ def table_of(
 
 
 def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Figure":
-    """`table` as `minidist train --json` prints it under bytes_by_purpose, or from `table_of`."""
+    """Draw `table`, as `minidist train --json` prints it under bytes_by_purpose, or from `table_of`."""
     figure = new_figure(8, 1.7 + 0.6 * max(1, len(table)))
     axes = figure.add_subplot()
     widest = max([1.0, *(float(value) for row in table.values() for value in row.values() if value is not None)])

@@ -1,4 +1,7 @@
-"""Who sends how much to whom: a ring is a diagonal here, a boss is a row and a column, a mesh is small blocks."""
+"""Bytes from rank to rank: a ring is a diagonal here, a root is a row and a column, a mesh is small blocks.
+
+Proved by: tests/report/test_pictures.py
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +18,7 @@ MAX_NUMBERS = 12  # ranks up to which each cell's bytes are written out
 
 
 def matrix_of(traces: Sequence[Trace], purpose: str | None = None) -> np.ndarray:
-    """(ranks, ranks) int64: bytes that row sent to column, of one purpose or of all."""
+    """Return int64 of shape (ranks, ranks): bytes that row sent to column, of one purpose or of all."""
     size = max(len(traces), *(trace.size for trace in traces))
     matrix = np.zeros((size, size), dtype=np.int64)
     for trace in traces:
@@ -27,7 +30,7 @@ def matrix_of(traces: Sequence[Trace], purpose: str | None = None) -> np.ndarray
 def bytes_matrix(
     traces: Sequence[Trace], *, purpose: str | None = None, title: str = "", command: str = ""
 ) -> "Figure":
-    """Bytes from (rows, rank 0 on top) and to (columns)."""
+    """Draw bytes sent by (rows, rank 0 on top) and to (columns)."""
     from matplotlib.colors import LinearSegmentedColormap
 
     matrix = matrix_of(traces, purpose)

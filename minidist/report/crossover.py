@@ -1,8 +1,10 @@
-"""Latency or bandwidth: time over bytes, a line an algorithm, and where the best one changes.
+"""Latency or bandwidth: time over bytes, one line per algorithm, and where the best one changes.
 
 Both axes are logarithmic. A line is flat while latency decides (its height: the number of rounds) and rises once bytes
-do (its place: how often each byte is sent). The dotted line is what "auto" takes; verticals mark where it changes its
-mind.
+do (its place: how often each byte is sent). The dotted line is what "auto" takes; verticals mark where its
+choice changes.
+
+Proved by: tests/bench/test_collectives.py
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,10 @@ OTHERS = {"MPI_Allreduce": "#000000", "gloo": "#777777"}
 
 
 def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str = "") -> "Figure":
-    """rows: `bytes`, `side` (an algorithm, "auto", an opponent), `algorithm` (whom "auto" took) and `median_s` each."""
+    """Draw one line per side.
+
+    rows: `bytes`, `side` (an algorithm, "auto", an opponent), `algorithm` (the choice of "auto") and `median_s` each.
+    """
     points: dict[str, dict[int, float]] = {}
     for row in rows:
         points.setdefault(row["side"], {})[row["bytes"]] = row["median_s"]

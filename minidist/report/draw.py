@@ -1,4 +1,7 @@
-"""A picture by its name: the one door for the command line and for pages."""
+"""A picture by its name, for the command line and for pages.
+
+Proved by: tests/report/test_pictures.py
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,12 +11,12 @@ from minidist.base.trace import Trace
 from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
 from minidist.report.bytes_matrix import bytes_matrix
 from minidist.report.exponents import exponent_histogram
-from minidist.report.lanes import lanes
 from minidist.report.loss_overlay import loss_curve, loss_overlay
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.mesh_picture import mesh_of, mesh_picture
 from minidist.report.run_gantt import run_gantt
 from minidist.report.space_time import space_time
+from minidist.report.streams import streams
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +31,7 @@ def _bytes_by_purpose(traces: Sequence[Trace], header: Header, **keywords: Any) 
 
 def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
     if not header.get("losses"):
-        raise UsageError("the picture of the loss needs losses in the header of the trace: one number a step")
+        raise UsageError("the picture of the loss needs losses in the header of the trace: one number per step")
     if not header.get("reference_losses"):
         return loss_curve(header["losses"], **keywords)
     return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
@@ -48,17 +51,17 @@ KINDS: dict[str, Callable[..., "Figure"]] = {
     "mesh": lambda traces, header, **keywords: mesh_picture(mesh_of(header, traces), **keywords),
     "memory": lambda traces, header, **keywords: memory_over_time(traces, **keywords),
     "exponents": _exponents,
-    "lanes": lambda traces, header, **keywords: lanes(traces, **keywords),
+    "lanes": lambda traces, header, **keywords: streams(traces, **keywords),
 }
 
 
 def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **keywords: Any) -> "Figure":
-    """The picture `kind` (one of KINDS) of a run.
+    """Return the picture `kind` (one of KINDS) of a run.
 
-    header: what stands in the trace file's first line. Read here: `command` (the caption), `title`, `closed_form`
-    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one a step),
+    header: the first line of the trace file. Read here: `command` (the caption), `title`, `closed_form`
+    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one per step),
     `gradient_exponents`, `loss_scale`.
-    keywords: what the picture's own function takes, such as `rank=` of lanes or `purpose=` of bytes-matrix.
+    keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no picture {kind!r}{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")

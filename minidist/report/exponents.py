@@ -2,6 +2,8 @@
 
 The picture is figure 3 of Micikevicius et al., "Mixed precision training", ICLR 2018: most entries lie to the left of
 what float16 can hold, and its large numbers are not used at all. A loss scale moves the window, not the entries.
+
+Proved by: tests/report/test_pictures.py
 """
 
 import math
@@ -22,11 +24,11 @@ HELD, FLUSHED = PALETTE["B"], PALETTE["blocked"]
 def exponent_histogram(
     counts: Mapping[str, int], *, scale: float = 1.0, title: str = "", command: str = ""
 ) -> "Figure":
-    """counts: as `base.exponents.count_exponents` makes them, of gradients that are not scaled. scale: the loss scale
-    drawn.
+    """Draw the histogram of exponents.
 
-    Bars: the share of entries of each power of two; red ones are zero in float16 at this scale. Shaded: what float16
-    holds at this scale, lighter where it is subnormal.
+    counts: as `base.exponents.count_exponents` makes them, of gradients that are not scaled. scale: the loss scale
+    drawn. Bars: the share of entries of each power of two; red ones are zero in float16 at this scale. Shaded: what
+    float16 holds at this scale, lighter where it is subnormal.
     """
     powers = by_exponent(counts)
     if not powers:

@@ -1,7 +1,8 @@
 """The frame of every picture: a figure of its own (no pyplot, no global state), a legend below, the command below that.
 
-A picture that cannot be drawn again is a decoration. So the caption names a command that a reader can run with numbers
-of their own.
+A reader should be able to draw every picture again. So the caption names a command that can be run with other numbers.
+
+Proved by: tests/report/test_pictures.py
 """
 
 import importlib
@@ -24,7 +25,7 @@ SUFFIXES = (".svg", ".pdf", ".png")
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many inches that arranges its own margins."""
+    """Return an empty figure of so many inches that arranges its own margins."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -58,27 +59,27 @@ def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
 
 
 def tidy(axes: Any) -> None:
-    """No box around the data."""
+    """Remove the box around the data."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
 def patch(colour: str, label: str) -> Any:
-    """A legend entry: a filled box."""
+    """Return a legend entry: a filled box."""
     from matplotlib.patches import Patch
 
     return Patch(facecolor=colour, edgecolor="#888888", linewidth=0.4, label=label)
 
 
 def line(colour: str, label: str, **style: Any) -> Any:
-    """A legend entry: a line."""
+    """Return a legend entry: a line."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, label=label, **style)
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """(factor, name): the unit in which `longest` seconds is a number of at least 1."""
+    """Return (factor, name) of the unit in which `longest` seconds is a number of at least 1."""
     for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if longest * factor >= 1:
             return factor, name
@@ -86,7 +87,7 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def byte_text(nbytes: float) -> str:
-    """1,536 B, 24 kB, 1.2 MB: decimal units, as everywhere in minidist (GB = 1e9)."""
+    """Return 1,536 B, 24 kB, 1.2 MB: decimal units, as everywhere in minidist (GB = 1e9)."""
     for factor, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if nbytes >= 10 * factor or (nbytes >= factor and nbytes % (factor / 10) == 0):
             return f"{nbytes / factor:.4g} {name}"
@@ -117,7 +118,7 @@ def show(figure: "Figure") -> None:
 
 
 def png(figure: "Figure", dpi: int = 100) -> bytes:
-    """The picture in 64 colours: a quarter of the bytes, and notebooks are committed with their pictures."""
+    """Return the picture in 64 colours: a quarter of the bytes, because notebooks keep their pictures."""
     from PIL import Image
 
     full, small = BytesIO(), BytesIO()

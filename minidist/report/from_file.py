@@ -1,4 +1,7 @@
-"""A trace file and the name of a picture: what `minidist report` does."""
+"""A trace file and the name of a picture: what `minidist report` does.
+
+Proved by: tests/report/test_page.py
+"""
 
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from minidist.report.frame import save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
 
-READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
+MAX_READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
 
 def draw_report(path: Path, picture: str | None = None, output: Path | None = None, steps: str | None = None) -> Path:
@@ -57,10 +60,10 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
 
 
 def _readable_steps(traces: list[Trace]) -> str | None:
-    """The last step, when all steps together are too many messages to see any."""
+    """Return the last step when all steps together have too many messages to be read, else None."""
     count = steps_of(traces)
     messages = sum(len(trace.sent()) for trace in traces)
-    return f"{count - 1}:{count}" if messages > READABLE and count > 1 else None
+    return f"{count - 1}:{count}" if messages > MAX_READABLE and count > 1 else None
 
 
 def _range(steps: str) -> tuple[int, int]:

@@ -1,8 +1,10 @@
-"""The Gantt of a plan: a row a rank, a bar an action with the number of its micro-batch, and the bubble in the title.
+"""The Gantt of a plan: one row per rank, one bar per action with its micro-batch number, the bubble in the title.
 
-As text it fits a terminal; as a picture it is the one of the lessons. Several schedules stand below each other on one
-axis of time, so that the shorter one is seen to be shorter. Under each picture a strip a rank shows how many
+As text it fits a terminal; as a picture it is the one of the lessons. Several schedules are drawn below each other on
+one axis of time, so that the shorter one looks shorter. Under each picture one strip per rank shows how many
 micro-batches' activations are alive, from F to B (or W): what the shorter time costs.
+
+Proved by: tests/commands/test_schedule.py
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from minidist.report.palette import NAMES, PALETTE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_BARS, MOST_ROWS = 20_000, 40
+MAX_BARS, MAX_ROWS = 20_000, 40
 
 
 def colour_of(kind: str) -> str:
@@ -27,7 +29,7 @@ def colour_of(kind: str) -> str:
 
 
 def label(item: Item, chunked: bool) -> str:
-    """F3; with several stages on a rank F3.1: micro-batch 3 on stage 1."""
+    """Return F3; with several stages on a rank F3.1: micro-batch 3 on stage 1."""
     return "+".join(
         f"{'R' if a.kind == 'RECOMPUTE' else a.kind}{a.microbatch}{f'.{a.stage}' if chunked else ''}"
         for a in actions_of(item)
@@ -35,7 +37,7 @@ def label(item: Item, chunked: bool) -> str:
 
 
 def title_of(timing: Timing) -> str:
-    """Name, sizes and bubble, both conventions by name."""
+    """Return name, sizes and bubble, in both conventions."""
     plan = timing.plan
     return (
         f"{plan.name}, {plan.ranks} ranks, {plan.microbatches} micro-batches: bubble {100 * timing.bubble_of_ideal:.1f}"
@@ -44,7 +46,7 @@ def title_of(timing: Timing) -> str:
 
 
 def numbers(values: Sequence[float]) -> str:
-    """9 6 3 0, and of many the first and the last."""
+    """Return "9 6 3 0"; of many numbers the first and the last."""
     texts = [f"{value:g}" for value in values]
     return " ".join(texts if len(texts) <= 16 else [*texts[:8], "..", *texts[-4:]])
 
@@ -52,8 +54,9 @@ def numbers(values: Sequence[float]) -> str:
 def text_gantt(
     timing: Timing, width: int = 100, versions: Sequence[int] | None = None, longest: float | None = None
 ) -> str:
-    """Lines of at most `width` characters: title, a row a rank (if the timing has spans), and the figures. `longest`:
-    the end of the axis of time.
+    """Return lines of at most `width` characters: title, one row per rank (if the timing has spans), and the figures.
+
+    longest: the end of the axis of time.
     """
     spans = timing.spans
     if spans is None:
@@ -70,8 +73,8 @@ def text_gantt(
     lines = [title_of(timing)[:width]]
     shown = (
         range(len(spans))
-        if len(spans) <= MOST_ROWS
-        else [*range(MOST_ROWS // 2), *range(len(spans) - MOST_ROWS // 2, len(spans))]
+        if len(spans) <= MAX_ROWS
+        else [*range(MAX_ROWS // 2), *range(len(spans) - MAX_ROWS // 2, len(spans))]
     )
     for at, rank in enumerate(shown):
         if at and rank != shown[at - 1] + 1:
@@ -98,16 +101,15 @@ def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list
 
 
 def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
-    """The picture: one panel a timing (made with spans=True), all on the same axis of time."""
+    """Draw one panel per timing (made with spans=True), all on the same axis of time."""
     if not timings:
         raise UsageError("there is no plan to draw; give at least one")
     bars = sum(len(row) for timing in timings for row in timing.spans or [])
     if any(timing.spans is None for timing in timings):
         raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
-    if bars > MOST_BARS:
+    if bars > MAX_BARS:
         raise UsageError(
-            f"a picture of {bars:,} actions would not be readable; draw at most {MOST_BARS:,}, or take --format"
-            " perfetto"
+            f"a picture of {bars:,} actions would not be readable; draw at most {MAX_BARS:,}, or take --format perfetto"
         )
     longest = max(timing.makespan for timing in timings)
     heights = [
@@ -163,7 +165,7 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
 
 
 def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[int]]:
-    """Times, and how many micro-batches' activations are alive on a rank from each of them on."""
+    """Return times, and how many micro-batches' activations are alive on a rank from each time on."""
     changes: list[tuple[float, int]] = []
     for item, start, end in row:
         for action in actions_of(item):
@@ -172,7 +174,7 @@ def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[i
             elif action.kind in ("B", "W"):
                 changes.append((end, -1))
     times, counts, now = [0.0], [0], 0
-    for time, change in sorted(changes):  # what ends is let go before what begins
+    for time, change in sorted(changes):  # what ends is released before what begins
         now += change
         times.append(time)
         counts.append(now)
@@ -180,7 +182,7 @@ def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[i
 
 
 def _strips(timing: Timing, axes: Any, highest: int) -> None:
-    """A strip a rank, all on one scale, its peak at the end."""
+    """Draw one strip per rank, all on one scale, with its peak at the end."""
     for rank, row in enumerate(timing.spans or []):
         times, counts = alive(row)
         top = [rank + 0.45 - 0.9 * count / highest for count in counts]
@@ -196,7 +198,7 @@ def _strips(timing: Timing, axes: Any, highest: int) -> None:
 
 
 def as_traces(timing: Timing) -> list[Trace]:
-    """The plan's times as a recorded run, one unit of time a second: for the space-time picture and for Perfetto."""
+    """Return the plan's times as a recorded run, one unit of time as one second: for Perfetto."""
     size = timing.plan.ranks
     return [
         Trace(rank, size, spans=[SpanEvent(rank, "main", show(item), start, end) for item, start, end in row])

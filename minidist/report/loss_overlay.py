@@ -1,4 +1,7 @@
-"""Two loss curves that lie on each other prove little; the difference of the weights on its own axis does."""
+"""Two losses and a difference: curves that lie on each other prove little, the difference of the weights proves more.
+
+Proved by: tests/report/test_pictures.py
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +27,7 @@ def loss_overlay(
     command: str = "",
     names: tuple[str, str] = ("single device", "parallel"),
 ) -> "Figure":
-    """Loss a step of both runs, and max |difference| a step (of `what`; of the losses where None is given)."""
+    """Draw the loss per step of both runs, and max |difference| of `what` per step; None: of the losses."""
     from matplotlib.ticker import MaxNLocator
 
     if difference is None:
@@ -55,7 +58,7 @@ def loss_overlay(
 
 
 def loss_curve(losses: Sequence[float], *, title: str = "", command: str = "") -> "Figure":
-    """The loss a step of one run."""
+    """Draw the loss per step of one run."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(8, 3.2)

@@ -1,6 +1,8 @@
-"""What lies in memory, and why: the account of a rank over time, stacked by purpose, with the peak marked.
+"""The memory of a rank over time, stacked by purpose, with the peak marked.
 
 The peak is what decides whether a job fits; the stack at the peak says which technique would lower it.
+
+Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ MAX_RANKS = 8
 
 
 def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
-    """One panel for each rank that has an account (at most the first 8), rank 0 on top."""
+    """Draw one panel per rank that has an account (at most the first 8), rank 0 on top."""
     shown = [trace for trace in traces if trace.memory][:MAX_RANKS]
     if not shown:
         raise UsageError("the run recorded no memory; record it with account_memory(timeline=True)")

@@ -1,4 +1,7 @@
-"""Which rank stands where: the mesh of a job, its last axis (the fastest, and the chattiest) from left to right."""
+"""The mesh of a job: its last axis, which is the fastest and sends the most, from left to right.
+
+Proved by: tests/report/test_pictures.py
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,12 +13,12 @@ from minidist.report.frame import Style, finish, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_RANKS = 256
+MAX_RANKS = 256
 COLOURS = ("#4477AA", "#228833", "#CCBB44", "#EE6677", "#AA3377", "#66CCEE", "#BBBBBB")
 
 
 def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "") -> "Figure":
-    """A box a rank with its number; the columns are the last axis that has more than one rank, rows are the others.
+    """Draw one box per rank; the columns are the last axis that has more than one rank, the rows are the others.
 
     mesh: axis name -> ranks, slowest first. One colour for each coordinate on the first axis.
     """
@@ -23,7 +26,7 @@ def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "")
     names, shape = list(axes_), list(axes_.values())
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     columns = shape[-1]
-    rows = numbers.reshape(-1, columns)[: MOST_RANKS // columns or 1, :64]
+    rows = numbers.reshape(-1, columns)[: MAX_RANKS // columns or 1, :64]
     figure = new_figure(max(4.0, 1.5 + 0.7 * rows.shape[1]), 1.2 + 0.42 * len(rows))
     axes = figure.add_subplot()
     for y, row in enumerate(rows):

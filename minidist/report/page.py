@@ -1,10 +1,11 @@
-"""One self-contained page about a run: a file to open, to keep beside the numbers, to send to somebody. No network, no
-script.
+"""One self-contained page about a run, without network and script: a file to open, keep or send.
 
     what was run and where · the mesh · who computed and waited when · memory over time · bytes from rank to rank ·
     bytes by purpose beside the closed form · the loss
 
 A section whose data the trace does not have says so, and which command records them.
+
+Proved by: tests/report/test_page.py
 """
 
 import html
@@ -23,16 +24,19 @@ from minidist.report.frame import byte_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_MESSAGES, MOST_LINES = 600, 24  # of a space-time diagram that can be read on a page
+MAX_MESSAGES, MAX_LINES = 600, 24  # of a space-time diagram that can be read on a page
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid #ddd; padding-top: 1rem; }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid #ddd; padding-top: 1rem; }
 p.about { color: #555; margin: .2rem 0 .6rem; max-width: 48rem; }
 figure { margin: 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { padding: .15rem .8rem .15rem 0; text-align: right; } td:first-child, th:first-child { text-align: left; }
-.different { color: #cc3311; font-weight: bold; } code { background: #f4f4f4; padding: 0 .25rem; } nav a { margin-right: .9rem; }
+td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.different { color: #cc3311; font-weight: bold; }
+code { background: #f4f4f4; padding: 0 .25rem; } nav a { margin-right: .9rem; }
 """
 
 
@@ -45,7 +49,7 @@ def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source
 
 
 def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
-    """The page as text of HTML."""
+    """Return the page as HTML."""
     last, which = _last_step(traces)
     command = str(header.get("command") or "")
     caption = f"minidist report {source or 'TRACE'}"
@@ -70,7 +74,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         picture("gantt", last),
     )
     lines = {(message.rank, message.lane) for trace in last for message in trace.messages}
-    if sum(len(trace.sent()) for trace in last) <= MOST_MESSAGES and len(lines) <= MOST_LINES:
+    if sum(len(trace.sent()) for trace in last) <= MAX_MESSAGES and len(lines) <= MAX_LINES:
         add("Space and time", f"The same with every message as an arrow{which}.", picture("space-time", last))
     add(
         "Memory over time",
@@ -124,7 +128,7 @@ def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
 
 
 def _svg(figure: "Figure", salt: str) -> str:
-    """Inline, with ids that differ from those of the page's other figures."""
+    """Return the figure inline, with ids that differ from those of the page's other figures."""
     import matplotlib
 
     buffer = BytesIO()
@@ -140,7 +144,8 @@ def _table(traces: Sequence[Trace], header: Header) -> str:
         measured, closed = volume["measured"], volume.get("closed_form")
         mark = "" if closed is None else ("equal" if closed == measured else '<span class="different">DIFFERENT</span>')
         rows.append(
-            f"<tr><td>{purpose}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td><td>{mark}</td></tr>"
+            f"<tr><td>{purpose}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td>"
+            f"<td>{mark}</td></tr>"
         )
     if not rows:
         return "<p>Nothing was sent.</p>"

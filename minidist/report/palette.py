@@ -1,4 +1,7 @@
-"""One colour for one thing, in every picture, so that a reader learns them once."""
+"""One colour per thing, the same in every picture, so that a reader learns them once.
+
+Proved by: tests/report/test_pictures.py
+"""
 
 PALETTE = {
     "F": "#4477AA",
@@ -47,9 +50,7 @@ RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBC
 
 
 def kind_of(name: str) -> str:
-    """The palette's name for a span: "F", "F3", "2F3" (stage 2) and "forward 3" are all F; what is unknown is plain
-    compute.
-    """
+    """Return the palette's name for a span: "F3", "2F3" (stage 2) and "forward 3" are F; an unknown one is compute."""
     name = name.lstrip("0123456789")
     if name.startswith("RECOMPUTE"):
         return "recompute"

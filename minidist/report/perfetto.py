@@ -1,10 +1,11 @@
-"""The trace as Chrome's JSON, for ui.perfetto.dev and chrome://tracing: zoom into runs too wide for any page.
+"""The trace as Chrome's JSON, for ui.perfetto.dev and chrome://tracing: to zoom into long runs.
 
-A rank is a process with three threads, compute, send and receive (of each lane), and a flow arrow joins the two sides
+A rank is a process with three threads, compute, send and receive (of each stream), and a flow arrow joins the two sides
 of a message. Slices of one thread must nest or be apart, so messages that are on their way at the same time get threads
 "send 2", "send 3", and so on. Times are microseconds. The viewers are comfortable up to about 200,000 messages.
 
 The rules: "Trace Event Format" (Chrome), sections complete, flow, counter and metadata events.
+Proved by: tests/report/test_page.py
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 from minidist.base.trace import MessageEvent, Trace
 from minidist.comm.launch import writable
-from minidist.report.pairs import arrived, pairs
+from minidist.report.timeline import arrived, pairs
 
 _THREADS = ("compute", "send", "receive")
 

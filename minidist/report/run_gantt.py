@@ -1,7 +1,8 @@
-"""The Gantt of a run: a row a rank, what it computed, where it waited for another rank, and the idle share in the
-title.
+"""The Gantt of a run: one row per rank, what it computed, where it waited, and the idle share in the title.
 
-The Gantt of a *plan* (`gantt`) is what should happen; this is what the trace says did.
+The Gantt of a *plan* (`gantt`) is what should happen; this one is what happened according to the trace.
+
+Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
@@ -9,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, finish, new_figure, patch, tidy, time_unit
-from minidist.report.intervals import compute_of, merged, waits, without
-from minidist.report.pairs import pairs
 from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.timeline import compute_of, merged, pairs, waits, without
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_RANKS, MOST_BARS = 32, 3000
+MAX_RANKS, MAX_BARS = 32, 3000
 
 
 def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
-    """One row a rank (the first 32), rank 0 on top; of a pipeline's actions the micro-batch number stands in the bar."""
-    shown = traces[:MOST_RANKS]
+    """Draw one row per rank (the first 32), rank 0 on top; a bar of a pipeline's action has its micro-batch number."""
+    shown = traces[:MAX_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
     everything = [(span.start, span.end) for spans in rows.values() for span in spans]
     everything += [
@@ -34,7 +34,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     figure = new_figure(11, 1.5 + 0.32 * len(shown))
     axes = figure.add_subplot()
     used: dict[str, Any] = {}
-    text_fits = sum(len(spans) for spans in rows.values()) <= MOST_BARS
+    text_fits = sum(len(spans) for spans in rows.values()) <= MAX_BARS
 
     def bar(rank: int, start: float, stop: float, kind: str, gid: str) -> None:
         style: Style = {"height": 0.86, "color": PALETTE[kind], "gid": gid, "edgecolor": "white", "linewidth": 0.3}
@@ -62,14 +62,14 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
                     color="black" if dark else "white",
                     **style,
                 )
-    used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this lane")
+    used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, longest * factor or 1)
     axes.set_xlabel(f"time [{unit}]")
     tidy(axes)
     idle = 1 - busy / (longest * len(shown)) if longest else 0.0
-    more = f", the first {MOST_RANKS} of {len(traces)} ranks" if len(traces) > MOST_RANKS else ""
+    more = f", the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
     axes.set_title(
         title or f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}",
         fontsize=10,

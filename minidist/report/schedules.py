@@ -1,4 +1,7 @@
-"""What `minidist schedule` prints: a plan judged, timed, and written as text, CSV, JSON, SVG or for Perfetto."""
+"""What `minidist schedule` prints: a plan validated, timed, and written as text, CSV, JSON, SVG or for Perfetto.
+
+Proved by: tests/commands/test_schedule.py
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,10 +16,10 @@ from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
-from minidist.report.version_lanes import version_lanes
+from minidist.report.version_gantt import version_gantt
 
 FORMATS = ("text", "csv", "json", "svg", "versions", "perfetto")
-LARGE = 300_000  # actions; a named synchronous schedule of more is timed without being judged again
+LARGE = 300_000  # actions; a named synchronous schedule of more is timed without validating it again
 
 
 @dataclass
@@ -29,8 +32,10 @@ class Judged:
 
 
 def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: bool, named: bool = False) -> Judged:
-    """Validate and time a plan. `times` is the text of --times; `profile` a file that replaces it; named: not a user's
-    own plan.
+    """Validate and time a plan.
+
+    times: the text of --times. profile: a file that replaces it. named: the plan is a registered schedule's, not a
+    user's own.
     """
     if named and plan.action_count > LARGE and plan.updates == "flush" and not plan.is_lowered:
         versions = [1] * plan.ranks
@@ -42,7 +47,7 @@ def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: boo
 
 
 def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iterator[str]:
-    """Pieces of the output in the format `form`."""
+    """Yield the pieces of the output in the format `form`."""
     if form not in FORMATS:
         raise UsageError(f"--format {form!r}; it must be one of {', '.join(FORMATS)}")
     if form == "json":
@@ -62,7 +67,7 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
     elif form in ("svg", "versions"):
         import matplotlib
 
-        stream, draw = BytesIO(), gantt if form == "svg" else version_lanes
+        stream, draw = BytesIO(), gantt if form == "svg" else version_gantt
         with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
             draw([one.timing for one in judged], command).savefig(stream, format="svg", metadata={"Date": None})
         yield stream.getvalue().decode()
@@ -112,7 +117,7 @@ def _table(judged: Sequence[Judged]) -> str:
 
 
 def limit_sentence(judged: Sequence[Judged], limit: float | None) -> str | None:
-    """What exceeds the memory limit, or None."""
+    """Return the sentence about what exceeds the memory limit, or None."""
     for one in judged:
         sentence = over_limit(one.timing, limit) if limit is not None else None
         if sentence:

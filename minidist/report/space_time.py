@@ -1,7 +1,9 @@
 """The space-time diagram: a rank is a horizontal line, time runs to the right, a message is an arrow from line to line.
 
-It shows what no log shows: who waits for whom. Red is a rank whose partner has not come yet. After a deadlock the red
-runs to the edge, each line says what its rank waits for, and the wait-for circle is drawn beside the ranks.
+It shows what a log does not: which rank waits for which. Red is a rank whose partner has not come yet. After a deadlock
+the red runs to the edge, each line says what its rank waits for, and the wait-for cycle is drawn beside the ranks.
+
+Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
@@ -10,21 +12,20 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.trace import MessageEvent, Trace
 from minidist.comm.waiting import Waiting, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
-from minidist.report.intervals import Interval, compute_of, unanswered, waits, without
-from minidist.report.pairs import Pair, arrived, pairs
 from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.timeline import Interval, Pair, arrived, compute_of, pairs, unanswered, waits, without
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows = dict[tuple[int, str], int]  # (rank, lane) -> line
+Rows = dict[tuple[int, str], int]  # (rank, stream) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
 LABEL = 0.06  # the width of a label, as a part of the picture's
 MAX_ARROWS = 1500  # with more, lines without heads
 
 
 def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
-    """One line for each lane of each rank, rank 0 on top; an arrow for each delivered message."""
+    """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message."""
     messages = pairs(traces)
     rows = _rows(traces)
     stuck = [event for trace in traces for event in unanswered(trace.messages)]
@@ -37,6 +38,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     axes = figure.add_subplot()
     used: dict[str, Any] = {}
 
+    # What each stream computes, then where it waits (red) or transfers.
     for (rank, lane), y in rows.items():
         axes.plot([begin * factor, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
         spans = compute_of(traces[rank].spans, lane)
@@ -52,6 +54,8 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
         for interval in without(blocked, computing):
             _bar(axes, interval, rows[key], factor, PALETTE["blocked"], "blocked")
             used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
+
+    # After a deadlock: what each rank waits for, to the edge of the picture.
     for event in stuck:
         y = rows[event.rank, event.lane]
         if event.kind == "receive":  # a send without a partner is among the pairs
@@ -75,7 +79,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
 
 
 def _rows(traces: Sequence[Trace]) -> Rows:
-    """(rank, lane) -> line, main first."""
+    """(rank, stream) -> line, main first."""
     rows: Rows = {}
     for trace in traces:
         lanes = dict.fromkeys(["main", *(m.lane for m in trace.messages), *(s.lane for s in trace.spans)])
@@ -88,7 +92,7 @@ def _label(rank: int, lane: str) -> str:
     if lane == "main":
         return f"rank {rank}"
     name = lane.removeprefix("lane:")
-    return "its lane" if name == "world" else f"its lane on {name}"
+    return "its stream" if name == "world" else f"its stream on {name}"
 
 
 def _longest(traces: Sequence[Trace]) -> float:
@@ -99,7 +103,7 @@ def _longest(traces: Sequence[Trace]) -> float:
 
 
 def _begin(traces: Sequence[Trace]) -> float:
-    """When the first thing that is drawn begins."""
+    """Return when the first thing that is drawn begins."""
     posted = [event.posted for trace in traces for event in trace.messages]
     return max(0.0, min([span.start for trace in traces for span in trace.spans] + posted, default=0.0))
 

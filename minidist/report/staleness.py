@@ -1,4 +1,7 @@
-"""Throughput, staleness and loss of several consistencies of a parameter server, side by side: what is traded for what."""
+"""Throughput, staleness and loss of a parameter server under several consistencies, side by side.
+
+Proved by: tests/bench/test_staleness.py
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +17,9 @@ COLOURS = [PALETTE[name] for name in ("F", "B", "communication", "W", "I", "reco
 
 
 def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Figure":
-    """runs: each with consistency, gradients_per_second, staleness (one number a gradient), curve [(seconds, loss)],
+    """Draw the three panels.
+
+    runs: each with consistency, gradients_per_second, staleness (one number per gradient), curve [(seconds, loss)] and
     entropy.
     """
     from matplotlib.ticker import MaxNLocator
@@ -33,7 +38,7 @@ def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Fi
         seconds, values = zip(*run.curve, strict=True)
         losses.plot(seconds, values, color=colour, linewidth=1.4, gid="loss")
     rate.set_xticks(range(len(runs)), [run.consistency for run in runs], fontsize=8)
-    rate.set_title("gradients a second", fontsize=9, loc="left")
+    rate.set_title("gradients per second", fontsize=9, loc="left")
     histogram.set_title("staleness: updates not yet seen", fontsize=9, loc="left")
     histogram.set_ylabel("share of the gradients", fontsize=8)
     histogram.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,9 +1,10 @@
 """The tiles picture: which tile of each matrix of a layer is on which rank.
 
-Nothing is drawn by hand: a model is built and cut by `parallelize_module` on simulated ranks, and what the tiles'
-layouts
-say (`parallel.tensor.boxes`) is what is coloured, so a fused Q|K|V shows its three blocks and shared key-value heads their
+A model is built and cut by `parallelize_module` on simulated ranks, and the boxes of the tiles' layouts
+(`parallel.tensor.boxes`) are what is coloured, so a fused Q|K|V shows its three blocks and shared key-value heads their
 two owners.
+
+Proved by: tests/report/test_tiles.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +85,7 @@ def model_tiles(
     experts: int = 0,
     ep: int = 1,
 ) -> list[Tiles]:
-    """The tiles of a one-layer GPT or Llama of these sizes, tp ranks to a layer and ep ranks to its experts."""
+    """The tiles of a one-layer GPT or Llama of these sizes, tp ranks per layer and ep ranks for its experts."""
     if model not in ("gpt", "llama"):
         raise UsageError(f"--model {model!r}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
     for flag, size, least in (
@@ -120,7 +121,7 @@ def model_tiles(
 
 
 def tiles_table(tiles: Sequence[Tiles], rank: int = 0) -> str:
-    """For people: each parameter, how it is cut, and what `rank` holds of it."""
+    """Return as text each parameter, how it is cut, and what `rank` holds of it."""
     width = max(len(each.name) for each in tiles)
     lines = []
     for each in tiles:
@@ -130,12 +131,15 @@ def tiles_table(tiles: Sequence[Tiles], rank: int = 0) -> str:
 
 
 def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") -> "Figure":
-    """Every matrix to one scale, its tiles coloured by rank; grey is what all ranks hold. A vector is a strip under its
-    matrix; of a stack of matrices (experts) each is drawn. Vectors that all ranks hold are left out."""
+    """Draw every matrix on one scale, its tiles coloured by rank; grey is what all ranks hold.
+
+    A vector is a strip under its matrix; of a stack of matrices (experts) each is drawn. Vectors that all ranks hold
+    are left out.
+    """
     ranks = len(tiles[0].boxes)
     shown = [each for each in tiles if each.layout.axes or len(each.shape) > 1]
     columns = _columns(shown)
-    scale = HIGH / max(sum(_rows(each, 1.0) for each in column) for column in columns)  # inches an element
+    scale = HIGH / max(sum(_rows(each, 1.0) for each in column) for column in columns)  # inches per element
     widths = [max(LABEL, *(each.shape[-1] * scale for each in column)) + GAP for column in columns]
     heights = [sum(_rows(each, scale) * scale + LINE for each in column) for column in columns]
     figure = new_figure(sum(widths) + 0.3, max(heights) + 1.2)
@@ -196,9 +200,9 @@ def _draw(axes: Any, tiles: Tiles, x: float, y: float, ranks: int, scale: float)
     row = pitch / (1.08 if number > 1 else 1.0) / shape[-2]
     for box, owners in tiles.owners.items():
         *outer, rows, columns = box if len(box) > 1 else ((0, 1), *box)
-        everybody = len(owners) == ranks and ranks > 1
-        colour = PALETTE["idle"] if everybody else RANKS[owners[0] % len(RANKS)]
-        label = "" if everybody else ",".join(map(str, owners))
+        on_every_rank = len(owners) == ranks and ranks > 1
+        colour = PALETTE["idle"] if on_every_rank else RANKS[owners[0] % len(RANKS)]
+        label = "" if on_every_rank else ",".join(map(str, owners))
         wide, high = (columns[1] - columns[0]) * scale, (rows[1] - rows[0]) * row
         for layer in range(*outer[0]) if outer else (0,):
             left, top = x + columns[0] * scale, y + layer * pitch + rows[0] * row

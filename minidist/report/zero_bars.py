@@ -1,4 +1,7 @@
-"""The ZeRO bars: what one rank holds at each stage, stacked by kind; the picture of the paper's figure 1."""
+"""The ZeRO bars: what one rank holds at each stage, stacked by kind, as in figure 1 of the paper.
+
+Proved by: tests/planning/test_memory_estimator.py
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,7 @@ COLOURS = {
 
 
 def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") -> "Figure":
-    """`stages` as `minidist memory --json` prints them: stage -> kind -> bytes, with a total."""
+    """Draw `stages`, as `minidist memory --json` prints them: stage -> kind -> bytes, with a total."""
     rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}
     figure = new_figure(8, 1.9 + 0.5 * len(rows))
     axes = figure.add_subplot()
@@ -37,7 +40,7 @@ def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") 
     axes.set_yticks(range(len(rows)), [stage.replace("stage", "stage ") for stage in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1.15 * widest / 1e9)
-    axes.set_xlabel("GB (1e9 B) a rank")
+    axes.set_xlabel("GB (1e9 B) per rank")
     tidy(axes)
     axes.set_title(title or "bytes that one rank holds", fontsize=10, loc="left")
     used = [name for name in COLOURS if any(parts.get(name) for parts in rows.values())]

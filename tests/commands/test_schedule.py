@@ -11,7 +11,7 @@ from minidist.pipeline.plan import from_csv, get_schedule, schedules
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import alive, gantt, text_gantt
-from minidist.report.version_lanes import kept, version_lanes, versions_seen
+from minidist.report.version_gantt import kept, version_gantt, versions_seen
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_version_lanes_are_the_laws(name, m, options):
         }[plan.updates]
         assert all(version == law(action.microbatch) for action, version in row)
         assert max(kept(timing, rank)[1]) == validate(plan).weight_versions[rank]
-    bars = {bar.get_gid() for bar in version_lanes([timing]).axes[0].patches if bar.get_gid()}
+    bars = {bar.get_gid() for bar in version_gantt([timing]).axes[0].patches if bar.get_gid()}
     assert {f"0F{i} v{v}" for i, v in ((0, 0), (1, 0))} <= bars
 
 

@@ -1,4 +1,4 @@
-"""The viewer's rules ("Trace Event Format"), written independently of the export: what an export must hold to be drawn."""
+"""The viewer's rules ("Trace Event Format"), written independently of the export that must keep them."""
 
 from collections import defaultdict
 from numbers import Real

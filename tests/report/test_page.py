@@ -1,4 +1,4 @@
-"""The page of a run: whole in one file, and looked at in a browser; the export for the viewer keeps the viewer's rules."""
+"""The page of a run is whole in one file, and a browser shows it; the export for the viewer keeps its rules."""
 
 import os
 from html.parser import HTMLParser

@@ -13,11 +13,10 @@ from minidist.collectives import all_reduce, gather, volume
 from minidist.comm import ANY, LinkModel, SimWorld
 from minidist.report import KINDS, draw, save, write_perfetto
 from minidist.report.bytes_matrix import matrix_of
-from minidist.report.intervals import merged, without
-from minidist.report.lanes import exposed
 from minidist.report.memory_over_time import memory_over_time
-from minidist.report.pairs import arrived, pairs
 from minidist.report.palette import PALETTE, kind_of
+from minidist.report.streams import exposed
+from minidist.report.timeline import arrived, merged, pairs, without
 
 EASY = LinkModel(alpha=1.0, beta=0.0)  # a message takes 1 s
 

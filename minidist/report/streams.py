@@ -1,6 +1,9 @@
-"""The lanes of one rank: computing, sending, receiving, and the link to the host where there is one.
+"""The streams of one rank: computing, sending, receiving, and the link to the host where there is one.
 
-Overlap is where two bars stand above each other.
+Two bars above each other overlap in time; what no computing hides is named in the title. The picture is called "lanes"
+on the command line.
+
+Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
@@ -9,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import UsageError
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
-from minidist.report.intervals import merged, without
-from minidist.report.pairs import pairs
 from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.timeline import merged, pairs, without
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one lane each
+LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one stream each
 
 
-def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":
-    """Compute, send and receive of `rank` (what it does not do at all is left out, but for computing), and, with
-    offloading, both ways of its link to the host. A message's bar is red until its partner has come.
+def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":
+    """Draw compute, send and receive of `rank`, and both directions of its link to the host when it offloads.
+
+    A row of which the rank has nothing is left out, except compute. A message's bar is red until its partner has come.
     """
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
@@ -66,9 +69,7 @@ def lanes(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: s
 
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:
-    """Seconds in which the rank sends, receives, crosses to or from the host, or waits for any of it, and computes
-    nothing.
-    """
+    """Return the seconds in which the rank communicates, or waits for a message, and computes nothing."""
     spans = traces[rank].spans
     computing = [(span.start, span.end) for span in spans if span.category == "compute"]
     crossing = [(span.start, span.end) for span in spans if span.category == "offload"]
@@ -77,7 +78,7 @@ def exposed(traces: Sequence[Trace], rank: int) -> float:
 
 
 def _bars(traces: Sequence[Trace], rank: int) -> list[tuple[int, float, float, float, int]]:
-    """(1 for send or 2 for receive, start, partner there, end, bytes) of each complete message of `rank`."""
+    """Return (1 for send or 2 for receive, start, partner there, end, bytes) of each complete message of `rank`."""
     bars = []
     for send, receive in pairs(traces):
         if send.rank == rank and send.end >= 0:

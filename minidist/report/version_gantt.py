@@ -1,9 +1,11 @@
-"""The weights that each action of an asynchronous pipeline sees: a lane a rank, the colour of a bar its version.
+"""The weights that each action of an asynchronous pipeline sees: one row per rank, the colour of a bar its version.
 
-    rank 0   F0 v0 | F1 v0 | F2 v0 |    | B0 v0 ↑1 | F3 v1 | B1 v0 ↑2 | ...        F and B of a micro-batch have one colour
-    rank 2   ....... | F0 v0 | B0 v0 ↑1 | F1 v1 | B1 v1 ↑2 | ...                    (without stashing they do not)
+    rank 0   F0 v0 | F1 v0 | F2 v0 |    | B0 v0 ↑1 | F3 v1 | B1 v0 ↑2 | ...     F and B of a micro-batch
+    rank 2   ....... | F0 v0 | B0 v0 ↑1 | F1 v1 | B1 v1 ↑2 | ...                 have one colour, with stashing
 
-Under the lanes a strip a rank counts the versions that are kept: what a pipeline without bubble costs.
+Under the rows one strip per rank counts the versions that are kept: what a pipeline without bubble costs.
+
+Proved by: tests/commands/test_schedule.py
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ SHADES = ("#4477AA", "#CCBB44", "#EE6677", "#228833", "#AA3377", "#66CCEE")  # o
 
 
 def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
-    """For each rank its actions with the version of the weights that each sees, by the update laws."""
+    """Return for each rank its actions with the version of the weights that each sees, by the update rules."""
     if plan.updates in ("flush", "none"):
         raise UsageError(
             f"plan {plan.name!r} has one version of the weights; draw an asynchronous one, such as pipedream"
@@ -33,8 +35,8 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
         for action in plan.actions(rank):
             i = action.microbatch
             if action.kind == "F":
-                law = {"vertical-sync": max(0, i - (plan.stages - 1)), "2bw": max(i // plan.batch - 1, 0)}
-                used[i] = law.get(plan.updates, updates)
+                rule = {"vertical-sync": max(0, i - (plan.stages - 1)), "2bw": max(i // plan.batch - 1, 0)}
+                used[i] = rule.get(plan.updates, updates)
             newest = plan.updates == "no-stash" and action.kind in ("B", "I")
             row.append((action, updates if newest else used[i]))
             if action.kind in ("B", "W") and (i + 1) % plan.batch == 0:
@@ -43,8 +45,8 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
     return result
 
 
-def version_lanes(timings: Sequence[Timing], command: str = "") -> "Figure":
-    """One panel a timing (made with spans=True)."""
+def version_gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
+    """Draw one panel per timing (made with spans=True)."""
     longest = max(timing.makespan for timing in timings)
     heights = [
         height for timing in timings for height in (0.7 + 0.36 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
@@ -55,7 +57,7 @@ def version_lanes(timings: Sequence[Timing], command: str = "") -> "Figure":
     ]
     for number, timing in enumerate(timings):
         if timing.spans is None:
-            raise UsageError("version lanes need the spans of a plan; call time_plan(plan, spans=True)")
+            raise UsageError("the picture of versions needs the spans of a plan; call time_plan(plan, spans=True)")
         _lanes(timing, panels[2 * number], longest)
         _kept(timing, panels[2 * number + 1])
     panels[-1].set_xlabel("time")
@@ -109,9 +111,7 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
 
 
 def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
-    """Times, and how many versions a rank keeps from each of them on: those in use, those still to be used, and the
-    latest.
-    """
+    """Return times, and how many versions a rank keeps from each time on: in use, still to be used, and the latest."""
     plan, seen = timing.plan, versions_seen(timing.plan)[rank]
     assert timing.spans is not None
     times, counts, updates, using = [0.0], [1], 0, dict[int, int]()

@@ -1,0 +1,103 @@
+"""What a trace says about time: which send belongs to which receive, and when a stream computed, waited or transferred.
+
+A trace has two events per message, one on each side; an arrow needs both. Messages between two ranks with one tag on
+one communicator never overtake each other, so the k-th send of such a queue belongs to its k-th receive. The messages
+of collectives travel in a context of their own.
+
+Proved by: tests/report/test_pictures.py
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from minidist.base.trace import MessageEvent, SpanEvent, Trace
+
+Interval = tuple[float, float]
+
+
+class Pair(NamedTuple):
+    """A send and its receive; `receive` is None for a message that was never received."""
+
+    send: MessageEvent
+    receive: MessageEvent | None
+
+
+def pairs(traces: Iterable[Trace]) -> list[Pair]:
+    """Return every send of a run with its receive, in the order of the traces."""
+    sends: dict[Any, list[MessageEvent]] = defaultdict(list)
+    receives: dict[Any, list[MessageEvent]] = defaultdict(list)
+    for trace in traces:
+        for event in trace.messages:
+            collective = event.operation != "message"
+            if event.kind == "send":
+                sends[event.communicator, collective, event.rank, event.peer, event.tag].append(event)
+            elif event.peer >= 0:
+                receives[event.communicator, collective, event.peer, event.rank, event.tag].append(event)
+    result = []
+    for key, queue in sends.items():
+        taken: Sequence[MessageEvent] = receives.get(key, ())
+        for place, send in enumerate(queue):
+            result.append(Pair(send, taken[place] if place < len(taken) else None))
+    return result
+
+
+def arrived(pair: Pair) -> bool:
+    """Return whether the receiver has seen the message."""
+    return pair.receive is not None and pair.receive.end >= 0
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union as sorted intervals that do not touch; empty ones are dropped."""
+    result: list[Interval] = []
+    for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((start, end))
+    return result
+
+
+def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
+    """Return the parts of `intervals` that lie in none of `removed`."""
+    left = merged(intervals)
+    for low, high in merged(removed):
+        pieces = [piece for start, end in left for piece in ((start, min(end, low)), (max(start, high), end))]
+        left = [(start, end) for start, end in pieces if end > start]
+    return left
+
+
+def waits(pairs: Iterable[Pair], end: float) -> dict[tuple[int, str], tuple[list[Interval], list[Interval]]]:
+    """Return {(rank, stream): (blocked, transfer)}: waiting for a partner, and for bytes that are on their way.
+
+    A receive is blocked until its message has left; a synchronous send until its receive is posted; a message that
+    never met its partner blocks until `end`, the right edge of the picture.
+    """
+    blocked: dict[tuple[int, str], list[Interval]] = {}
+    transfer: dict[tuple[int, str], list[Interval]] = {}
+
+    def add(event: MessageEvent, start: float, partner: float, stop: float) -> None:
+        key = (event.rank, event.lane)
+        met = min(max(partner, start), stop)
+        blocked.setdefault(key, []).append((start, met))
+        transfer.setdefault(key, []).append((met, stop))
+
+    for send, receive in pairs:
+        if send.end >= 0:
+            late = receive.posted if receive is not None and send.posted < receive.posted <= send.end else send.posted
+            add(send, send.posted, late, send.end)
+        elif send.start >= 0:
+            add(send, send.posted, end, end)
+        if receive is not None and receive.end >= 0:
+            add(receive, receive.start, send.start if send.start >= 0 else receive.start, receive.end)
+    return {key: (merged(blocked[key]), without(transfer[key], blocked[key])) for key in blocked}
+
+
+def unanswered(events: Iterable[MessageEvent]) -> list[MessageEvent]:
+    """Return the requests that a rank waited for and that never completed: where it is in a deadlock."""
+    return [event for event in events if event.start >= 0 and event.end < 0]
+
+
+def compute_of(spans: Iterable[SpanEvent], stream: str) -> list[SpanEvent]:
+    """Return the computing of one stream."""
+    return [span for span in spans if span.lane == stream and span.category == "compute"]
