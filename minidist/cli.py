@@ -1,4 +1,7 @@
-"""The entry point of the program `minidist`. The commands are in minidist/commands, one file each."""
+"""The entry point of the program `minidist`. The commands are in minidist/commands, one file each.
+
+Proved by: tests/commands/test_cli.py
+"""
 
 from minidist.commands.app import main
 

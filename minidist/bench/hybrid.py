@@ -33,40 +33,47 @@ SMALL = {"layers": 4, "width": 16, "heads": 8, "context": 4}
 STEPS = 3  # in a round
 
 
-class TimedWorld(MPIWorld):
-    """An MPI world that sums the processor time inside sends, receives and waits."""
+class ProcessTimer:
+    """Sums the processor time inside the calls that are given to it; a call inside another one counts once."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.seconds, self.depth = 0.0, 0
-        super().__init__(**settings)
+    def __init__(self) -> None:
+        self.seconds, self.inside = 0.0, False
 
-    def _timed(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        if self.depth:
+    def __call__(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if self.inside:
             return function(*arguments, **keywords)
-        self.depth, began = 1, time.process_time()
+        self.inside, began = True, time.process_time()
         try:
             return function(*arguments, **keywords)
         finally:
             self.seconds += time.process_time() - began
-            self.depth = 0
+            self.inside = False
+
+
+class TimedWorld(MPIWorld):
+    """An MPI world that measures the processor time inside sends, receives and waits (`timer`)."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.timer = ProcessTimer()
+        super().__init__(**settings)
 
     def post(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed(super().post, *arguments, **keywords)
+        return self.timer(super().post, *arguments, **keywords)
 
     def exchange(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed(super().exchange, *arguments, **keywords)
+        return self.timer(super().exchange, *arguments, **keywords)
 
     def wait(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed(super().wait, *arguments, **keywords)
+        return self.timer(super().wait, *arguments, **keywords)
 
     def run_async(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed(super().run_async, *arguments, **keywords)
+        return self.timer(super().run_async, *arguments, **keywords)
 
     def wait_work(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed(super().wait_work, *arguments, **keywords)
+        return self.timer(super().wait_work, *arguments, **keywords)
 
     def progress(self) -> None:
-        self._timed(super().progress)
+        self.timer(super().progress)
 
 
 def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict[str, Any]:
@@ -102,12 +109,12 @@ def main(layout: dict[str, int], rounds: int) -> None:
         for number in range(rounds + 1):
             for name, step in steps.items():
                 world.base.barrier()
-                began, messages = time.process_time(), world.seconds
+                began, messages = time.process_time(), world.timer.seconds
                 for i in range(STEPS):
                     step(STEPS * number + i)
                 spent = time.process_time() - began
                 if number:  # the first round warms up
-                    outside[name].append((spent - (world.seconds - messages)) / STEPS)
+                    outside[name].append((spent - (world.timer.seconds - messages)) / STEPS)
                     whole += [spent / STEPS] if name == "large" else []
 
         # Processor time of all ranks together: a rank that waits for another one spends none.

@@ -45,7 +45,7 @@ def explain_job(
     batches = resolve_batches(once, size)
     closed = closed_form_bytes(once, batches, [result.sizes for result in results])
     warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
-    answer: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],
         "not_honoured": [{"key": key, "why": why} for key, why in translation.ignored],
         "batch": {
@@ -63,32 +63,32 @@ def explain_job(
         "peak_by_purpose": {name: n for name in MEMORY_PURPOSES if (n := warm[0].peak_by_purpose.get(name, 0))},
     }
     if parameters is not None:
-        answer["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
-    return answer
+        figures["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
+    return figures
 
 
-def table(answer: dict[str, Any]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """Format the figures for people."""
-    width = max((len(item["key"]) for item in [*answer["honoured"], *answer["not_honoured"]]), default=0)
+    width = max((len(item["key"]) for item in [*figures["honoured"], *figures["not_honoured"]]), default=0)
     lines = ["honoured"]
-    lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in answer["honoured"]]
-    lines.append("not honoured" if answer["not_honoured"] else "not honoured: nothing")
-    lines += [f"  {item['key']:{width}} {item['why']}" for item in answer["not_honoured"]]
-    batch = answer["batch"]
+    lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in figures["honoured"]]
+    lines.append("not honoured" if figures["not_honoured"] else "not honoured: nothing")
+    lines += [f"  {item['key']:{width}} {item['why']}" for item in figures["not_honoured"]]
+    batch = figures["batch"]
     lines.append(
         "global batch {global_batch} = micro batch {micro_batch} x accumulation {accumulation} x data-parallel ranks"
         " {dp}".format(**batch)
     )
     lines.append(f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}")
-    for name, row in answer["purposes"].items():
+    for name, row in figures["purposes"].items():
         mark = "" if row["bytes"] == row["closed_form"] else "   DIFFERENT"
         lines.append(f"  {name:22}{row['bytes']:14,}{row['closed_form']:14,}{row['messages']:10,}{mark}")
     lines.append(
-        f"startup is sent once, the rest in every step; peak of a rank: {max(answer['peak_bytes']):,} B, of rank 0:"
+        f"startup is sent once, the rest in every step; peak of a rank: {max(figures['peak_bytes']):,} B, of rank 0:"
     )
-    lines += [f"  {name:22}{nbytes:14,}" for name, nbytes in answer["peak_by_purpose"].items()]
-    if "model_states" in answer:
-        states = answer["model_states"]
+    lines += [f"  {name:22}{nbytes:14,}" for name, nbytes in figures["peak_by_purpose"].items()]
+    if "model_states" in figures:
+        states = figures["model_states"]
         lines.append(
             "a rank's model states, mixed-precision Adam: "
             + ", ".join(f"{name} {nbytes:,} B" for name, nbytes in states.items())

@@ -232,9 +232,9 @@ def model_peak(
     return {**result, "not_counted": NOT_COUNTED}
 
 
-def block_sentence(answer: dict[str, Any]) -> str:
+def block_sentence(stages: dict[str, Any]) -> str:
     """Return the two closed forms of a block's activations, as one sentence."""
-    block = answer["activations_of_a_block"]
+    block = stages["activations_of_a_block"]
     return (
         f"one block keeps 34 s b h + 5 a s^2 b = {block['unfused'] / 1e6:,.2f} MB (counted above); fused as minidist's,"
         f" in 2-byte values, {block['fused'] / 1e6:,.2f} MB: 34 s b h + 8 s b + about 2 a s^2 b"

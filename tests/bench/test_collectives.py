@@ -74,7 +74,7 @@ def test_the_virtual_table_is_the_clock(operation):
     assert "1,048,576" in virtual.table(result)
 
 
-def test_the_crossover_picture_has_a_line_for_each_algorithm_and_says_whom_auto_took():
+def test_the_crossover_picture_has_a_line_for_each_algorithm_and_names_what_auto_chose():
     rows = virtual.bench_virtual_collectives("all_reduce", 16, sizes=[2**k for k in range(0, 27, 3)])["rows"]
     axes = crossover(rows, command="minidist bench collectives --simulated").axes[0]
     lines = {line.get_gid(): line for line in axes.lines if line.get_gid()}

@@ -5,24 +5,23 @@ import time
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.bench.hybrid import TimedWorld, bench_hybrid
+from minidist.bench.hybrid import ProcessTimer, bench_hybrid
 from tests.mpi_runner import mpiexec
 
 
 def test_time_inside_messages_is_counted_once():
-    world = TimedWorld.__new__(TimedWorld)
-    world.seconds, world.depth = 0.0, 0
+    timer = ProcessTimer()
 
     def busy(inner=None):
         end = time.process_time() + 0.02
         while time.process_time() < end:
             pass
-        return inner and world._timed(inner)
+        return inner and timer(inner)
 
     began = time.process_time()
-    world._timed(busy, busy)
-    assert 0.04 <= world.seconds <= time.process_time() - began
-    assert world.depth == 0
+    timer(busy, busy)
+    assert 0.04 <= timer.seconds <= time.process_time() - began
+    assert not timer.inside
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")

@@ -22,7 +22,7 @@ def rights():
         pytest.skip(str(error))
 
 
-def test_the_interface_counts_the_traces_bytes_and_the_time_is_set_beside_the_clocks(rights):
+def test_the_interface_counts_the_bytes_of_the_trace_and_the_time_is_compared_with_the_clock(rights):
     nbytes = 3 * 2**16
     result = network.bench_network(hosts=3, rate=10e6, sizes=[nbytes], algorithms=["ring"], rounds=1)
     (row,), clock = result["rows"], result["environment"]

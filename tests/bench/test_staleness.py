@@ -32,13 +32,13 @@ def test_where_anyone_is_slow_at_times_ssp_is_faster_than_bsp():
     assert 1.2 * bsp.gradients_per_second < ssp.gradients_per_second < asp.gradients_per_second
 
 
-def test_workers_of_one_speed_lack_each_other_s_updates():
+def test_workers_of_one_speed_lack_the_updates_of_each_other():
     (asp,) = staleness_runs(["asp"], workers=4, slow=1, seconds=0.05)
     assert asp.staleness[:4] == [0, 1, 2, 3]
     assert set(asp.staleness[4:]) == {3}  # workers - 1
 
 
-def test_the_picture_has_a_bar_a_rate_and_a_bar_a_value():
+def test_the_picture_has_a_bar_per_rate_and_a_bar_per_value():
     runs = staleness_runs(seconds=0.05)
     figure = staleness(runs, command="minidist staleness")
     gids = Counter(artist.get_gid() for axes in figure.axes for artist in axes.get_children())

@@ -18,13 +18,13 @@ def test_own_step_learns_its_batch():
         assert losses[-1] < 0.9 * losses[0]
 
 
-def test_the_tape_s_cost_is_measured():
+def test_the_cost_of_the_tape_is_measured():
     # The promise, 2 microseconds, is for an idle core: `minidist bench step`.
     times = tape_microseconds(count=500, repeats=5)
     assert 0 < times["forward_us"] <= times["forward_backward_us"]
 
 
-def test_the_account_s_cost_is_measured_on_equal_jobs():
+def test_the_cost_of_the_account_is_measured_on_equal_jobs():
     from minidist.bench.memory import bench_memory, compare
 
     on, timeline = compare(SMALL, rounds=3)

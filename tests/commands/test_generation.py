@@ -56,7 +56,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_model_is_the_one_that_was_trained_whoever_held_which_part(tmp_path, layout):
+def test_the_model_is_the_one_that_was_trained_in_any_layout(tmp_path, layout):
     weights = trained(tmp_path, prod(layout.get(axis, 1) for axis in ("dp", "pp", "tp")), **layout)
     model, _ = load_model(tmp_path)
     assert {p.name for p in model.parameters()} == set(weights)
@@ -127,7 +127,7 @@ def test_wrong_settings(alone, values, words):
         run_generation(alone, **asked)
 
 
-def test_a_classifier_generates_nothing(tmp_path):
+def test_a_classifier_is_refused(tmp_path):
     trained(tmp_path, model="mlp", data="glyphs", dropout=0.0)
     with pytest.raises(UsageError, match="holds a classifier"):
         load_model(tmp_path)

@@ -136,7 +136,7 @@ def test_the_strips_show_how_many_activations_are_alive():
         ("pipedream", 9, {"replicas": (2, 1, 1)}),
     ],
 )
-def test_version_lanes_are_the_laws(name, m, options):
+def test_version_lanes_follow_the_version_rules(name, m, options):
     plan = get_schedule(name).plan(4, m, **options)
     timing = time_plan(plan, spans=True)
     for rank, row in enumerate(versions_seen(plan)):
@@ -278,7 +278,7 @@ def test_a_large_plan_of_a_user_is_judged_too(call, tmp_path, monkeypatch):
     assert (code, out, "0B3 is missing" in err) == (2, "", True)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_plan(call, tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_plan(call, tmp_path):
     (tmp_path / "mark.csv").write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n1F0,1B0\r\n")
     assert json.loads(call("schedule", "mark.csv", "--json")[1])["orders"] == [["0F0", "0B0"], ["1F0", "1B0"]]
 

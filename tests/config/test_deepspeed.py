@@ -1,6 +1,4 @@
-"""DeepSpeed's file: each key is honoured or named as not honoured, the batch triple has DeepSpeed's rules, figures are
-counted.
-"""
+"""DeepSpeed's file: each key applies or is named, the batch follows DeepSpeed's rules, and figures are counted."""
 
 import json
 from pathlib import Path
@@ -114,7 +112,7 @@ SECTIONS = [
     ),
     st.dictionaries(st.sampled_from(["steps_per_print", "y", "prescale_gradients"]), VALUES),
 )
-def test_no_key_is_passed_over_in_silence(sections, rest):
+def test_every_key_is_applied_or_listed(sections, rest):
     content = {**SMALL, **sections, **rest}
     if any(sections.get(name, {}).get("enabled", False) not in (True, False, "auto") for name in ("fp16", "bf16")):
         with pytest.raises(UsageError, match="must be true or false"):
@@ -207,7 +205,7 @@ def test_an_unusual_beta_is_listed_whatever_it_is():
         )
 
 
-def test_what_is_auto_is_left_to_the_flags():
+def test_flags_determine_what_is_auto():
     said = translate(
         {
             "train_batch_size": "auto",

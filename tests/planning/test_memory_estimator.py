@@ -13,7 +13,7 @@ def gigabytes(stages):
     return {stage: parts["total"] / 1e9 for stage, parts in stages.items()}
 
 
-def test_the_zero_paper_s_figure_1():
+def test_figure_1_of_the_zero_paper():
     """7.5 B parameters on 64 devices: 120, 31.4, 16.6 and 1.9 GB."""
     assert gigabytes(model_states(7_500_000_000, 64)) == {
         "stage0": 120,
@@ -33,7 +33,7 @@ def test_other_accountings():
     assert "stage0" not in estimate
 
 
-def test_deepspeed_s_estimators_with_states_on_the_host(capsys):
+def test_estimators_of_deepspeed_with_states_on_the_host(capsys):
     """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N, or 4 L; P max(4 n, 18 /
     nodes) 1.5.
     """
@@ -69,7 +69,7 @@ def test_our_gpt_has_the_same_blocks():
     assert sum(p.size for p in model.parameters()) == Architecture(3, 8, 2, 11, 7, 32).parameters
 
 
-def test_activations_are_korthikanti_s():
+def test_activations_are_those_of_korthikanti_et_al():
     xl = MODELS["gpt2-xl"]
     s, b, h, a = 1024, 2, 1600, 25
     assert xl.block_activations(b, s, "none") == 34 * s * b * h + 5 * a * s * s * b
@@ -84,7 +84,7 @@ def test_square_root_segments_keep_their_inputs_and_one_segment():
     ] == 7 * 2 * s * b * h + 7 * xl.block_activations(b, s, "none")
 
 
-def test_both_forms_of_a_block_stand_beside_each_other(capsys):
+def test_both_forms_of_a_block_are_printed(capsys):
     from minidist.planning import block_bytes
 
     block = model_peak("gpt2", 1, batch=2, length=100)["activations_of_a_block"]

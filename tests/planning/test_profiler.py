@@ -104,7 +104,7 @@ def test_wrong_partitions_are_one_sentence(values, sentence):
         number_of_ranks(TrainConfig.make(**{**SMALL, "layers": 4, "pp": 2, **values}), None)
 
 
-def test_a_profile_of_another_model_is_told(tmp_path):
+def test_a_profile_of_another_model_is_refused(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps([{"op": "x", "fwd_ms": 1, "bwd_ms": 1, "act_bytes": 0, "param_bytes": 0}] * 3))
     with pytest.raises(UsageError, match="has 3 layers and the model 2 blocks; measure this model: minidist profile"):

@@ -73,7 +73,7 @@ def test_every_byte_is_in_the_closed_form(ranks, values, tmp_path):
 
 
 def test_the_papers_numbers(tmp_path):
-    """8 b s h (t-1)/t elements per rank and layer; with the sequence split a quarter more, regathered (and a head's)."""
+    """8 b s h (t-1)/t elements per rank and layer; with the sequence split a quarter more, regathered (and a head)."""
     b, s, h, t, layers = 1, 8, 24, 2, 4
     plain = table(tmp_path, 2, tp=t, layers=layers, steps=1, clip=None)
     one_layer = 8 * b * s * h * (t - 1) * 4  # of all ranks
