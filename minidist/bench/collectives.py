@@ -105,6 +105,8 @@ def rows(times: Times, size: int, ranks: int, rounds: int) -> list[dict[str, Any
     median = {name: statistics.median(seconds) for name, seconds in times.items()}
     ours = [name for name in times if name not in OPPONENTS]
     best = min((name for name in ours if name != "auto"), key=median.__getitem__)
+
+    # One row per side and opponent; the best of ours appears a second time under a name of its own.
     result = []
     for name in (BEST, *times):
         mine = best if name == BEST else name

@@ -80,6 +80,8 @@ def bench_network(
     if not 1e6 <= rate <= 1e10:
         raise UsageError(f"bench network --rate {rate / 1e6:g}; it must be 1 to 10,000 Mbit/s")
     check_rights()
+
+    # MPICH's launcher reaches a namespace as it would reach a host by ssh.
     with network(hosts, rate) as (names, agent):
         command = [
             find_mpiexec(),
@@ -106,6 +108,8 @@ def bench_network(
         raise LauncherError(
             f"mpiexec over {hosts} network namespaces ended with exit code {answer.returncode}: {answer.stderr[-2000:]}"
         )
+
+    # The clock gets what was measured (alpha) and what was configured (beta), nothing that is fitted.
     measured = json.loads(answer.stdout)
     links = LinkModel(alpha=measured["alpha"], beta=8 / rate * FRAME / PAYLOAD)
     for row in measured["rows"]:
@@ -126,6 +130,8 @@ def check_rights() -> None:
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
             raise LauncherError(f"bench network needs {program}, which is missing; install iproute2")
+
+    # The right to make a namespace and the right to limit its rate are different ones, so both are tried.
     name = f"md{os.getpid()}x"
     for command in (
         ["ip", "netns", "add", name],
@@ -140,6 +146,7 @@ def check_rights() -> None:
                 f" {answer.stderr.strip()}"
             )
     run("ip", "netns", "del", name)
+
     version = launcher_version(find_mpiexec())
     if not version.startswith("MPICH Hydra"):
         raise LauncherError(
@@ -163,9 +170,12 @@ def network(hosts: int, rate: float) -> Iterator[tuple[list[str], Path]]:
         agent.write_text(AGENT)
         agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
         try:
+            # The bridge is the switch, and has an address for mpiexec itself.
             run("ip", "link", "add", bridge, "type", "bridge")
             run("ip", "addr", "add", f"{NETWORK}.254/24", "dev", bridge)
             run("ip", "link", "set", bridge, "up")
+
+            # Each host has one interface, plugged into the bridge, whose outgoing rate is limited.
             for i, name in enumerate(names):
                 run("ip", "netns", "add", name)
                 run("ip", "link", "add", f"{tag}v{i}", "type", "veth", "peer", "name", "eth0", "netns", name)

@@ -128,6 +128,7 @@ def torch_side(name: str, case: StepCase, rank: int, ranks: int, dtype: Any = np
 
     from minidist.bench.torch_peer import torch_adamw, torch_training, torch_twin
 
+    # The wrappers are those of PyTorch's tutorials: one FSDP unit per block, one DDP around the model.
     module = torch_twin(case, make_model(case, dtype), getattr(torch, np.dtype(dtype).name))
     if name == "torch zero 3":
         mesh = init_device_mesh("cpu", (ranks,))
@@ -149,6 +150,8 @@ def compare(
     """Return the rows. The losses of all sides must agree, except of "alone", which sees the gradients of one rank."""
     comm = world.comm
     wanted = [row for stage in chosen for row in ROWS[stage]]
+
+    # Each side is built once, although several rows compare with it.
     names = list(dict.fromkeys(name for _, ours, theirs, _ in wanted for name in (ours, theirs)))
     sides = {
         name: (
@@ -159,6 +162,7 @@ def compare(
         for name in names
         if with_torch or not name.startswith("torch")
     }
+
     warm_up(sides, f"rank {comm.rank}", compared=[name for name in sides if name != "alone"])
     times = interleave_ranks(world, sides, rounds, STEPS)
     return [

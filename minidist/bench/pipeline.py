@@ -86,6 +86,8 @@ def torch_stage(case: StepCase, comm: Comm, dtype: Any = np.float32) -> Any:
 
     twin = torch_twin(case, make_model(case, dtype), torch.float64 if dtype == np.float64 else torch.float32)
     assert case.config is not None
+
+    # The same blocks as ours: the first stage has the embedding, the last one the norm and the head.
     bounds = offsets(chunk_sizes(case.config.n_layer, comm.size))
     first, last = bounds[comm.rank], bounds[comm.rank + 1]
     embeds, heads = comm.rank == 0, comm.rank == comm.size - 1

@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is not None:
         sys.argv[1:] = list(arguments)
     tune()  # before anything computes: bits depend on the number of BLAS threads
+
+    # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs.
     try:
         app(prog_name="minidist")
     except MemoryError as error:

@@ -66,6 +66,8 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
     for name, value in (("ranks", ranks), ("sample", sample), ("processes", processes)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; it must be at least 1")
+
+    # Flags of axes and schedules contradict a sweep over them; all other settings change the small job.
     given = given_flags() & set(TrainConfig.model_fields)
     varied = sorted(given & {*layout_sweep.LAYOUT, "dp", "schedule"})
     if varied:

@@ -110,6 +110,8 @@ def _under_mpiexec(
     except LauncherError as error:
         say(f"the world of mpiexec is left out: {error}")
         return {}
+
+    # The job as flags: every setting that differs from its default.
     flags = [
         f"{flag(name)}={value}" for name, value in config.model_dump(exclude_defaults=True).items() if value is not True
     ]
@@ -118,6 +120,8 @@ def _under_mpiexec(
     finished = run_under_mpiexec(
         ranks, ["-m", "minidist", "train", *flags, "--json", "--trace", str(path), "--timeout", str(timeout)]
     )
+
+    # Traces of both worlds must name the same messages in the same order.
     mpi = json.loads(finished.stdout)
     real, _ = read_traces(path)
     virtual, _ = read_traces(simulated.trace)

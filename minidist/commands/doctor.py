@@ -177,6 +177,8 @@ def launcher_finding(environment: Mapping[str, str], mpi_size: int) -> Finding:
     found = launcher_of(environment)
     if found is None:
         return Finding("launcher", True, "none, this is one process; for several: mpiexec -n 4 minidist doctor")
+
+    # A process that MPI sees alone would train alone, and every comparison would pass.
     text, _, size = found
     if "torchrun" in text:
         return Finding("launcher", False, f"{text}; torchrun starts no MPI processes: use mpiexec or srun")
@@ -280,6 +282,8 @@ def message_times(MPI: Any, hosts: Sequence[str]) -> dict[str, tuple[float, floa
     for where, partner in partners.items():
         if partner is None or world.rank not in (0, partner):
             continue
+
+        # Medians of ping-pongs: 8 bytes show the latency, 1 MiB the bandwidth.
         times = []
         for nbytes, rounds in ((8, 100), (1 << 20, 20)):
             ball, other, seconds = np.zeros(nbytes, np.uint8), partner - world.rank, []

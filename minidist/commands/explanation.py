@@ -34,6 +34,8 @@ def explain_job(
         update={"steps": 1, "save": None, "every": None, "resume": False, "warmup": 0, "decay": "constant"}
     )
     size = number_of_ranks(once, ranks)
+
+    # The first step is recorded, for the messages; the closed form is computed from the sizes that ranks report.
     world = SimWorld(size)
     results: list[TrainResult] = world.run(train, once)
     measured: Counter[str] = Counter()
@@ -44,6 +46,8 @@ def explain_job(
             messages[message.purpose] += 1
     batches = resolve_batches(once, size)
     closed = closed_form_bytes(once, batches, [result.sizes for result in results])
+
+    # Two steps without a record, for the memory.
     warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
     figures: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],

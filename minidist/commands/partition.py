@@ -31,6 +31,7 @@ def partition(
     from minidist.pipeline.partition import METHODS, pipedream, read_profile
     from minidist.pipeline.partition import partition as cut
 
+    # Only PipeDream's optimizer replicates stages, so only it looks at links and at the memory of machines.
     layers = read_profile(profile)
     if method == "pipedream":
         if bandwidth is None:

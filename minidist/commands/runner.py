@@ -248,6 +248,7 @@ def run_comparison(
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
+
     tier_of(config, resolve_dims(config, size))
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
@@ -262,6 +263,8 @@ def run_comparison(
     if not outcome.is_root:
         return None
     verdict: Comparison = outcome.results[0]
+
+    # The trace keeps both losses and the differences, for the picture that lays one over the other.
     if trace is not None:
         mesh = mesh_of(resolve_dims(config, size))
         header = {

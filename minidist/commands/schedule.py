@@ -73,6 +73,8 @@ def schedule(
         for name, entry in schedules().items():
             print(f"{name:24} {entry.about()}")
         return
+
+    # Every plan is validated and timed before the first one is printed.
     judged = []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
@@ -88,6 +90,7 @@ def schedule(
                 named=is_name(name),
             )
         )
+
     pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:
@@ -96,6 +99,7 @@ def schedule(
         with output.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
         say(f"written: {output}")
+
     too_much = limit_sentence(judged, memory_limit)
     if too_much:
         say(f"minidist: {too_much}")

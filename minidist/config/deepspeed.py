@@ -84,6 +84,8 @@ def translate(content: Mapping[str, Any]) -> Translation:
         "gradient_clipping": _clipping,
         "activation_checkpointing": _activations,
     }
+
+    # A section knows its keys; a key without a section is listed, with every key below it.
     for key, value in content.items():
         if key in BATCH:
             continue
@@ -106,6 +108,8 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number of at least 1")
+
+    # DeepSpeed's rules: total or micro-batch must be given, and one of them alone means an accumulation of 1.
     if not given:
         if any(key in content for key in BATCH):
             return  # all of them are auto: flags determine the batch
@@ -161,6 +165,8 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     result.apply("optimizer.type", kind, optimizer=name)
     fields = {"lr": "lr", "weight_decay": "weight_decay", **({"momentum": "momentum"} if name == "sgd" else {})}
     _numbers("optimizer", params, result, fields)
+
+    # Other parameters apply only with the value that minidist trains with.
     usual = {
         "betas": [0.9, 0.999],
         "eps": 1e-8,
@@ -195,6 +201,8 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
         **({"total_num_steps": "steps"} if kind == "WarmupCosineLR" else {}),
     }
     _numbers("scheduler", params, result, fields)
+
+    # The rest applies where it says what minidist does anyway.
     if kind == "WarmupLR":
         params.setdefault("warmup_type", "log")  # DeepSpeed's default
     for key, value in params.items():
@@ -258,6 +266,8 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
     if stage not in (0, 1, 2, 3):
         raise UsageError(f"DeepSpeed's zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
     result.apply("zero_optimization.stage", stage, zero=stage)
+
+    # Keys about buckets, offloading and small parameters apply; those about DeepSpeed's own memory do not.
     for key, value in section.items():
         name = f"zero_optimization.{key}"
         if key == "stage":

@@ -31,6 +31,7 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             attention_dropout=config.attention_dropout,
         )
         return GPT(gpt, dtype=dtype, seed=config.seed)
+
     if config.model == "llama":
         llama = LlamaConfig(
             dataset.vocab_size,
@@ -43,6 +44,7 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             attention_dropout=config.attention_dropout,
         )
         return Llama(llama, dtype=dtype, seed=config.seed)
+
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
 
 

@@ -67,6 +67,8 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
     """Return the blocks of each stage; None for as equal as possible. UsageError when they do not fit this model."""
     if partition == "uniform":
         return None
+
+    # By cost: parameters of each block, or its measured milliseconds; or the sizes themselves.
     if partition == "parameters":
         modules, _ = cut_model(model, count_blocks(model))
         found = by_cost([sum(p.size for p in module.parameters()) for module in modules], stages)

@@ -48,6 +48,8 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
             f"there is no accounting {accounting!r}{nearest(accounting, ACCOUNTINGS)}; there are"
             f" {', '.join(ACCOUNTINGS)}"
         )
+
+    # Every stage from 1 on divides one more kind of state by the ranks: optimizer, gradients, parameters.
     shard = -(-parameters // ranks)
     if accounting == "deepspeed":
         return {

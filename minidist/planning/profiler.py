@@ -34,6 +34,8 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     batches = resolve_batches(alone, 1)
     check_rules(alone, batches, rules=MODEL_AND_DATA)
     job = build(alone, batches)
+
+    # One stage per block, as a pipeline of as many stages would have.
     blocks = count_blocks(job.model)
     modules, _ = cut_model(job.model, blocks)
     stages = [PipelineStage(module, number) for number, module in enumerate(modules)]
@@ -44,6 +46,7 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     for _ in range(rounds + 1):  # the first one warms up
         row, sizes = _one_round(job, stages, inputs, targets)
         times.append(row)
+
     result = []
     for number, stage in enumerate(stages):
         forward, backward = (statistics.median(row[number][k] for row in times[1:]) * 1e3 for k in (0, 1))
@@ -63,6 +66,7 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
 def _one_round(
     job: Job, stages: list[PipelineStage], inputs: Any, targets: Any
 ) -> tuple[list[tuple[float, float]], list[int]]:
+    # Forward, stage by stage: each begins with leaves of its own, as if its input had been received.
     x, alive, row, sizes = [inputs], [], [], []
     with batch_coordinates(0, 0, job.config.seed):
         for number, stage in enumerate(stages):
@@ -75,6 +79,8 @@ def _one_round(
             alive.append((leaves, outputs, time.perf_counter() - begin))
             x = [np.ascontiguousarray(output.data) for output in outputs]
             sizes.append(sum(array.nbytes for array in x))
+
+    # Backward from the last stage, each with the gradients that the next one hands over.
     gradients: list[Any] = [None]
     for stage, (leaves, outputs, forward) in zip(reversed(stages), reversed(alive), strict=True):
         stage.flat.zero_grad()
