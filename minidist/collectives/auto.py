@@ -109,8 +109,8 @@ def _run_on_phantoms(
         "reduce_scatter": (whole, sizes, chunk, "sum"),
         "scatter": (whole if comm.rank == 0 else None, sizes, chunk, 0),
     }
-    channel = comm.collective(f"{operation}/{algorithm}")
-    ALGORITHMS[operation][algorithm].run(channel, *arguments[operation])
+    call = comm.collective(f"{operation}/{algorithm}")
+    ALGORITHMS[operation][algorithm].run(call, *arguments[operation])
 
 
 def _bytes(size: int) -> Any:

@@ -1,6 +1,6 @@
 """The collectives as a user calls them: check the arguments, choose the algorithm, run it now or on the stream.
 
-    all_reduce(comm, array)  ──▶  _check  ──▶  _call: ALGORITHMS["all_reduce"]["ring"].run(channel, array, "sum")
+    all_reduce(comm, array)  ──▶  _check  ──▶  _call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
 
 Everything that can be wrong on one rank alone is refused here with the remedy, before a message is sent; what differs
 between ranks (sizes, dtypes, operations) is noticed by the messages. The return type is an array, or None where the

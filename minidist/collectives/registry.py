@@ -37,7 +37,7 @@ class Volume(NamedTuple):
 class Algorithm:
     """One way to run a collective.
 
-    run: the function, called with a channel. sends: (sizes, rank) -> (messages, elements) that leave `rank`, where
+    run: the function, called with the call. sends: (sizes, rank) -> (messages, elements) that leave `rank`, where
     sizes are the elements of each rank's chunk; of an operation with a root both count from the root. seconds:
     (nbytes, ranks, alpha, beta) -> seconds on the alpha-beta clock until the last rank is done, when all ranks begin
     at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there.
