@@ -35,7 +35,7 @@ from minidist.parallel.tensor import (
     check_replicas,
     full_state_dict,
     gpt_plan,
-    linear,
+    layers,
     parallelize_module,
 )
 from minidist.report import draw, show
@@ -108,7 +108,7 @@ my_guess = {"bytes": 16_384, "share": 0.25}
 
 # %%
 print(inspect.getsource(RowParallelLinear.forward))
-print(inspect.getsource(linear.sum_of_products))
+print(inspect.getsource(layers.row_parallel_sum))
 
 # %% [markdown]
 # Between f and g stands what can be done column by column: GELU, or attention, head by head. That is why the two cuts
@@ -186,11 +186,11 @@ for ranks in (2, 3, 4):
 # would see it in a loss curve; `check_replicas` does.)
 
 # %%
-right = linear.copy_to_tensor_parallel_region
-linear.copy_to_tensor_parallel_region = lambda x, comm: x
+right = layers.copy_to_tensor_parallel_region
+layers.copy_to_tensor_parallel_region = lambda x, comm: x
 with expect(MismatchError):
     SimWorld(2).run(train, steps=1)
-linear.copy_to_tensor_parallel_region = right
+layers.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
 # And the classic: a fused Q|K|V cut contiguously. Rank 0 of 2 then holds all of Q and half of K:

@@ -38,7 +38,7 @@ from minidist.parallel.tensor import (
     full_state_dict,
     gpt_plan,
     parallelize_module,
-    sequence,
+    sequence_parallel,
     vocab_parallel_cross_entropy,
     vocab_range,
 )
@@ -112,7 +112,7 @@ my_guess = {"kept": 0.25, "sent": 1.0}
 # so its gradient is a summand; letting the weight pass f on its way in sums it:
 
 # %%
-print(inspect.getsource(sequence.SequenceParallelLayerNorm))
+print(inspect.getsource(sequence_parallel.SequenceParallelLayerNorm))
 
 # %% [markdown]
 # One trap remains. The column-parallel layer needs its (gathered) input again for its weight gradient. To keep it would
@@ -219,11 +219,11 @@ for ranks in (2, 3, 4):
 from minidist.base.errors import MismatchError
 from minidist.lesson import expect
 
-right = sequence.copy_to_tensor_parallel_region
-sequence.copy_to_tensor_parallel_region = lambda x, comm: x
+right = sequence_parallel.copy_to_tensor_parallel_region
+sequence_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
 with expect(MismatchError):
     SimWorld(4).run(train)
-sequence.copy_to_tensor_parallel_region = right
+sequence_parallel.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
 # ## 7 Exercise: a cross-entropy that never holds all logits

@@ -88,7 +88,7 @@ my_guess = {"contiguous": 0.0, "zigzag": 0.0}
 #     m' = max(m, m_block)    z' = z exp(m - m') + z_block    o' = o exp(m - m') + o_block
 
 # %%
-print(inspect.getsource(RingAttention._forward))
+print(inspect.getsource(RingAttention._ring_forward))
 print(inspect.getsource(RingAttention._round))
 
 # %% [markdown]
