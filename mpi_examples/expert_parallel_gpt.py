@@ -1,4 +1,4 @@
-"""Expert parallelism in one page: a small GPT whose MLPs are mixtures of four experts, dealt out over the ranks.
+"""Expert parallelism in one page: a small GPT whose MLPs are mixtures of four experts, sharded over the ranks.
 
 mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py [--top-2]
 python mpi_examples/expert_parallel_gpt.py --ranks 4

@@ -32,7 +32,7 @@ def train(comm):
     model = parallelize_module(model, axes.tp, gpt_plan(WORDS))
     plan = get_schedule("1f1b").plan(2, MICROBATCHES)
     stages, tied = split_model(model, plan.stages, plan.stages_of(axes.pp.rank))
-    divisor = replicas * MICROBATCHES * ROWS * CONTEXT  # the mean over everybody's tokens
+    divisor = replicas * MICROBATCHES * ROWS * CONTEXT  # the mean over all replicas' tokens
 
     def loss(logits, targets):
         return model.loss_fn(logits, targets, divisor)  # from logits of which every rank has its own words
@@ -56,9 +56,9 @@ def train(comm):
         losses = pipeline.step([tokens for tokens, _ in batch], [targets for _, targets in batch])
         optimizer.step()
         with purpose("metrics"):
-            everybody = all_gather(axes.dp, np.array(losses))
+            losses_of_all = all_gather(axes.dp, np.array(losses))
         if comm.rank == 0:
-            print(f"step {step}  loss {everybody.sum():.4f}", flush=True)
+            print(f"step {step}  loss {losses_of_all.sum():.4f}", flush=True)
     if comm.rank == 0:
         print("rank 0 sent", dict(sorted(comm.trace.bytes_by_purpose().items())), flush=True)
 

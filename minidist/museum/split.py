@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.layout import Layout
 from minidist.museum import split_jobs as jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch
 from minidist.nn import GPT, Llama, experts
@@ -29,7 +30,7 @@ def contiguous_qkv(patch: Patch) -> None:
     take, join = sharding.take_shard, sharding.join_shards
 
     def plain(layout: Any) -> Any:
-        return sharding.Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
+        return Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
 
     patch.setattr(sharding, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
     patch.setattr(sharding, "join_shards", lambda shards, layout: join(shards, plain(layout)))
@@ -83,7 +84,7 @@ def shared_heads_not_summed(patch: Patch) -> None:
 
 
 def data_axis_only(patch: Patch) -> None:
-    """gradients are summed over the data axis; with one replica that is nobody"""
+    """gradients are summed over the data axis; with one replica there is no other rank"""
     patch.setattr(jobs, "gradient_axes", lambda mesh: mesh["dp"])
 
 
@@ -134,7 +135,7 @@ def slots_in_the_first_order(patch: Patch) -> None:
 
 MODEL = "test_gpt_equals_one_device_in_every_tensor_of_every_step"
 SEQUENCE = "test_a_model_equals_one_device_in_every_tensor_of_every_step"
-DEALT = "test_dealt_out_experts_equal_one_device_in_every_tensor_of_every_step"
+EXPERTS = "test_sharded_experts_equal_one_device_in_every_tensor_of_every_step"
 NORM = "test_the_clip_norm_counts_every_global_element_once"
 
 EXHIBITS = [
@@ -209,7 +210,7 @@ EXHIBITS = [
     Exhibit(
         "12b",
         "under sequence parallelism bias gradients are not reduced",
-        "The same for the bias of a row-parallel layer, which is added after the tokens have been dealt out. Mending"
+        "The same for the bias of a row-parallel layer, which is added after the tokens have been scattered. Mending"
         " the layer norms left it behind.",
         biases_not_reduced,
         jobs.split(True),
@@ -278,7 +279,7 @@ EXHIBITS = [
         " one gradient of two experts'.",
         experts_summed,
         jobs.with_experts(),
-        (Catch(EXPERT, DEALT, ((1, 2), 1, 12.0)),),
+        (Catch(EXPERT, EXPERTS, ((1, 2), 1, 12.0)),),
     ),
     Exhibit(
         "31b",
@@ -296,6 +297,6 @@ EXHIBITS = [
         " there. Tokens get the answers to other tokens.",
         slots_in_the_first_order,
         jobs.with_experts(),
-        (Catch(EXPERT, DEALT, ((1, 2), 1, 12.0)),),
+        (Catch(EXPERT, EXPERTS, ((1, 2), 1, 12.0)),),
     ),
 ]

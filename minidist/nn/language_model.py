@@ -34,7 +34,7 @@ class LanguageModel(Module):
     Subclasses define `decoder` and `blocks`, and set `lm_head`, which takes the decoder's output to logits.
     """
 
-    lm_head: Module
+    lm_head: Any  # a TiedHead or a Linear, or what a parallel style puts in its place; it has a `weight`
 
     def __init__(self) -> None:
         self.loss_fn: Callable[..., Tensor] = cross_entropy  # (logits, targets, divisor) -> shape ()

@@ -1,4 +1,4 @@
-"""Experts: routing by an independent count, gradients of the dense computation, and dealt out over ranks the same
+"""Experts: routing by an independent count, gradients of the dense computation, and sharded over ranks the same
 training.
 """
 
@@ -144,7 +144,7 @@ def test_a_gpts_loss_holds_the_mean_of_the_groups_auxiliary_losses():
     )
 
 
-# --- dealt out ---
+# --- sharded over ranks ---
 
 
 def model_of(experts, top_k, factor):
@@ -229,7 +229,7 @@ def assert_experts(shape, top_k, factor, optimizer):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [1.0, 12.0])
-def test_dealt_out_experts_equal_one_device_in_every_tensor_of_every_step(shape, top_k, factor):
+def test_sharded_experts_equal_one_device_in_every_tensor_of_every_step(shape, top_k, factor):
     assert_experts(shape, top_k, factor, "adam" if top_k == 1 else "sgd")
 
 

@@ -182,7 +182,7 @@ def test_column_and_row_parallel_layers_are_exact_on_integers(ranks, sequence_pa
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_whole_inputs_and_outputs(ranks):
-    """gather_output and input_is_parallel=False: layers that nobody else has to know of."""
+    """gather_output and input_is_parallel=False: layers that no other layer has to know of."""
     whole = integer_model(Linear(12, 12, dtype=np.float64))
     x, g = integers(1, 3, 12), integers(2, 3, 12)
     y, dx = exact_step(whole, x, g)

@@ -124,8 +124,7 @@ class LossParallel(ParallelStyle):
                 f"LossParallel is for a model with lm_head, loss_fn and logits_fn; {name!r} is a"
                 f" {type(module).__name__}"
             )
-        head: Any = module.lm_head
-        weight = head.weight
+        weight = module.lm_head.weight
         words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
         if words != self.vocab_size:
             raise UsageError(
