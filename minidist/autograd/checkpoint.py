@@ -66,8 +66,12 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     used = tuple(p for p in dict.fromkeys(segment.reads) if p.requires_grad)
     sources = [a for a in args if isinstance(a, Tensor)]
     # A tensor argument is kept as what backward may read, anything else as it is.
-    save = (lambda a: a.saved()) if pack is None else (lambda a: pack(a.data))
-    kept = [(save(a), a.requires_grad, True) if isinstance(a, Tensor) else (a, False, False) for a in args]
+    kept = [
+        (a.saved() if pack is None else pack(a.data), a.requires_grad, True)
+        if isinstance(a, Tensor)
+        else (a, False, False)
+        for a in args
+    ]
 
     def replay(running: BackwardPass, g: Any) -> list[xp.Array]:
         told = watchers.get()  # now, in backward

@@ -36,7 +36,7 @@ def linear(
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
         rows += bias.data
     prepare = None
-    saved: tuple = ()
+    saved: tuple[xp.Array, ...] = ()
     if activation == "relu":
         xp.maximum(z, 0, out=z)
         result = z = x.save(z).stored

@@ -34,27 +34,24 @@ class Node:
 
     __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
 
-    index: int
-    name: str
-    inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...] | None"
-    weights: "tuple[tuple[Any, VectorJacobianProduct], ...]"  # pairs (Parameter, vjp)
-    prepare: Callable[[Any], Any] | None
-    hook: Callable[[Any, Any], Any] | None  # (BackwardPass, gradient)
-    grad: Any
-    owned: bool
-    costs: "list[tuple[int, int]] | None"
-    replays: "tuple[Any, ...]"  # Parameters
-
-    def __init__(self, name, inputs=(), weights=(), prepare=None, hook=None, replays=()):  # type: ignore[no-untyped-def]
+    def __init__(
+        self,
+        name: str,
+        inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...]" = (),
+        weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
+        prepare: Callable[[Any], Any] | None = None,
+        hook: Callable[[Any, Any], Any] | None = None,
+        replays: tuple[Any, ...] = (),
+    ) -> None:
         self.index = _creation_index()
         self.name = name
-        self.inputs = inputs
+        self.inputs: tuple[tuple[Node, VectorJacobianProduct | None], ...] | None = inputs
         self.weights = weights
         self.prepare = prepare
         self.hook = hook
-        self.grad = None
+        self.grad: Any = None
         self.owned = False
-        self.costs = None
+        self.costs: list[tuple[int, int]] | None = None
         self.replays = replays
 
     def receive(self, gradient: Any, fresh: bool) -> None:

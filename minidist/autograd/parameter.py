@@ -14,7 +14,6 @@ from typing import Any
 
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
 from minidist.autograd.modes import contribution_recorder
-from minidist.autograd.node import Node
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.half import add_into
@@ -56,7 +55,7 @@ class Gradient:
         the bits depend on the order of the contributions and on nothing else.
         """
         if self.local is None:
-            local = self._begin_local() if self.total is not None else self.buffer
+            local = self._begin_local()
             if callable(contribution):
                 contribution(local)
             else:
@@ -94,9 +93,9 @@ class Gradient:
 
     def _begin_local(self) -> xp.Array:
         """The buffer, free for local contributions: a total that lies in it moves to an array of its own."""
-        if self.total is not None and self.total is self.buffer:
-            kept = track(xp.array(self.total), "gradient")
-            self.total = kept
+        assert self.buffer is not None
+        if self.total is self.buffer:
+            self.total = track(xp.array(self.total), "gradient")
         return self.buffer
 
 
@@ -144,10 +143,13 @@ class Parameter(Tensor):
         "ready_hooks",
     )
 
+    shape: tuple[int, ...]
+    dtype: Any
+
     def __init__(
         self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
     ) -> None:
-        self._data = track(xp.as_array(data), "parameter")
+        self._data: xp.Array | None = track(xp.as_array(data), "parameter")
         self.shape = self._data.shape
         self.dtype = self._data.dtype
         self.name = name
@@ -163,7 +165,7 @@ class Parameter(Tensor):
     # --- values ---
 
     @property
-    def data(self) -> xp.Array:  # type: ignore[override]
+    def data(self) -> xp.Array:
         """The array now bound; an error while the parameter is released."""
         if self._data is None:
             raise AutogradError(
@@ -192,7 +194,7 @@ class Parameter(Tensor):
         self._data, self.dtype = array, array.dtype
 
     @property
-    def node(self) -> Any:  # type: ignore[override]
+    def node(self) -> Any:
         """The parameter is its own leaf in the graph; None when it is frozen."""
         return self if self._requires_grad else None
 
@@ -328,6 +330,3 @@ class SavedParameter:
                 f"{self.version}; run backward before the update, or bind the stashed data with its version"
             )
         return parameter.data
-
-
-assert Node is not Parameter  # `record` tells a parameter's edge from others by the class of its node

@@ -15,7 +15,7 @@ from minidist.base import arrays as xp
 from minidist.base.half import downcast, upcast
 from minidist.base.watchers import watchers
 
-Method = ClassVar[Callable[..., "Tensor"]]
+Method = Callable[..., "Tensor"]  # of a tensor and other operands
 
 
 class Tensor:
@@ -111,32 +111,32 @@ class Tensor:
         return f"Tensor({self.data!r}{node})"
 
     # operators.py sets these, because the operations need Tensor.
-    __add__: Method
-    __radd__: Method
-    __sub__: Method
-    __rsub__: Method
-    __mul__: Method
-    __rmul__: Method
-    __truediv__: Method
-    __rtruediv__: Method
-    __pow__: Method
-    __neg__: Method
-    __matmul__: Method
-    __rmatmul__: Method
-    __getitem__: Method
+    __add__: ClassVar[Method]
+    __radd__: ClassVar[Method]
+    __sub__: ClassVar[Method]
+    __rsub__: ClassVar[Method]
+    __mul__: ClassVar[Method]
+    __rmul__: ClassVar[Method]
+    __truediv__: ClassVar[Method]
+    __rtruediv__: ClassVar[Method]
+    __pow__: ClassVar[Method]
+    __neg__: ClassVar[Method]
+    __matmul__: ClassVar[Method]
+    __rmatmul__: ClassVar[Method]
+    __getitem__: ClassVar[Method]
     backward: ClassVar[Callable[..., Any]]
-    astype: Method
-    sum: Method
-    mean: Method
-    max: Method
-    reshape: Method
-    transpose: Method
+    astype: ClassVar[Method]
+    sum: ClassVar[Method]
+    mean: ClassVar[Method]
+    max: ClassVar[Method]
+    reshape: ClassVar[Method]
+    transpose: ClassVar[Method]
     T: Any
-    exp: Method
-    log: Method
-    sqrt: Method
-    tanh: Method
-    relu: Method
+    exp: ClassVar[Method]
+    log: ClassVar[Method]
+    sqrt: ClassVar[Method]
+    tanh: ClassVar[Method]
+    relu: ClassVar[Method]
 
 
 class HalfOperand(Tensor):
@@ -162,7 +162,7 @@ class HalfOperand(Tensor):
         return self.source.data
 
     @property
-    def node(self) -> Any:  # type: ignore[override]
+    def node(self) -> Any:
         """The node of the tensor."""
         return self.source.node
 

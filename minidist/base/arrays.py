@@ -62,7 +62,8 @@ from numpy import (
     zeros_like,
 )
 
-Array = Any  # numpy.ndarray or cupy.ndarray, or an array with a shape and no data
+# What annotations check is NumPy's interface; CuPy arrays and `phantom` arrays have the part of it that is used.
+Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
     "Array",
@@ -139,13 +140,15 @@ def is_array(value: Any) -> bool:
 
 def array(value: Any, dtype: Any = None) -> Array:
     """A new array with the values of `value`; a CuPy array stays on its device."""
-    return value.astype(dtype or value.dtype, copy=True) if is_array(value) else np.array(value, dtype=dtype)
+    if is_array(value):
+        return value.astype(dtype or value.dtype, copy=True)  # type: ignore[no-any-return]
+    return np.array(value, dtype=dtype)
 
 
 def as_array(value: Any, dtype: Any = None) -> Array:
     """`value` as an array, without a copy when it is one of that dtype already."""
     if is_array(value):
-        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)  # type: ignore[no-any-return]
     return np.asarray(value, dtype=dtype)
 
 
@@ -174,10 +177,11 @@ def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array
 
 
 def owner(value: Array) -> Array:
-    """The array that owns the memory that `value` is a view of (itself when it is no view)."""
-    while getattr(value, "base", None) is not None and is_array(value.base):
-        value = value.base
-    return value
+    """The array that owns the memory that `value` is a view of (itself when it is not a view)."""
+    base: Any = value
+    while is_array(getattr(base, "base", None)):
+        base = base.base
+    return base  # type: ignore[no-any-return]
 
 
 def as_rows(value: Array) -> Array:
@@ -193,8 +197,8 @@ def sum_rows(matrix: Array, out: Array | None = None) -> Array:
 def dot_rows(a: Array, b: Array) -> Array:
     """Sum of a*b over the last axis, which stays with length 1. (CuPy has no vecdot.)"""
     if type(a) is ndarray:
-        return np.vecdot(a, b)[..., None]
-    return (a * b).sum(axis=-1, keepdims=True)
+        return np.vecdot(a, b)[..., None]  # type: ignore[no-any-return]
+    return (a * b).sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def scatter_add(target: Array, index: Any, values: Array) -> None:

@@ -101,7 +101,8 @@ class FlatParameters:
 
     def release(self) -> xp.Array:
         """Unbind the data and return it (dropped, it is freed). Reading a parameter is an error until `bind`."""
-        data, self._data = self.data, None
+        data = self.data
+        self._data = None
         for parameter in self.parameters:
             parameter._data = None
         return data

@@ -36,7 +36,7 @@ class FlatSlice:
     @property
     def data(self) -> xp.Array:
         """A view of the data."""
-        return self.source.data[self.start : self.stop]
+        return self.source.data[self.start : self.stop]  # type: ignore[no-any-return]
 
     @property
     def grad(self) -> xp.Array | None:

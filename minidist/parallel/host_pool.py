@@ -31,7 +31,9 @@ class Transfer:
     """A copy in flight. `wait()` returns the array at its destination; until then the source stays alive."""
 
     def __init__(self, source: xp.Array, target: xp.Array, work: Work, event: Any = None) -> None:
-        self._source, self.target, self._work, self._event = source, target, work, event
+        self._source: Any = source  # None once it is there
+        self.target: Any = target  # None once it was taken
+        self._work, self._event = work, event
 
     def wait(self) -> xp.Array:
         """Wait until the copy is complete and return it."""
@@ -40,7 +42,7 @@ class Transfer:
             if self._event is not None:
                 self._event.synchronize()
             self._source = None
-        return self.target
+        return self.target  # type: ignore[no-any-return]
 
     def take(self) -> xp.Array:
         """Return what `wait` returns, and keep no reference to it."""
@@ -135,7 +137,7 @@ class HostPool:
             spans[-1].category = "offload"
 
 
-def _copy(source: xp.Array, target: xp.Array, kept: dict[str, Any] | None) -> Any:
+def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
     """Copy between memories and return an event to wait for, if any.
 
     NumPy copies at once. CuPy copies in the direction's own stream, which `kept` holds; without `kept`, at once.

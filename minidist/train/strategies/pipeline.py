@@ -105,7 +105,7 @@ class PipelineParallel(MeshStrategy):
         own = [
             np.concatenate([np.zeros(0), *local.get(stage, [])]) if at == rank else np.zeros(0) for stage, at in places
         ]
-        return gather_blocks(self.axes.pp, own)
+        return gather_blocks(self.axes.pp, own)  # type: ignore[no-any-return]
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
