@@ -8,6 +8,8 @@ rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al.
 
 Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T -
 rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools.
+
+Proved by: tests/autograd/test_fused.py
 """
 
 from operator import itemgetter
@@ -37,7 +39,7 @@ class WeightDropout(Protocol):
 def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
     """Packed form: qkv (batch, T, 3 D) -> (batch, T, D); queries, keys, values side by side, and heads in each."""
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
-        raise ShapeError(f"causal_attention: shape {qkv.shape} is no (batch, T, 3 x {heads} heads x head size)")
+        raise ShapeError(f"causal_attention: shape {qkv.shape} is not (batch, T, 3 x {heads} heads x head size)")
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     qkv = operand(qkv)
     values = qkv.data
@@ -107,7 +109,7 @@ def _arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
 
 
 def _dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
-    """e (samples n.., heads, keys ..end, queries start..end) without the dropped weights; `e` itself without dropout."""
+    """e (samples n.., heads, keys ..end, queries start..end) less the dropped weights; `e` itself without dropout."""
     if drop is None:
         return e
     keep, scale = drop
@@ -144,10 +146,12 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
         for start in range(0, length, _BLOCK):
             end = min(start + _BLOCK, length)
+            # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end; its diagonal block is masked.
             e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
             e[:, :, start:] += diagonal[: end - start, : end - start]
             e -= _largest(e)
             xp.exp(e, out=e)
+            # O = e^T V / row sums: the division is done on the output, which is much smaller than the scores.
             inverse = xp.reciprocal(ones[:end] @ e)[..., None]
             part = on[:, :, start:end]
             xp.matmul(_dropped(e, drop, n, step, start, end).swapaxes(2, 3), vn[:, :, :end], out=part)
@@ -179,11 +183,13 @@ def _backward(
             end = min(start + _BLOCK, length)
             kept, inverse = saved.pop()
             e = kept.data
+            # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
             ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
             ds -= delta.swapaxes(2, 3)
             ds *= e
+            # dQ = dS K, dK = dS^T Q, dV = P^T dO.
             part = dqn[:, :, start:end]
             xp.matmul(ds.swapaxes(2, 3), kn[:, :, :end], out=part)
             part *= scale
@@ -214,7 +220,7 @@ def _diagonal(n: int, like: xp.Array) -> xp.Array:
 
 
 def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
-    """The packed form, op by op with the whole score matrix: for lessons, and the oracle of `causal_attention`."""
+    """The packed form from elementary operations on the whole score matrix; the oracle of `causal_attention`."""
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     size = width // heads
     split = shaping.transpose(shaping.reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))

@@ -3,6 +3,8 @@ batch.
 
 y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of its own batch the mean and the variance depend
 on x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift.
+
+Proved by: tests/nn/test_convolution.py
 """
 
 from minidist.autograd.operands import mismatch, operand, operands
@@ -31,6 +33,8 @@ def batch_norm(
         raise mismatch(
             "batch_norm", x, weight, "do not fit: weight and bias must have one element a channel, the second dim of x"
         )
+
+    # Channels last, so that all rows of a channel are one column; the normalised rows are kept for backward.
     own = statistics is None
     values = xp.moveaxis(x.data, 1, -1)
     rows = values.reshape(-1, channels)

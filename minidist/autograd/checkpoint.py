@@ -3,6 +3,8 @@
 Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. The replay runs in the context captured at forward
 (batch coordinates, message purpose, ...) and counts calls from the same numbers, so dropout draws the same masks, and
 a segment that communicates replays the same collectives in the same order on all ranks.
+
+Proved by: tests/autograd/test_extending.py, tests/nn/test_recompute.py
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +44,9 @@ class _Segment(Watcher):
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], Any] | None = None) -> Any:
-    """fn(*args), saving only the tensors among the arguments. fn must be repeatable and return a tensor or a tuple of
-    tensors.
+    """Return fn(*args), saving only the tensors among the arguments.
+
+    fn must be repeatable and return a tensor or a tuple of tensors.
 
     pack: makes of a tensor argument's array what is kept instead: an object whose `.data` is read once, in backward,
     and gives the array again (from the host, say).
@@ -84,7 +87,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
 
         again = context.copy().run(forward)
         node = again.node if isinstance(again, Tensor) else _joined(again, arrived)
-        del again  # nobody needs the values a second time
+        del again  # the values are not needed a second time
         running.run_nested(node, g, used)
         leaves = [leaf for leaf, (_, _, is_tensor) in zip(inputs, kept, strict=True) if is_tensor]
         return [xp.zeros_like(leaf.data) if leaf.grad is None else leaf.grad for leaf in leaves]
@@ -99,9 +102,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
 
 
 def _output(segment: Tensor, place: int, data: xp.Array, arrived: dict[int, xp.Array]) -> Tensor:
-    """One of several outputs: it lays its gradient down for the replay, which comes when those of all have been
-    visited.
-    """
+    """One of several outputs, whose gradient waits in `arrived` until those of all outputs have been visited."""
 
     def arrive(g: xp.Array) -> xp.Array:
         arrived[place] = g
@@ -114,7 +115,9 @@ def _joined(outputs: tuple[Tensor, ...], arrived: dict[int, xp.Array]) -> Node |
     """A root above those outputs of a replay whose gradients have arrived."""
 
     def take(place: int) -> Callable[[Any], xp.Array]:
-        return lambda _: arrived.pop(place)[...]  # a view: somebody else may hold the array
+        return lambda _: arrived.pop(place)[
+            ...
+        ]  # a view, which backward never adds to in place: the array may be shared
 
     edges = [(output.node, take(i)) for i, output in enumerate(outputs) if output.node is not None and i in arrived]
     return Node("checkpoint outputs", tuple(edges)) if edges else None

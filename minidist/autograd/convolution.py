@@ -3,6 +3,8 @@
     x (N, C, H, W)  ->  patches (N Ho Wo, C kh kw)  @  kernel (C kh kw, O)  ->  y (N, O, Ho, Wo)
 
 The patches are kh kw times as large as the image, so they are not kept: the weight gradient makes them again.
+
+Proved by: tests/nn/test_convolution.py
 """
 
 from minidist.autograd.errors import AutogradError
@@ -30,6 +32,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
         raise mismatch(
             "conv2d", bias, weight, "do not fit: the bias must have as many elements as there are output channels"
         )
+
+    # One window per place in the kernel: which rows and columns of the padded image that place meets.
     windows = [
         (i, j, slice(i, i + stride * (ho - 1) + 1, stride), slice(j, j + stride * (wo - 1) + 1, stride))
         for i in range(kh)

@@ -2,6 +2,8 @@
 
 Strategies sum: a rank divides by the *global* number of tokens (`divisor`), so that the sum over ranks and
 micro-batches is the loss of the whole batch, also when shards or masks are uneven.
+
+Proved by: tests/autograd/test_fused.py
 """
 
 from typing import Any
@@ -28,17 +30,22 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     flat = targets.reshape(-1)
     logits = operand(logits)
     scores = logits.data.reshape(flat.size, classes)
+
+    # Rows with ignore_index look up class 0 and are multiplied by zero later; any other target out of range is an
+    # error.
     counted = None
     if flat.size and (flat.min() < 0 or flat.max() >= classes):
         counted = flat != ignore_index
         wrong = flat[counted & ((flat < 0) | (flat >= classes))]
         if wrong.size:
-            raise AutogradError(f"cross_entropy: target {int(wrong[0])} is no class; classes are 0..{classes - 1}")
+            raise AutogradError(f"cross_entropy: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
         flat = xp.where(counted, flat, 0)
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         divisor = count if count else float("nan")
     divisor = float(divisor)  # a NumPy float64 would promote the loss
+
+    # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
     shape = logits.shape
     largest = scores.max(axis=-1, keepdims=True, initial=-xp.inf)
@@ -75,6 +82,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
         edges, saved = ((logits, grad_again),), (largest, totals)
         return record("cross_entropy", loss, edges, cost=5 * logits.size, saved=saved)
+
+    # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
     gradient = gradient_from(exponentials)
 
     def grad(g: xp.Array) -> xp.Array:

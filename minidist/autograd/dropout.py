@@ -1,7 +1,9 @@
-"""Dropout as one node that keeps its mask as bools: 1 byte an element, where a product with a mask of floats keeps 4.
+"""Dropout as one node that keeps its mask as bools: 1 byte per element, where a product with a mask of floats keeps 4.
 
-Which elements stay is the caller's (`nn.Dropout` draws them by their place in the global batch); this node only
-multiplies. The mask is what the activation formulas count as 1 byte (Korthikanti et al., 2022, section 4.1).
+The caller chooses the elements that stay (`nn.Dropout` draws them by their place in the global batch). The mask is what
+the activation formulas count as 1 byte (Korthikanti et al., 2022, section 4.1).
+
+Proved by: tests/autograd/test_half.py
 """
 
 from minidist.autograd.errors import ShapeError

@@ -2,6 +2,8 @@
 
 A vjp keeps the operand (through `saved()`, so that a Parameter is re-read and its version checked) or the result,
 whichever it needs, and nothing else.
+
+Proved by: tests/autograd/test_operations.py
 """
 
 from math import pi
@@ -200,6 +202,8 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
 
 def gelu_composite(x: Tensor) -> Tensor:
-    """GELU in tanh form, op by op (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016): the oracle of `gelu`."""
+    """GELU in tanh form from elementary operations (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016): the
+    oracle of `gelu`.
+    """
     inner = (x + x * x * x * 0.044715) * square_root(2 / pi)
     return x * 0.5 * (tanh(inner) + 1.0)

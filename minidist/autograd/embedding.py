@@ -1,4 +1,7 @@
-"""Table look-up: rows of a weight by integer. Backward adds the gradient of each row that came out to its source."""
+"""Table look-up: rows of a weight by integer. Backward adds the gradient of each row that came out to its source.
+
+Proved by: tests/autograd/test_operations.py
+"""
 
 from typing import Any
 
@@ -17,7 +20,7 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
     if indices.size and (indices.min() < 0 or indices.max() >= rows):
         worst = int(indices.min() if indices.min() < 0 else indices.max())
         raise AutogradError(
-            f"embedding: index {worst} is no row of the weight; it has shape {weight.shape}, rows 0..{rows - 1}"
+            f"embedding: index {worst} is out of range: the weight of shape {weight.shape} has rows 0..{rows - 1}"
         )
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:

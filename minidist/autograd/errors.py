@@ -1,18 +1,21 @@
-"""What can be wrong with an operation or a backward pass."""
+"""Errors of operations and of backward passes.
+
+Proved by: tests/autograd/test_refusals.py
+"""
 
 from minidist.base.errors import MinidistError
 
 
 class AutogradError(MinidistError):
-    """An operation or a backward pass that cannot be done as asked."""
+    """An operation or a backward pass cannot be done as asked."""
 
 
 class ShapeError(AutogradError, ValueError):
-    """Operands whose shapes do not fit; the message names the operation and both shapes."""
+    """The shapes of operands do not fit; the message names the operation and both shapes."""
 
 
 class DtypeError(AutogradError, TypeError):
-    """Operands of two dtypes: minidist never promotes silently (a float64 would travel into a float32 buffer)."""
+    """Operands have two dtypes; minidist never promotes silently, because a float64 would get into float32 buffers."""
 
 
 class VersionError(AutogradError):

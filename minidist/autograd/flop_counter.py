@@ -1,12 +1,13 @@
 """Count floating-point operations and bytes moved, without knowing for whom.
 
-A strategy empties the counter with `take()` and hands the list to `comm.compute`, which turns it into time.
+A strategy empties the counter with `take()` and passes the list to `comm.compute`, which turns it into time.
 
 Proved by: tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """
 
 from collections.abc import Sequence
 from contextvars import Token
+from functools import partial
 from typing import Any, Self
 
 from minidist.autograd.node import Node
@@ -70,6 +71,4 @@ class FlopCounter(Watcher):
         watchers.reset(self._tokens.pop())
 
 
-def current_flop_counter() -> FlopCounter | None:
-    """The counter of the innermost `with FlopCounter()`, or None."""
-    return current(FlopCounter)
+current_flop_counter = partial(current, FlopCounter)  # the counter of the innermost `with FlopCounter()`, or None

@@ -1,4 +1,4 @@
-"""Operations defined elsewhere, in the manner of `torch.autograd.Function`: what communication nodes are made of.
+"""Define an operation elsewhere, as with `torch.autograd.Function`; the strategies' communication nodes are such.
 
 class CopyToRegion(Function):
     @staticmethod
@@ -11,6 +11,8 @@ class CopyToRegion(Function):
         return all_reduce(ctx.comm, grad)
 
 y = CopyToRegion.apply(x, comm)
+
+Proved by: tests/autograd/test_extending.py
 """
 
 from typing import Any
@@ -21,7 +23,7 @@ from minidist.base import arrays as xp
 
 
 class Context:
-    """What forward leaves for backward: any attributes. `needs_input_grad` has one bool for each tensor argument."""
+    """Carries any attributes from forward to backward. `needs_input_grad` has one bool per tensor argument."""
 
     needs_input_grad: tuple[bool, ...]
 
@@ -71,7 +73,7 @@ class Function:
                     raise ShapeError(
                         f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shapes[i]}"
                     )
-                return gradient[...]  # a view: it may be shared, so nobody adds to it in place
+                return gradient[...]  # a view: it may be shared, so backward does not add to it in place
 
             return pick
 

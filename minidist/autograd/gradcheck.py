@@ -1,4 +1,7 @@
-"""Is a gradient right? Compare it with finite differences, element by element, in float64."""
+"""Compare gradients with finite differences, element by element, in float64.
+
+Proved by: tests/autograd/test_operations.py, tests/autograd/test_fused.py
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -2,6 +2,8 @@
 
 Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in
 `prepare`, for both; it is computed in forward and stored, so nothing of the forward is repeated.
+
+Proved by: tests/autograd/test_fused.py
 """
 
 from minidist.autograd.errors import AutogradError
@@ -24,6 +26,8 @@ def linear(
         raise mismatch("linear", x, weight, "do not fit: the last dim of x must be the weight's in dim")
     if activation not in (None, "relu", "gelu"):
         raise AutogradError(f"linear: unknown activation {activation!r}; one of None, 'relu', 'gelu'")
+
+    # The product goes straight into the result's array, and everything after it works there in place.
     kept_x, kept_w, shape = x.saved(), weight.saved(), x.shape
     w = weight.data if weight_is_in_out else weight.data.T
     n_in, n_out = w.shape
@@ -35,6 +39,8 @@ def linear(
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
         rows += bias.data
+
+    # Backward through the activation needs the sign of the result, or the derivative computed beside the value.
     prepare = None
     saved: tuple[xp.Array, ...] = ()
     if activation == "relu":

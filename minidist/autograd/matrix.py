@@ -1,4 +1,7 @@
-"""Matrix products: 2-D, batched, broadcast over batch dims, and with vectors."""
+"""Matrix products: 2-D, batched, broadcast over batch dims, and with vectors.
+
+Proved by: tests/autograd/test_operations.py
+"""
 
 from typing import Any
 

@@ -1,7 +1,9 @@
 """A node is one recorded operation: where its inputs came from, and how a gradient of its output becomes theirs.
 
 The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no
-cycles, and a graph that nobody needs any more is freed at once by reference counting.
+cycles, and a graph that is not needed any more is freed at once by reference counting.
+
+Proved by: tests/autograd/test_backward.py
 """
 
 import itertools
@@ -27,7 +29,7 @@ class Node:
     weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
     prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
     hook: like `prepare`, of nodes that deal with the pass itself: hook(pass, gradient).
-    grad: sum of the gradients that have arrived so far; `owned` says that no one else holds that array.
+    grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
     costs: when a counter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
     """

@@ -1,5 +1,7 @@
 """What every operation does with its operands before it computes: scalars become arrays of the tensor's dtype, dtypes
 must agree, and the gradient of a broadcast operand is summed back to the operand's shape.
+
+Proved by: tests/autograd/test_refusals.py, tests/autograd/test_half.py
 """
 
 from collections.abc import Callable

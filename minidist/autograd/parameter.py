@@ -55,7 +55,7 @@ class Gradient:
         the bits depend on the order of the contributions and on nothing else.
         """
         if self.local is None:
-            local = self._begin_local()
+            local: Any = self.buffer if self.total is None else self._begin_local()
             if callable(contribution):
                 contribution(local)
             else:
@@ -159,7 +159,7 @@ class Parameter(Tensor):
         self.flat: Any = None  # the FlatParameters that owns the storage
         self.ready_hooks: list[Callable[[Parameter], None]] = []
         self.observers: list[BackwardObserver] = []  # of every pass that makes this parameter ready
-        self.layout: Layout | None = None  # how it lies over a mesh; None: nobody has cut anything
+        self.layout: Layout | None = None  # how it lies over a mesh; None: it is not sharded
         self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
 
     # --- values ---
@@ -262,7 +262,7 @@ class Parameter(Tensor):
         self.gradient.add(value)
 
     def zero_grad(self) -> None:
-        """Forget the gradient, also what a shard holds of it. No memory is cleared: the next contribution overwrites."""
+        """Forget the gradient, also what a shard holds of it. Nothing is cleared: the next contribution overwrites."""
         self.gradient.clear()
         if self.flat is not None and self.flat.shard is not None:
             self.flat.shard.forget(self)

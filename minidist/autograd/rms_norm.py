@@ -1,5 +1,7 @@
 """RMS normalisation as one node (Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019): layer norm without the
 mean and without a bias. y = x / sqrt(mean(x^2) + eps) * weight over the last dim.
+
+Proved by: tests/nn/test_llama.py
 """
 
 from minidist.autograd.operands import mismatch, operands

@@ -2,6 +2,8 @@
 
 Feature i and feature i + n/2 of a head are the coordinates of a point, which is turned by position x theta^(-2i/n).
 The product of a query and a key then depends on the difference of their positions only. Backward turns back.
+
+Proved by: tests/nn/test_llama.py
 """
 
 from minidist.autograd.errors import ShapeError
@@ -11,7 +13,7 @@ from minidist.base import arrays as xp
 
 
 def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:
-    """Angles (T, head_size / 2), float64, of tokens that stand at the global `positions` (T,) of their text."""
+    """Angles (T, head_size / 2), float64, of tokens at the global `positions` (T,) of their text."""
     frequencies = theta ** (-xp.arange(0, head_size, 2) / head_size)
     return xp.as_array(positions, xp.float64)[:, None] * frequencies
 

@@ -1,4 +1,7 @@
-"""Operations that move elements and compute nothing: reshape, transpose, join, cut, index."""
+"""Operations that move elements and compute nothing: reshape, transpose, join, cut, index.
+
+Proved by: tests/autograd/test_operations.py
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +26,7 @@ def transpose(x: Tensor, axes: Any = None) -> Tensor:
     """Dims in the order of `axes`; reversed when None. A view."""
     axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(axes)
     if sorted(a % x.ndim if x.ndim else a for a in axes) != list(range(x.ndim)):
-        raise ShapeError(f"transpose: axes {axes} are no permutation of the dims of shape {x.shape}")
+        raise ShapeError(f"transpose: axes {axes} are not a permutation of the dims of shape {x.shape}")
     inverse = [0] * len(axes)
     for new, old in enumerate(axes):
         inverse[old % x.ndim] = new

@@ -2,6 +2,8 @@
 
 An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input;
 the tape is the set of nodes that this leaves behind. Everything else in this package is operations.
+
+Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
 """
 
 from collections.abc import Callable, Sequence

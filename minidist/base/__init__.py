@@ -1,1 +1,1 @@
-"""The ground floor: arrays, errors, randomness, layouts and the trace. Knows no tensor and no rank's conversation."""
+"""The base layer: arrays, errors, randomness, layouts, memory accounts and traces; no tensors, no communication."""

@@ -1,8 +1,10 @@
-"""The only door to NumPy and CuPy: autograd, nn, optim and the strategies take array functions from here alone.
+"""Array functions for NumPy and CuPy alike: autograd, nn, optim and the strategies import them from here alone.
 
-NumPy's functions hand CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
-to their own library, so one name serves both. What this file adds is the handful of things that the protocols do not
-cover: creating an array *like* another one, scattering into rows, and sums that are fast on both.
+NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
+to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*
+another one, scattering into rows, and sums that are fast on both.
+
+Proved by: tests/base/test_arrays.py
 """
 
 from contextlib import AbstractContextManager

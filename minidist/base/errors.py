@@ -1,4 +1,4 @@
-"""Every way in which a run can be wrong has a name here, so that a program, a test and a person can tell them apart.
+"""Exceptions with one class per way in which a run can fail, so that programs and tests can tell them apart.
 
 An error message is one sentence that names the rank, the value, the place and the remedy. The classes carry no logic.
 """
@@ -25,7 +25,7 @@ class CommunicationError(MinidistError):
 
 
 class DeadlockError(CommunicationError):
-    """Every unfinished rank waits for something that nobody will send or receive.
+    """Every unfinished rank waits for something that no rank will send or receive.
 
     waiting: the blocked streams (`minidist.comm.waiting.Waiting`). cycle: ranks of which each waits only for the next,
     or [].
@@ -45,7 +45,7 @@ class UnmatchedMessageError(CommunicationError):
 
 
 class UnwaitedRequestError(CommunicationError):
-    """A nonblocking operation was started and nobody waited for it."""
+    """A nonblocking operation was started and never waited for."""
 
 
 class BufferReuseError(CommunicationError):

@@ -4,6 +4,8 @@
     2^-14 .. 2^15     its normal numbers                                     from 2^16 - 16 on: infinite
 
 A loss scale of 2^s moves every entry s places to the right.
+
+Proved by: tests/base/test_exponents.py
 """
 
 import math
@@ -18,7 +20,9 @@ _PIECE = 2**20  # elements at a time
 
 
 def count_exponents(arrays: Iterable[Any], scale: float = 1.0) -> dict[str, int]:
-    """{"-12": how many entries x have 2^-12 <= |x| < 2^-11, ..., "zero": ..., "not finite": ...}, of all arrays together.
+    """Count entries by size, of all arrays together.
+
+    Returns {"-12": how many entries x have 2^-12 <= |x| < 2^-11, ..., "zero": ..., "not finite": ...}.
 
     scale: a power of two by which the entries were multiplied, and are divided here. Keys are words because that is
     what a trace's header keeps.
@@ -42,12 +46,12 @@ def by_exponent(counts: Mapping[str, int]) -> dict[int, int]:
 
 
 def flushed_share(counts: Mapping[str, int], scale: float = 1.0) -> float:
-    """Which part of the entries that are not zero becomes zero in float16 when multiplied by `scale`, a power of two."""
+    """The share of the nonzero entries that becomes zero in float16 when multiplied by `scale`, a power of two."""
     powers, shift = by_exponent(counts), math.frexp(scale)[1] - 1
     return sum(c for e, c in powers.items() if e + shift < SMALLEST - 1) / max(1, sum(powers.values()))
 
 
 def overflowing_share(counts: Mapping[str, int], scale: float = 1.0) -> float:
-    """Which part becomes infinite (those within 16 of 65,536 are not counted)."""
+    """The share that becomes infinite (entries within 16 of 65,536 are not counted)."""
     powers, shift = by_exponent(counts), math.frexp(scale)[1] - 1
     return sum(c for e, c in powers.items() if e + shift > LARGEST) / max(1, sum(powers.values()))

@@ -1,12 +1,14 @@
-"""Floats of two bytes: float16 and bfloat16 are what memory and messages hold; arithmetic is done in float32.
+"""Half precision: memory and messages hold float16 or bfloat16, arithmetic is done in float32.
 
     float16    1 sign  5 exponent  10 fraction     6e-8 .. 65504, 3 digits: range is what training runs out of
     bfloat16   1 sign  8 exponent   7 fraction    9e-41 .. 3e38, 2 digits: the range of float32, half of its bytes
 
 A processor without 16-bit arithmetic multiplies float16 matrices 180 times slower than float32 ones, and a product of
 two needs float32 sums anyway (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.3). So a node
-*upcasts* what it reads into a float32 workspace, computes, and *downcasts* what it leaves behind; the workspace is freed
-when the node is done.
+*upcasts* what it reads into a float32 workspace, computes, and *downcasts* what it leaves behind; the workspace is
+freed when the node is done.
+
+Proved by: tests/base/test_half.py
 """
 
 from typing import Any
@@ -20,17 +22,17 @@ _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
 
 
 def is_half(dtype: Any) -> bool:
-    """Is it a float of two bytes? (bfloat16 is of NumPy's kind "V", because ml_dtypes brings it.)"""
+    """Whether it is a 16-bit float. (bfloat16 is of NumPy's kind "V", because ml_dtypes defines it.)"""
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 def is_floating(dtype: Any) -> bool:
-    """Is it a real float, bfloat16 among them? What has gradients, and what a pipeline sends back."""
+    """Whether it is a real float, bfloat16 among them: such arrays have gradients."""
     return dtype.kind == "f" or is_half(dtype)
 
 
 def upcast(array: xp.Array) -> xp.Array:
-    """`array` itself, or its values in a new float32 array (memory purpose workspace) when it is of two bytes. Exact."""
+    """`array` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
     if array.itemsize != 2 or not is_half(array.dtype):
         return array
     return track(_to_float32(array), "workspace")
@@ -50,9 +52,7 @@ def downcast(array: xp.Array, dtype: Any) -> xp.Array:
 
 
 def add_into(total: xp.Array, contribution: xp.Array) -> None:
-    """total += contribution for arrays of two bytes: each sum is rounded once, as the arrays' own `+=` would, but
-    faster.
-    """
+    """total += contribution for 16-bit arrays: each sum is rounded once, as with the arrays' own `+=`, but faster."""
     if type(total) is not np.ndarray or not (total.flags.c_contiguous and contribution.flags.c_contiguous):
         total += contribution
         return
@@ -66,7 +66,7 @@ def add_into(total: xp.Array, contribution: xp.Array) -> None:
 
 
 def all_finite(array: xp.Array) -> bool:
-    """Is no element infinite or NaN? Of two-byte floats only the exponent's bits are looked at."""
+    """Whether no element is infinite or NaN. Of 16-bit floats only the exponent's bits are examined."""
     if array.size == 0:
         return True
     if type(array) is np.ndarray and is_half(array.dtype):
@@ -79,7 +79,7 @@ def _infinity(dtype: Any) -> int:
 
 
 def _to_float32(array: xp.Array) -> xp.Array:
-    """NumPy's own conversion of float16 goes element by element; shifting all bits into place is seven times as fast."""
+    """NumPy's own conversion of float16 goes element by element; shifting all bits into place is 7 times as fast."""
     if type(array) is not np.ndarray or array.dtype != np.float16:
         return array.astype(np.float32)
     bits = array.view(np.int16).astype(np.int32, order="C")  # the sign is repeated on the left
@@ -93,7 +93,7 @@ def _to_float32(array: xp.Array) -> xp.Array:
 
 
 def _to_float16(array: xp.Array) -> xp.Array:
-    """float32 to float16. NumPy takes 1.5 ns an element and 7 where the result is subnormal, as small gradients are."""
+    """float32 to float16. NumPy takes 1.5 ns per element, but 7 for a subnormal result, as in small gradients."""
     flat = array.reshape(-1)
     out = np.empty(flat.shape, np.uint16)
     with xp.quiet_overflow():

@@ -1,9 +1,11 @@
-"""An account of the bytes that are alive, by purpose: what a strategy saves is a number here, not a claim.
+"""Count the bytes that are alive, by purpose, so that what a strategy saves is a measured number.
 
 An account counts each *buffer* once, however many views of it exist, from `track` until the garbage collector frees the
 buffer (in CPython: at once, when the last reference goes). The release is charged to the account that was current when
 the buffer was tracked, so that simulated ranks, which share a process, never pay for each other. When no account is
 set, which is the default, nothing is counted and nothing is paid.
+
+Proved by: tests/base/test_memory.py
 """
 
 import weakref
@@ -152,6 +154,6 @@ def track(array: xp.Array, purpose: str) -> xp.Array:
 
 @contextmanager
 def account_memory(timeline: bool = False, clock: Callable[[], float] | None = None) -> Iterator[MemoryAccount]:
-    """Set a new account for the block and hand it over."""
+    """Count in a new account in the block."""
     with watching(MemoryAccount(timeline, clock)) as account:
         yield account

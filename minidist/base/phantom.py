@@ -5,6 +5,8 @@ that reduces a real array can be run on a `Phantom` of 64 MiB, or 64 GiB, on eac
 volumes and virtual time come out exact, and nothing is allocated, copied or added.
 
     SimWorld(64, checks=False).run(lambda comm: all_reduce(comm, Phantom(2**24, np.float32)))
+
+Proved by: tests/base/test_phantom.py
 """
 
 from math import prod

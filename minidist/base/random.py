@@ -7,6 +7,8 @@ are the same numbers under every strategy and every number of ranks.
 
 The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so
 skipping is free. NumPy's `Philox.advance(k)` skips 4k doubles.
+
+Proved by: tests/base/test_random.py
 """
 
 import hashlib

@@ -196,7 +196,7 @@ def steps_of(traces: Iterable[Trace]) -> int:
 
 
 def only_steps(traces: list[Trace], first: int, stop: int) -> list[Trace]:
-    """What happened in the steps first, first + 1, ..., stop - 1 (each a span of category "step"), times as recorded."""
+    """The events of steps first, first + 1, ..., stop - 1 (each a span of category "step"), times as recorded."""
     wanted = {f"step {number}" for number in range(first, stop)}
     spans = [span for trace in traces for span in trace.spans if span.category == "step" and span.name in wanted]
     if not spans:

@@ -165,14 +165,14 @@ def test_cross_entropy_of_nothing():
 
 def test_cross_entropy_does_not_overflow_and_checks_targets():
     assert ag.cross_entropy(Tensor([[1e4, 0.0]]), np.array([1])).item() == 1e4
-    with pytest.raises(AutogradError, match=r"target 5 is no class; classes are 0\.\.2"):
+    with pytest.raises(AutogradError, match=r"target 5 is out of range: classes are 0\.\.2"):
         ag.cross_entropy(Tensor(draws(2, 3)), np.array([1, 5]))
     with pytest.raises(AutogradError, match="integers"):
         ag.cross_entropy(Tensor(draws(2, 3)), np.array([1.0, 2.0]))
 
 
 def test_embedding_checks_indices():
-    with pytest.raises(AutogradError, match=r"index -1 is no row .* \(3, 2\)"):
+    with pytest.raises(AutogradError, match=r"index -1 is out of range: the weight of shape \(3, 2\)"):
         ag.embedding(np.array([0, -1]), Parameter(draws(3, 2)))
 
 

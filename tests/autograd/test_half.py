@@ -1,4 +1,4 @@
-"""Two-byte tensors: every operation follows the table of rules, is as exact as one rounding, and keeps two bytes."""
+"""Half precision: every operation follows the table of rules, is as exact as one rounding, and saves 16-bit arrays."""
 
 import gc
 
@@ -90,7 +90,7 @@ def assert_close(actual, expected, eps):
 
 @HALVES
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_follows_the_rules_and_is_as_exact_as_two_bytes_allow(name, dtype):
+def test_an_operation_follows_the_rules_and_is_as_exact_as_half_precision_allows(name, dtype):
     operation, shapes = OPERATIONS[name]
     draw = np.random.default_rng(3)
     arrays = [draw.normal(size=shape).astype(dtype) for shape in shapes]
@@ -130,7 +130,7 @@ def test_a_loss_divided_by_many_tokens_keeps_its_gradient():
     assert np.allclose(logits.grad.astype(float)[0, 1:], 2.0**16 / 8 / 1e8, rtol=1e-2)
 
 
-def test_float32_and_two_bytes_meet_as_the_table_says():
+def test_float32_and_half_precision_meet_as_the_table_says():
     half, whole = (
         Tensor(np.ones((2, 2), np.float16), requires_grad=True),
         Tensor(np.ones((2, 2), np.float32), requires_grad=True),
