@@ -6,6 +6,8 @@
 GPipe's cut makes the costs differ least; PipeDream's dynamic programme also replicates stages, because a layer that is
 slow and has few weights is better copied than cut. Sources: Huang et al., GPipe, NeurIPS 2019; Harlap et al.,
 arXiv:1806.03377, section 3.2; Narayanan et al., PipeDream, SOSP 2019.
+
+Proved by: tests/pipeline/test_partition.py
 """
 
 import json
@@ -21,8 +23,8 @@ import numpy as np
 from minidist.base.errors import UsageError, nearest
 from minidist.base.layout import chunk_sizes, offsets
 
-LARGEST = 1e30  # milliseconds or bytes of a layer; sums and squares of more do not fit a float
-LARGEST_PROBLEM = 200_000  # layers x machines; PipeDream's optimizer works for the square of it
+MAX_VALUE = 1e30  # milliseconds or bytes of a layer; sums and squares of more do not fit a float
+MAX_PROBLEM = 200_000  # layers x machines; PipeDream's optimizer works for the square of it
 OBJECTIVES = ("released", "paper")
 METHODS = ("pipedream", "gpipe", "time", "parameters", "uniform")
 FIELDS = ("op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes")
@@ -56,13 +58,15 @@ class Partition:
     stages: list[Stage]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON of `minidist partition`."""
+        """Return the JSON of `minidist partition`."""
         return {"slowest_stage_seconds": self.slowest_stage_seconds, "stages": [vars(stage) for stage in self.stages]}
 
 
 def read_profile(source: str) -> list[Layer]:
-    """FILE, a JSON list of {"op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes"}; or FILE:NAME, a list in a file of
-    several.
+    """Return the layers of a profile.
+
+    source: FILE, a JSON list of {"op", "fwd_ms", "bwd_ms", "act_bytes", "param_bytes"}; or FILE:NAME, a list in a file
+    of several.
     """
     path, name = Path(source), ""
     if not path.is_file() and ":" in source:
@@ -92,34 +96,34 @@ def _layer(entry: Any, number: int, source: str) -> Layer:
     values = []
     for name in FIELDS[1:]:
         value = entry.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LARGEST:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_VALUE:
             raise UsageError(
-                f"{where}: {name} is {str(value)[:20]}; it must be a number of at least 0 and below {LARGEST:g}"
+                f"{where}: {name} is {str(value)[:20]}; it must be a number of at least 0 and below {MAX_VALUE:g}"
             )
         values.append(float(value))
     return Layer(str(entry.get("op", "")), *values)
 
 
 def uniform(layers: int, parts: int) -> list[Stage]:
-    """Stages of equally many layers; the first ones get one more."""
-    _enough(layers, parts)
+    """Return stages of equally many layers; the first ones get one more."""
+    _check_parts(layers, parts)
     bounds = offsets(chunk_sizes(layers, parts))
     return [Stage(a, b - 1) for a, b in pairwise(bounds)]
 
 
 def by_cost(costs: Sequence[float], parts: int) -> list[Stage]:
-    """GPipe's: contiguous stages whose summed costs (parameters, or seconds) differ least: the smallest sum of squares."""
-    _enough(len(costs), parts)
+    """Return GPipe's cut: contiguous stages whose summed costs differ least, by the smallest sum of squares."""
+    _check_parts(len(costs), parts)
     return _cut(costs, parts, lambda best, cost: best + cost * cost)
 
 
 def by_slowest(costs: Sequence[float], parts: int) -> list[Stage]:
-    """Contiguous stages of which the most expensive one costs least."""
-    _enough(len(costs), parts)
+    """Return contiguous stages of which the most expensive one costs least."""
+    _check_parts(len(costs), parts)
     return _cut(costs, parts, max)
 
 
-def _enough(layers: int, parts: int) -> None:
+def _check_parts(layers: int, parts: int) -> None:
     if parts < 1:
         raise UsageError(f"cannot cut into {parts} stages; there must be at least 1")
     if parts > layers:
@@ -127,6 +131,7 @@ def _enough(layers: int, parts: int) -> None:
 
 
 def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], float]) -> list[Stage]:
+    # Dynamic programme over stages: best[j] is the value of the first j layers in `part` stages.
     total = [0.0, *np.cumsum(np.array(costs, float)).tolist()]
     n = len(costs)
     best = [combine(0.0, total[j]) for j in range(n + 1)]  # with one stage
@@ -137,6 +142,8 @@ def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], f
             row[j], cut[j] = min((combine(best[i], total[j] - total[i]), i) for i in range(part - 1, j))
         best = row
         cuts.append(cut)
+
+    # Back from the last layer along the cuts.
     end, stages = n, []
     for cut in reversed(cuts):
         stages.append(Stage(cut[end], end - 1))
@@ -145,11 +152,10 @@ def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], f
 
 
 def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
-    """Contiguous stages by a named method, one machine each; `pipedream` has a function of its own.
+    """Return contiguous stages by a named method, one machine each; `pipedream` has a function of its own.
 
-    gpipe: the summed times differ least. time: the slowest stage is as fast as can be. parameters: their bytes differ
-    least.
-    uniform: equally many layers.
+    gpipe: the summed times differ least. time: the slowest stage is as fast as possible. parameters: their bytes differ
+    least. uniform: equally many layers.
     """
     if method not in METHODS or method == "pipedream":
         choices = [name for name in METHODS if name != "pipedream"]
@@ -165,7 +171,7 @@ def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
 
 
 def noam(stages: Sequence[Stage]) -> int:
-    """PipeDream's number of mini-batches on their way: machines / machines of the first stage, rounded up."""
+    """Return PipeDream's number of mini-batches on their way: machines / machines of the first stage, rounded up."""
     return math.ceil(sum(stage.replicas for stage in stages) / stages[0].replicas)
 
 
@@ -176,7 +182,7 @@ def pipedream(
     objective: str = "released",
     memory_limit: float | None = None,
 ) -> Partition:
-    """PipeDream's optimizer: stages and replicas for `machines` machines with links of `bandwidth` bytes a second.
+    """Return the stages and replicas of PipeDream's optimizer, for links of `bandwidth` bytes per second.
 
     A(j, k): time of the slowest stage when layers 1..j run on k machines; its last stage i+1..j takes k' of them:
     A(j, k) = min over i, k' of max(A(i, k-k'), 2 act(i)/bandwidth, T(i+1..j, k')).
@@ -190,15 +196,17 @@ def pipedream(
         )
     if machines < 1:
         raise UsageError(f"--machines is {machines}; it must be at least 1")
-    if len(layers) * machines > LARGEST_PROBLEM:
+    if len(layers) * machines > MAX_PROBLEM:
         raise UsageError(
-            f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers, take at most"
-            f" {LARGEST_PROBLEM // len(layers)}"
+            f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers; use at most"
+            f" {MAX_PROBLEM // len(layers)}"
         )
     if memory_limit is not None and not memory_limit > 0:
         raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
     if not 0 < bandwidth < math.inf:
         raise UsageError(f"--bandwidth is {bandwidth}; it must be above 0 bytes per second")
+
+    # Prefix sums over the layers: seconds, bytes of weights, bytes that a stage holds; and the time of each boundary.
     n = len(layers)
     seconds = np.concatenate([[0.0], np.cumsum([(layer.fwd_ms + layer.bwd_ms) / 1000 for layer in layers])])
     weights = np.concatenate([[0.0], np.cumsum([layer.param_bytes for layer in layers])])
@@ -206,12 +214,13 @@ def pipedream(
     link = np.array([0.0, *(2 * layer.act_bytes / bandwidth for layer in layers)])  # link[i]: after the first i layers
     replicas = np.arange(1, machines + 1)
 
-    def stage_time(j: int) -> np.ndarray:
-        """[i, k'-1]: seconds of the stage of layers i+1..j."""
+    def stage_time(j: int) -> Any:
+        """Return [i, k'-1]: seconds of the stage of layers i+1..j."""
         compute = (seconds[j] - seconds[:j])[:, None]
         sync = 4 * (replicas - 1) * (weights[j] - weights[:j])[:, None] / (bandwidth * replicas)
         return (compute + sync if objective == "released" else np.maximum(compute, sync)) / replicas
 
+    # A(j, k) of the docstring, and the i and k' that make it.
     best = np.full((n + 1, machines + 1), np.inf)  # [j, k]
     best[0, 0] = 0.0
     choice = np.zeros((n + 1, machines + 1, 2), int)
@@ -230,6 +239,8 @@ def pipedream(
             f"no partition on {machines} machines fits in {memory_limit:g} bytes each; take more machines or more"
             " memory"
         )
+
+    # Back from the last layer along the choices.
     stages, j, k = [], n, machines
     while j:
         i, used = (int(x) for x in choice[j, k])

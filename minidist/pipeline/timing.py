@@ -157,7 +157,7 @@ def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:
 
 
 def _lower_bound(plan: Plan, flat: Flat, times: Times, busy: Sequence[float]) -> float:
-    """Return the longest of: one micro-batch through all stages and back; a rank's first possible start and its work."""
+    """Return the longest of: one micro-batch through all stages and back; a rank's first possible start + its work."""
     ahead = np.concatenate([[0.0], np.cumsum(np.array(times.F)[:-1])])
     heads = [ahead[split(actions)[1].min()] if len(actions) else 0.0 for actions in flat.ranks]
     through = sum(times.F) + (sum(times.I) + times.W[0] if plan.updates != "none" else 0.0)
@@ -178,7 +178,7 @@ def _peaks(actions: np.ndarray, times: Times, evaluation: bool) -> tuple[int, fl
         np.array(c or [0.0] * len(times.F))[stage] for c in (times.until_b, times.until_w, times.inputs)
     )
 
-    # A stage that recomputes keeps its input from F to W, and the rest from RECOMPUTE on; any other keeps all from F on.
+    # A stage that recomputes keeps its input from F on and the rest from RECOMPUTE on; any other keeps all from F on.
     recomputes = np.isin(stage, stage[kinds == RECOMPUTE])
     kept = np.where(recomputes, inputs, 0.0)
     held = np.where(kinds == FORWARD, np.where(recomputes, kept, until_b + until_w), 0.0)

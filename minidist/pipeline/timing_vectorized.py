@@ -234,7 +234,7 @@ def _one_by_one(plan: Plan, columns: _Columns) -> None:
 
 
 def _rows(columns: _Columns, first: int, last: int) -> Iterator[Row]:
-    """Return the columns row by row, as Python numbers of 256 rows at a time, so that waiting ranks need little memory."""
+    """Return the columns row by row, as Python numbers, 256 at a time so that waiting ranks need little memory."""
     latency = columns.latency
 
     def piece(start: int) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Pipelines on small models, and the single device that they must equal: contributions caught whole, added as declared."""
+"""Pipelines on small models, and the single device that they must equal: contributions are added as declared."""
 
 import numpy as np
 

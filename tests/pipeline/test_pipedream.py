@@ -1,4 +1,4 @@
-"""Asynchronous pipelines against a single-device replay with the delays of the update laws, bit for bit."""
+"""Asynchronous pipelines against a single-device replay with the delays of the update rules, bit for bit."""
 
 import math
 
@@ -44,7 +44,7 @@ def stream(count):
 
 
 def replay(p, count, m, rule, optimizer, backward_rule=None):
-    """One device: micro-batch t through all stages, each with the version that the law names; then the stages' updates."""
+    """One device: micro-batch t through all stages, each with the version of its rule; then the stages' updates."""
     stages, _ = split_model(model(p), p, range(p))
     steps = [make_optimizer(optimizer, stage.flat) for stage in stages]
     history = [[stage.flat.data.copy()] for stage in stages]

@@ -102,7 +102,7 @@ def check_versions(sizes):
             assert validate(plan("pipedream-vertical-sync", p, m)).weight_versions == [p] * p
 
 
-def test_versions_are_the_update_laws():
+def test_versions_are_those_of_the_update_rules():
     check_versions(SIZES)
     with pytest.raises(PlanError, match="rank 0: 0B1 would see version 1 of the weights and its forward saw version 0"):
         validate(plan("pipedream", 4, 8, stashing=False))
@@ -248,7 +248,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("csv", BROKEN)
-def test_the_judge_names_what_is_wrong(csv):
+def test_validate_names_what_is_wrong(csv):
     if BROKEN[csv] is None:
         validate(from_csv(csv))
         return
@@ -263,7 +263,7 @@ def test_a_version_that_two_buffers_no_longer_hold():
     validate(replace(from_csv("0F0,0F1,0B0,0F2,0B1,0B2"), updates="2bw", batch=1))
 
 
-def test_the_judge_finds_every_dropped_doubled_and_swapped_action():
+def test_validate_finds_every_dropped_doubled_and_swapped_action():
     """Mutations of a valid lowered plan: what is dropped, doubled or put before what it needs is found."""
     made = lower(plan("zb-h1", 3, 3))
     for rank, order in enumerate(made.orders):
@@ -277,9 +277,7 @@ def test_the_judge_finds_every_dropped_doubled_and_swapped_action():
 
 @given(st.data())
 def test_no_malformed_plan_passes_and_then_hangs(data):
-    """Shuffle a plan's ranks: either the judge rejects it, or the plan finishes and lowers to one that the judge
-    accepts.
-    """
+    """Shuffle a plan's ranks: either validation rejects it, or the plan finishes and lowers to a valid one."""
     p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     made = plan("1f1b", p, m)
     made = made.with_orders([data.draw(st.permutations(order)) for order in made.orders])

@@ -51,8 +51,8 @@ def _rank_order(
 ) -> list[Item]:
     """Return a rank's order.
 
-    near, far: (stage, first micro-batch) of phases 0 and 1. outer: ranks between this one and the middle; inner: between
-    this one and the end. pairs: of step 4; middle: the first of them does not overlap.
+    near, far: (stage, first micro-batch) of phases 0 and 1. outer: ranks between this one and the middle; inner:
+    between this one and the end. pairs: of step 4; middle: the first of them does not overlap.
     """
     streams = (near, far)
     forwards, backwards = [0, 0], [0, 0]

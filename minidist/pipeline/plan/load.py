@@ -1,4 +1,7 @@
-"""A plan from what stands on the command line: a schedule's name, a CSV file, or a function in a Python file."""
+"""A plan from the command line: a schedule's name, a CSV file, or a function in a Python file.
+
+Proved by: tests/commands/test_schedule.py
+"""
 
 import importlib.util
 import inspect
@@ -19,7 +22,7 @@ MAX_CELLS = 10_000_000  # actions and ranks that a user's function may return
 def load_plan(
     source: str, stages: int | None = None, microbatches: int | None = None, chunks: int | None = None, **options: Any
 ) -> Plan:
-    """`source`: a name ("1f1b"), "my.csv" or "my.py:function".
+    """Return the plan of `source`: a name ("1f1b"), "my.csv" or "my.py:function".
 
     The function takes (p, m), or (p, m, v) with v chunks, and returns a Plan or, for each rank, its actions as text or
     numbers. A file's plan says itself how many ranks and micro-batches it has; when they are given too they must agree.
@@ -31,15 +34,15 @@ def load_plan(
         ):
             if given is not None:
                 raise UsageError(
-                    f"{name} {given} changes nothing of the plan {source!r}, which is written down; leave it out"
+                    f"{name} {given} has no effect on the plan {source!r}, which is written down; leave it out"
                 )
         plan = read_csv(source)
     elif ".py:" in source:
-        needed(source, stages, microbatches)
+        check_sizes(source, stages, microbatches)
         plan = _call(source, stages or 1, microbatches or 1, chunks, options)
     else:
         schedule = get_schedule(source)  # a wrong name first
-        needed(source, stages, microbatches)
+        check_sizes(source, stages, microbatches)
         return schedule.plan(stages or 0, microbatches or 0, chunks, **options)
     for name, given, has in (("--stages", stages, plan.ranks), ("--microbatches", microbatches, plan.microbatches)):
         if given is not None and given != has:
@@ -49,8 +52,8 @@ def load_plan(
     return plan
 
 
-def needed(source: str, stages: int | None, microbatches: int | None) -> None:
-    """UsageError when a size that the source needs is missing or not positive."""
+def check_sizes(source: str, stages: int | None, microbatches: int | None) -> None:
+    """Raise UsageError when a size that the source needs is missing or not positive."""
     for name, value in (("--stages", stages), ("--microbatches", microbatches)):
         if value is None:
             raise UsageError(f"schedule {source!r} needs {name}; give a number of at least 1")
@@ -62,6 +65,8 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     path, _, name = source.rpartition(":")
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path!r}; write FILE.py:FUNCTION")
+
+    # Import the file and find the function.
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -73,6 +78,8 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     function = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function {name!r}; write FILE.py:FUNCTION")
+
+    # What the function returns is read as the cells of a file are, so that every item is checked.
     try:
         takes_v = "v" in inspect.signature(function).parameters
         result = function(p, m, **({"v": v or 2} if takes_v else {}), **options)
@@ -95,12 +102,12 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
 
 
 def is_name(source: str) -> bool:
-    """Is it a schedule's name, not a user's own plan?"""
+    """Whether `source` is a schedule's name, not a user's own plan."""
     return not source.endswith(".csv") and ".py:" not in source
 
 
 def _rows(result: Any, source: str) -> Iterator[list[Any]]:
-    """The items of each rank. A generator without end is as wrong as no list."""
+    """Return the items of each rank; UsageError for what is not a list, and for a generator that does not end."""
     wanted = "it must return, for each rank, a list of actions"
     if isinstance(result, str | dict) or not isinstance(result, Iterable):
         raise UsageError(f"{source} returned {type(result).__name__}; {wanted}")

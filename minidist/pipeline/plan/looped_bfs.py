@@ -2,8 +2,8 @@
 
     rank r   chunk 0: F0 F1 F2 F3   chunk 1: F0 F1 F2 F3   chunk 1: B3 B2 B1 B0   chunk 0: B3 B2 B1 B0
 
-All activations are alive at the turn, m v chunks per rank. In return a stage's weights are needed in one stretch, so sharded
-weights are gathered once for each pass. Source: Lamy-Poirier, Breadth-first pipeline parallelism, MLSys 2023.
+All activations are alive at the turn, m v chunks per rank. In return a stage's weights are needed in one stretch,
+so sharded weights are gathered once per pass. Source: Lamy-Poirier, Breadth-first pipeline parallelism, MLSys 2023.
 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """

@@ -7,8 +7,8 @@
     take      what an F, I or B needs, waited for
 
 No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing and a sent array
-does not stay to the end of the step. A skip connection goes straight to the rank that needs it, on a communicator of its
-own.
+does not stay to the end of the step. A skip connection goes straight to the rank that needs it, on a
+separate communicator.
 
 Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
@@ -124,7 +124,7 @@ class Messages:
     # --- sending ---
 
     def enqueue(self, direction: str, stage: int, target: int, i: int, arrays: Sequence[Any]) -> None:
-        """Hand what a stage made to `target`: on this rank at once, to a neighbour by its SEND, past it straight away."""
+        """Hand what a stage made to `target`: on this rank at once, to a neighbour by its SEND, past it immediately."""
         message = direction, stage, target, i
         ready = self.ready[message] = []
         for array in arrays:
@@ -231,7 +231,7 @@ class Messages:
         return result
 
     def _told_by(self, rank: int, mine: Mapping[Action, int]) -> list[int]:
-        """Return, for each place in the order of `rank`, the item here that waits for the first it sends from there on."""
+        """Return, for each place in the order of `rank`, the item here that waits for what it sends next."""
         order, never = self.orders[rank], len(self.orders[self.comm.rank])
         earliest = [never] * (len(order) + 1)
         for at in range(len(order) - 1, -1, -1):

@@ -1,7 +1,7 @@
 """PipeDream: weights change while micro-batches are on their way, so each keeps the version that it began with.
 
     stage 0, p = 3    F0 F1 F2 B0 | F3 B1 | F4 B2 | ...       | an update
-    version            0  0  0  0 |  1  0 |  2  0 | ...       F3 sees version 1; B1 comes later and still needs version 0
+    version            0  0  0  0 |  1  0 |  2  0 | ...       F3 sees version 1; B1 still needs version 0
 
 An update is out of place: a new array, so an older one lives for as long as a micro-batch needs it. Which version is
 used:
@@ -43,9 +43,10 @@ class WeightVersions:
         Pipeline(comm, plan, stages, loss, versions=versions).step(inputs, targets)      # a whole stream, with updates
 
     make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become a flat
-    unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the first of these. history:
-    the flat weights after each update, version 0 first, of every stage with parameters (only with keep_history=True).
-    used: (kind, stage, micro-batch) -> version, also in the trace as spans of category "version".
+    unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
+    first of these. history: the flat weights after each update, version 0 first, of every stage with parameters (only
+    with keep_history=True). used: (kind, stage, micro-batch) -> version, also in the trace as spans of category
+    "version".
 
     Sends, of a replicated stage's gradients, an all-reduce per round (gradient_reduce); of shared parameters, per
     update, one array to the first stage and one back (tied). Raises UsageError for a plan with a flush, and for shared
@@ -90,8 +91,7 @@ class WeightVersions:
             places = self._places_of(n, flat)
             rule = self._rule(min(places), is_shared=True)
             optimizer = make_optimizer(flat)
-            unit = SharedUnitVersions(groups, places, n, flat, optimizer, rule, plan.batch, keep_history)
-            self.units[n].append(unit)
+            self.units[n].append(SharedUnitVersions(groups, places, n, flat, optimizer, rule, plan.batch, keep_history))
         self.own = {n: units[0] for n, units in self.units.items() if len(units) > (n in separated)}
         self.history = {n: unit.history for n, unit in self.own.items()}
         self.used: dict[tuple[str, int, int], int] = {}

@@ -6,8 +6,8 @@
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
 RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward, so a buffer that is used
-again would change a gradient. SEND starts; it is waited for when the plan says that it must have arrived, so that 1F1B's
-memory is what the plan says (messages.py). Neighbours on one rank pass their arrays by reference. Every plan is
+again would change a gradient. SEND starts; it is waited for when the plan says that it must have arrived, so that
+1F1B's memory is what the plan says (messages.py). Neighbours on one rank pass their arrays by reference. Every plan is
 validated before anything runs, so a wrong one is a sentence and not a hang.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py

@@ -4,9 +4,9 @@
                                                        ├─ both ranks add: stage 0's sum, then stage 3's
     stage 3, rank 3   wte   gradient of the head ──────┘
 
-Every place sends its sum to the other places' ranks, and every rank adds in the same order: the ranks of a stage in rank
-order, then the stages in stage order. So the copies stay equal bit for bit. This comes before any reduction over the
-data axis. Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume.
+Every place sends its sum to the other places' ranks, and every rank adds in the same order: the ranks of a stage in
+rank order, then the stages in stage order. So the copies stay equal bit for bit. This comes before any reduction over
+the data axis. Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """

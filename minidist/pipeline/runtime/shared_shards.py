@@ -1,10 +1,10 @@
-"""What stages share when gradients are sharded already (ZeRO 2 and 3): each rank adds up its own shard of every replica.
+"""What stages share when gradients are sharded already (ZeRO 2 and 3): each rank adds its own shard of every replica.
 
     stage 0   data rank 0  | shard 0 |  ◀──▶  | shard 0 |  data rank 0   stage 3
               data rank 1  | shard 1 |  ◀──▶  | shard 1 |  data rank 1                each sends 1/n of the tied weight
 
-That needs replicas that are cut the same way, so a tied weight is a unit of its own on both stages. Without sharding the
-replicas are summed first, whole, and over the data axis afterwards (`shared.py`).
+That needs replicas that are cut the same way, so a tied weight is a unit of its own on both stages. Without sharding
+the replicas are summed first, whole, and over the data axis afterwards (`shared.py`).
 
 Proved by: tests/train/test_pipelines.py
 """

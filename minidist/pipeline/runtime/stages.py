@@ -97,7 +97,7 @@ def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: 
 
     weights: "now" or "deferred"; deferred weight gradients are returned.
     """
-    roots, seeds = [], []
+    roots, seeds = list[Tensor](), []
     for output, gradient in zip(outputs, gradients, strict=True):
         if output.requires_grad:
             roots.append(output)
@@ -174,7 +174,8 @@ class LlamaStage(Module):
             x = self.embed_tokens(x)
         for layer in self.layers:
             x = layer(x, angles)
-        return self.head(self.norm(x)) if self.heads else x
+        result: Tensor = self.head(self.norm(x)) if self.heads else x
+        return result
 
 
 def with_own_weight(head: Any) -> Any:
@@ -233,5 +234,6 @@ def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> 
         kind: Any = GPTStage if isinstance(model, GPT) else LlamaStage
         made: list[Module] = [kind(model, a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
         tied = isinstance(model, GPT) or model.config.tie_word_embeddings
-        return made, [model.lm_head.weight.name] if tied and stages > 1 else []
+        head: Any = model.lm_head
+        return made, [head.weight.name] if tied and stages > 1 else []
     return [LayersStage(blocks[a:b]) for a, b in bounds], []

@@ -1,7 +1,7 @@
 """The versions of a unit's weights that micro-batches on their way still need, and which of them each one uses.
 
     versions kept   v3 (latest)  v2  v1        micro-batch 3 began with v1, so its B computes with v1: bind it again
-                     ▲ an update makes a new array; an old one is freed when the last micro-batch that began with it ends
+                     ▲ an update makes a new array; an old one lives until the last micro-batch that began with it ends
 
 A unit is a stage's parameters, or those that several stages share: these have one delay everywhere, that of the first
 stage that has them, so that every copy of version v is the same bits.
@@ -120,7 +120,7 @@ class SharedUnitVersions(UnitVersions):
         return super().forward(i)
 
     def gradient_is_whole(self, number: int, entering: int | None) -> None:
-        """Use this stage's part of update `number`: the first stage adds all parts and updates, the others send theirs."""
+        """Use this stage's part of update `number`: the first stage adds all parts, the others send theirs."""
         mine = self.flat.grad
         with purpose("tied"):
             if self.stage != self.first:
