@@ -126,7 +126,7 @@ def test_numbers_too_large_are_one_sentence(tmp_path):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"below 1e\+30|cannot read"):
             read_profile(str(path))
-    with pytest.raises(UsageError, match="take at most 200000"):
+    with pytest.raises(UsageError, match="use at most 200000"):
         pipedream([Layer("", 1, 1, 1, 1)], 1_000_000, 1e9)
     with pytest.raises(UsageError, match="--memory-limit is nan"):
         pipedream([Layer("", 1, 1, 1, 1)], 2, 1e9, memory_limit=float("nan"))
