@@ -15,8 +15,8 @@
 #
 # Write **one function that is a program for any number of ranks**, and run it on 1, 4 and 64 of them in this process.
 #
-# A *rank* is a worker with memory of its own. What it costs: a rank sees nothing of the others; every value that
-# another rank needs must be sent, and every sent value must be received. What it saves: the same function runs
+# A *rank* is a worker with its own memory. What it costs: a rank cannot read the memory of another rank; every value
+# that another rank needs must be sent, and every sent value must be received. What it saves: the same function runs
 # unchanged on one machine or on many.
 
 # %%
@@ -33,8 +33,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# Four ranks each have a number, and rank 0 gathers them. A rank is a horizontal line, time runs to the right, an arrow
-# is a message. The picture is drawn from the record of a run, not by hand.
+# Four ranks each have a number, and rank 0 gathers them. A rank is a horizontal line, time runs to the right, an
+# arrow is a message. The picture is drawn from the record of a run.
 
 
 # %%
@@ -59,8 +59,8 @@ command = "minidist run mpi_examples/hello.py --ranks 4 --trace t.jsonl; minidis
 show(draw("space-time", world.traces, {"command": command}))
 
 # %% [markdown]
-# The time is *virtual*: a message takes `alpha + beta * bytes` seconds, 1 µs and 0.1 ns a byte unless you say
-# otherwise. So the picture is the same on every machine. Under MPI the same record holds real times.
+# The time is *virtual*: a message takes `alpha + beta * bytes` seconds, 1 µs and 0.1 ns per byte by default. So the
+# picture is the same on every machine. Under MPI the same record holds real times.
 #
 # ## 3 Predict
 #
@@ -72,7 +72,7 @@ my_guess = 64
 # %% [markdown]
 # ## 4 The code
 #
-# `program(comm)` above is all there is. `comm.rank` says who I am, `comm.size` how many we are.
+# `program(comm)` above is all there is. `comm.rank` is the number of this rank, `comm.size` the number of all ranks.
 # `SimWorld(64).run(program)` calls `program` once for each rank and returns the list of what they returned.
 # `comm.send(array, 3)` sends an array to rank 3, `comm.recv(array, 3)` fills an array with what rank 3 sent.
 
@@ -83,7 +83,7 @@ for ranks in (1, 4, 64):
     print(f"{ranks:2} ranks: rank 0 has {results[0][:4]}{' ...' if ranks > 4 else ''}, the others {results[1:2]}")
 
 # %% [markdown]
-# The library's own gather is the same idea; there rank 0 posts all receives first and then waits for all of them:
+# The library's own gather is the same idea; there rank 0 starts all receives first and then waits for all of them:
 
 # %%
 print(inspect.getsource(naive.gather))
@@ -123,8 +123,9 @@ for ranks in (2, 3, 64):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget that rank 0 has nobody to send to, and let everybody receive. Real programs hang here until somebody kills
-# them. The simulated world knows that nobody can ever run again, and says who waits for whom, and at which line.
+# Forget that rank 0 has no rank to send to, and let every rank receive. Real programs hang here until someone kills
+# them. The simulated world detects that no rank can continue, and reports which rank waits for which, and at which
+# line.
 
 
 # %%
@@ -143,8 +144,9 @@ show(draw("space-time", world.traces, {"command": f"{command}; minidist report t
 # %% [markdown]
 # ## 7 Exercise: speak in rank order
 #
-# Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and nobody begins before the one
-# before has finished. Ranks share nothing, so a *token* must go from rank to rank: who holds it may speak.
+# Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and no rank begins before the rank
+# before it has finished. Ranks share nothing, so a *token* must go from rank to rank: the rank that holds it may
+# speak.
 
 
 # %%

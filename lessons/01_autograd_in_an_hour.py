@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Know what `loss.backward()` does, well enough to write a backward function by hand: **forward records a graph,
-# backward walks it in reverse**, the newest node first, and hands each gradient to older nodes.
+# Know what `loss.backward()` does, well enough to write a backward function yourself: **forward records a graph,
+# backward traverses it in reverse**, the newest node first, and passes each gradient to older nodes.
 #
-# What it costs: what forward saved stays in memory until backward has used it. What it saves: nobody derives the
-# gradient of a model, only of each operation. Distributed training hangs on it: gradients that are ready early can
+# What it costs: what forward saved stays in memory until backward has used it. What it saves: gradients are derived
+# for each operation, never for a whole model. Distributed training depends on it: gradients that are ready early can
 # travel while backward still computes (lesson 07), and a pipeline runs the two passes at different times (lesson 16).
 
 # %%
@@ -178,8 +178,8 @@ assert difference < 1e-12
 # %% [markdown]
 # ## 6 Break it
 #
-# Backward frees what forward saved, as soon as it has used it. So a second walk over the same graph cannot work, and
-# says so:
+# Backward frees what forward saved, as soon as it has used it. So a second backward pass over the same graph cannot
+# work, and raises an error:
 
 # %%
 loss = cross_entropy(model(Tensor(inputs)), classes)
@@ -188,7 +188,7 @@ with expect(AutogradError):
     loss.backward()
 
 # %% [markdown]
-# A quieter bug: gradients are *added*. Who forgets `zero_grad()` steps along the sum of all gradients so far.
+# A quieter bug: gradients are *added*. Without `zero_grad()` a step follows the sum of all gradients so far.
 
 # %%
 model.zero_grad()
@@ -224,7 +224,7 @@ def cross_entropy_backward(logits, targets):
 check("01.cross_entropy_backward", cross_entropy_backward)
 
 # %% [markdown]
-# The judge is the autograd that you have just read. Right answers:
+# The checker compares with the autograd that you have just read. Right answers:
 
 # %%
 for name in ("01.add_backward", "01.cross_entropy_backward"):
@@ -233,7 +233,8 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Forward records nodes; **backward visits them newest first**, adds what arrives at each, and frees what was saved.
+# - Forward records nodes; **backward runs through them newest first**, adds what arrives at each, and frees what was
+#   saved.
 # - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B rows, 2Bkm operations
 #   three times, 6 B k m in all.
 #

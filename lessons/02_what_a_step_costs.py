@@ -39,14 +39,14 @@ rows, targets = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32), rng.intege
 # %% [markdown]
 # ## 2 The picture first
 #
-# Three steps of a small network with Adam, on one rank. Each change of the account is one event. In forward activations
-# pile up, in backward they go and gradients come; from the second step on the gradients and Adam's two averages are
-# there already.
+# Three steps of a small network with Adam, on one rank. Each change of the account is one event. In forward
+# activations accumulate; in backward they are freed and gradients are allocated. From the second step on the
+# gradients and Adam's two averages exist from the start.
 
 
 # %%
 def train(comm, steps=3, optimizer=Adam, count=ROWS):
-    """Returns the account and the weights. Of memory speak only the first line, the last but one, and `track`."""
+    """Returns the account and the weights. Only the first line, the last but one, and `track` are about memory."""
     with account_memory(timeline=True) as account:
         model = MLP(SIZES)
         flat = FlatParameters(model.parameters())
@@ -75,8 +75,9 @@ weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
 print(f"{weights // 4:,} parameters in float32: {weights:,} B; the input has {rows.nbytes:,} B")
 
 # %% [markdown]
-# The picture is of Adam with 1,024 rows. How many bytes are alive at the peak with a quarter of the rows, and with SGD
-# with momentum, which keeps one average a parameter? (Layers of 512, 512, 512 and 10 outputs; 10 % off is good enough.)
+# The picture is of Adam with 1,024 rows. How many bytes are alive at the peak with a quarter of the rows, and with
+# SGD with momentum, which keeps one average per parameter? (Layers of 512, 512, 512 and 10 outputs; 10 % off is good
+# enough.)
 
 # %%
 my_guess = account.peak // 4
@@ -84,8 +85,8 @@ my_guess = account.peak // 4
 # %% [markdown]
 # ## 4 The code
 #
-# An account counts a buffer from the moment that somebody calls `track` until Python frees it. There is no list of
-# things to free and no call to free them: an array dies when nothing refers to it any more.
+# An account counts a buffer from the call of `track` until Python frees it. There is no list of things to free and no
+# call to free them: an array dies when nothing refers to it any more.
 
 # %%
 print(inspect.getsource(MemoryAccount.track))
@@ -93,13 +94,13 @@ print(inspect.getsource(MemoryAccount._change))
 
 # %% [markdown]
 # The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their
-# gradients by themselves, the optimizer for its state. Who holds what decides the rest: a node of the graph holds what
-# backward needs and drops it when backward has passed.
+# gradients by themselves, the optimizer for its state. References decide the rest: a node of the graph holds what
+# backward needs, and drops it when backward has passed it.
 #
 # ## 5 Check
 #
-# At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its gradient
-# and 8 for Adam. An activation is 4 B an output and row.
+# At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its
+# gradient and 8 for Adam. An activation is 4 B per output and row.
 
 # %%
 formula = {
@@ -137,8 +138,9 @@ for label, options in {
     print(f"{label:24}" + "".join(f"{nbytes:11,} B" for nbytes in kinds))
 
 # %% [markdown]
-# So the model costs 16 B a parameter in float32 with Adam. In mixed precision it is 16 too: 2 for the fp16 parameter, 2
-# for its gradient, 12 for Adam (a float32 copy and two averages). That is the arithmetic behind every "does it fit":
+# So the model costs 16 B per parameter in float32 with Adam. In mixed precision it is 16 too: 2 for the fp16
+# parameter, 2 for its gradient, 12 for Adam (a float32 copy and two averages). That is the arithmetic behind every
+# "does it fit":
 
 # %%
 for name, parameters in (("GPT-2", 124e6), ("1.5 billion", 1.5e9), ("7 billion", 7e9), ("175 billion", 175e9)):
@@ -147,8 +149,8 @@ for name, parameters in (("GPT-2", 124e6), ("1.5 billion", 1.5e9), ("7 billion",
 
 # %% [markdown]
 # Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each layer is updated
-# *inside* backward, as soon as its gradient is complete, and the gradient is dropped. (With SGD: it has no state of its
-# own, so one sees the gradients.) The weights must come out the same:
+# *inside* backward, as soon as its gradient is complete, and the gradient is dropped. (With SGD: it has no state, so
+# the gradients can be seen.) The weights must come out the same:
 
 
 # %%
@@ -160,7 +162,7 @@ def step_inside_backward(comm, count, steps=3):
         def ready(parameter):
             unit = parameter.flat
             if parameter is unit.parameters[-1]:  # weight, then bias: now the layer's gradient is whole
-                np.multiply(unit.grad, 1e-3, out=unit.grad_buffer)  # SGD by hand, without a workspace
+                np.multiply(unit.grad, 1e-3, out=unit.grad_buffer)  # SGD, without a workspace
                 np.subtract(unit.data, unit.grad_buffer, out=unit.data)
                 unit.updated()
                 unit.release_grad()
@@ -188,8 +190,8 @@ show(draw("memory", world.traces, {"command": "part 5 of lessons/02_what_a_step_
 #
 # ## 6 Break it
 #
-# The commonest leak. Evaluation needs no backward, and who forgets to say so records a graph for each batch. A list of
-# losses, kept for their mean, then keeps every activation of every batch:
+# The commonest leak. Evaluation needs no backward; a program that omits `no_grad()` records a graph for each batch. A
+# list of losses, kept for their mean, then keeps every activation of every batch:
 
 
 # %%
@@ -219,9 +221,10 @@ show(draw("memory", world.traces, {"command": "part 6 of lessons/02_what_a_step_
 # %% [markdown]
 # ## 7 Exercise: free in the right order
 #
-# Three layers y = x W, one step of SGD, by hand. A layer has `forward(x)`, `weight_gradient(x, g)`, `input_gradient(g)`
-# and `update(weight_gradient)`; g is the gradient of its output. `loss_gradient(y)` gives the first one. Update all
-# layers, with as few bytes alive at the peak as possible: every array is counted until your function lets go of it.
+# Three layers y = x W, one step of SGD, written by you. A layer has `forward(x)`, `weight_gradient(x, g)`,
+# `input_gradient(g)` and `update(weight_gradient)`; g is the gradient of its output. `loss_gradient(y)` gives the
+# first one. Update all layers, with as few bytes alive at the peak as possible: every array is counted until your
+# function lets go of it.
 
 
 # %%
@@ -250,9 +253,9 @@ check("02.free_in_order", solution("02.free_in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32 **16 Ψ bytes, and 4 B
-#   a row for each output of each layer**. ZeRO (11, 12) divides the first three among ranks, recomputation (10) trades
-#   the last.
+# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32 **16 Ψ bytes, and 4
+#   B per row for each output of each layer**. ZeRO (11, 12) divides the first three among ranks, recomputation (10)
+#   trades the last.
 # - The peak lies at the start of backward, when everything is alive at once; an array dies with its last reference, so
 #   order and names decide.
 #
@@ -268,7 +271,7 @@ check("02.free_in_order", solution("02.free_in_order"))
 # |---|---|
 # | `account_memory()`, `account.peak` | PyTorch `torch.cuda.memory_allocated`, `torch.cuda.max_memory_allocated`; JAX `jax.profiler.save_device_memory_profile` |
 # | the picture over time | PyTorch `torch.cuda.memory._record_memory_history`, `_dump_snapshot`, and its memory_viz page |
-# | 16 B a parameter | DeepSpeed `estimate_zero2_model_states_mem_needs_all_live`; Accelerate `accelerate estimate-memory` |
+# | 16 B per parameter | DeepSpeed `estimate_zero2_model_states_mem_needs_all_live`; Accelerate `accelerate estimate-memory` |
 # | a step inside backward | PyTorch `register_post_accumulate_grad_hook`; torchtune `optimizer_in_bwd`; LOMO |
 # | dropping gradients | PyTorch `optimizer.zero_grad(set_to_none=True)` |
 # | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |

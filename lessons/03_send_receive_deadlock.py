@@ -14,10 +14,11 @@
 # ## 1 Goal
 #
 # Know which programs hang. **Whether a send waits for its receive is not yours to assume**: an MPI may copy a short
-# message into a buffer and go on, and wait with a longer one. The limit differs between libraries (we measured 4,032 B,
-# 8,192 B, 65,536 B and none at all), so a program that relies on it works until its messages grow.
+# message into a buffer and return at once, and wait for the receiver of a longer one. The limit differs between
+# libraries (we measured 4,032 B, 8,192 B, 65,536 B and none at all), so a program that relies on it works until its
+# messages grow.
 #
-# What a correct program costs: an order that somebody thought about. What it saves: a job that hangs at night.
+# What a correct program costs: an order that was chosen on purpose. What it saves: a job that hangs at night.
 
 # %%
 import numpy as np
@@ -30,7 +31,7 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# Everybody sends to the right, then receives from the left. It looks harmless. The red bars are ranks that wait, and
+# Every rank sends to the right, then receives from the left. It looks harmless. The red bars are ranks that wait, and
 # the arrows beside them form a circle: each waits for the next one.
 
 
@@ -57,9 +58,9 @@ show(drawn("send_then_receive", world.traces))
 # %% [markdown]
 # ## 3 Predict
 #
-# Four programs, each for any number of ranks. Which of them hang when every send waits for its receive (*synchronous*)?
-# Which hang even when every send is copied and goes on at once (*buffered*)? Write your answer into `my_guess`: for
-# each program two letters, `h` for hangs and `r` for runs, first synchronous, then buffered.
+# Four programs, each for any number of ranks. Which of them hang when every send waits for its receive
+# (*synchronous*)? Which hang even when every send is copied and returns at once (*buffered*)? Write your answer into
+# `my_guess`: for each program two letters, `h` for hangs and `r` for runs, first synchronous, then buffered.
 
 # %%
 my_guess = {"send_then_receive": "rr", "receive_then_send": "rr", "even_odd": "rr", "both_at_once": "rr"}
@@ -93,7 +94,7 @@ def both_at_once(comm):
 # ## 5 Check
 #
 # `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up to 1,000 B, as an
-# MPI might. The answer is what the runs do, not what somebody typed here.
+# MPI might. The answer is what the runs do; it is not typed in here.
 
 
 # %%
@@ -114,8 +115,8 @@ for program in programs:
     print(f"{program.__name__:20} {words[0]:12} {words[1]:9} your guess was {'right' if right else 'off'}")
 
 # %% [markdown]
-# `send_then_receive` is the dangerous one: it runs as long as the message fits into somebody's buffer. Let the message
-# grow past the limit and the same program hangs:
+# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. Let the message grow
+# past the limit and the same program hangs:
 
 # %%
 for eager_bytes in (0, 23, 24, 1000):
@@ -123,8 +124,8 @@ for eager_bytes in (0, 23, 24, 1000):
     print(f"messages of 24 B, buffered up to {eager_bytes} B: {'hangs' if hanging else 'runs'}")
 
 # %% [markdown]
-# The programs that run agree with each other, and differ in time. Everybody at once takes one message time; in two
-# rounds it takes two:
+# The programs that run agree with each other, and differ in time. When all ranks send at once the exchange takes one
+# message time; in two rounds it takes two:
 
 # %%
 expected = np.roll(np.arange(4.0), 1)
@@ -141,8 +142,8 @@ for program in (even_odd, both_at_once):
 # ## 6 Break it
 #
 # `isend` and `irecv` start an operation and return at once; `wait` ends it. Between the two the buffer belongs to the
-# operation. Changing it earlier sends numbers that nobody meant, and in a real MPI run *nothing* complains. Here a sum
-# over the buffer's bytes is taken at the start and compared:
+# operation. Changing it earlier sends wrong numbers, and in a real MPI run *nothing* complains. Here a sum over the
+# buffer's bytes is taken at the start and compared:
 
 
 # %%

@@ -34,7 +34,7 @@ from minidist.report import draw, show
 # ## 2 The picture first
 #
 # Four ranks, 12 numbers each, so a chunk has 3 numbers (24 B). First three steps in which sums are formed, then three
-# in which they are handed round.
+# in which they are distributed.
 
 
 # %%
@@ -52,7 +52,7 @@ show(draw("space-time", world.traces, {"command": command}))
 show(draw("bytes-matrix", world.traces, {"command": f"{command} --picture bytes-matrix"}))
 
 # %% [markdown]
-# With a boss the same sum looks like this. Rank 0's row and column hold everything:
+# With a boss the same sum looks like this. All messages are in rank 0's row and column:
 
 # %%
 boss = SimWorld(4)
@@ -80,7 +80,7 @@ print(inspect.getsource(ring.reduce_scatter))
 
 # %% [markdown]
 # Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3, so a sum shows
-# who is in it. `sizes` says how many elements each chunk has: any sizes, 0 too.
+# which ranks are in it. `sizes` says how many elements each chunk has: any sizes, 0 too.
 
 
 # %%
@@ -128,7 +128,7 @@ for rank, (whole, real) in list(enumerate(SimWorld(8).run(both, data)))[:2]:
 
 # %% [markdown]
 # Time grows with n for the boss, and hardly for the ring once the array is large. For a small one the ring's 2 (n-1)
-# latencies are dear; lesson 05 is about that.
+# latencies are expensive; lesson 05 is about that.
 
 # %%
 print(f"{'':8} {'80 B':>24}   {'8 MB':>26}")
@@ -145,8 +145,8 @@ for ranks in (2, 4, 8, 16):
 # %% [markdown]
 # **The price of a ring: an order of its own.** Chunk j is added up on its way, beginning behind rank j. Cut the array
 # elsewhere, say because a bucket has another size, and other elements begin elsewhere: the same numbers give other
-# bits. Where that must not be, `ordered` sends every chunk straight to its owner, who adds in rank order, with the
-# ring's bytes:
+# bits. Where that is not acceptable, `ordered` sends every chunk directly to its owner, which adds in rank order,
+# with the ring's bytes:
 
 
 # %%
@@ -190,8 +190,8 @@ for algorithm in ("ring", "segmented_ring"):
     )
 
 # %% [markdown]
-# *Bus bandwidth* is nccl-tests' word: bytes of the array over the time, times 2 (n-1)/n, what each link must carry at
-# least. So 1 GB/s would be perfect, on any number of ranks.
+# *Bus bandwidth* is the term of nccl-tests: bytes of the array over the time, times 2 (n-1)/n, what each link must
+# carry at least. So 1 GB/s would be perfect, on any number of ranks.
 #
 # ## 6 Break it
 #

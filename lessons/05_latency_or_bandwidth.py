@@ -14,7 +14,7 @@
 # ## 1 Goal
 #
 # A message of S bytes takes **alpha + beta S**: a latency, however short it is, and its bytes over the link's speed.
-# Which all-reduce is best is decided by nothing else. After this lesson you can say which, from n, S, alpha and beta.
+# Which all-reduce is best depends on nothing else. After this lesson you can say which, from n, S, alpha and beta.
 #
 # What it saves: on 16 ranks the wrong choice costs a factor of 7 for a number, and a factor of 4 for a model. What it
 # costs: a few algorithms instead of one, and each has to work for every number of ranks.
@@ -37,7 +37,7 @@ from minidist.report.crossover import crossover
 # ## 2 The picture first
 #
 # Every all-reduce that there is here, on 16 ranks whose links have alpha = 1 µs and 1/beta = 10 GB/s. Both axes are
-# logarithmic. On the left latency decides: a line's height is its number of rounds. On the right bytes do.
+# logarithmic. On the left latency decides: a line's height is its number of rounds. On the right the bytes decide.
 
 # %%
 ALPHA, BETA, RANKS = 1e-6, 1e-10, 16
@@ -89,7 +89,7 @@ print(inspect.getsource(recursive_halving.scatter_halving))
 print(inspect.getsource(recursive_doubling.gather_doubling))
 
 # %% [markdown]
-# `fold` is for numbers of ranks that are no power of two: ranks in excess hand their part to a neighbour and wait.
+# `fold` is for numbers of ranks that are not a power of two: ranks in excess send their part to a neighbour and wait.
 #
 # ## 5 Check
 #
@@ -115,7 +115,7 @@ assert abs(high - formula) <= 2 * RANKS
 # Rounds and bytes of each, counted in the record of a run on 16 ranks with an array of 160 kB:
 
 # %%
-print(f"{'':20} {'messages a rank':>16} {'bytes a rank':>14} {'µs, 80 B':>10} {'µs, 160 kB':>11} {'µs, 16 MB':>11}")
+print(f"{'':20} {'messages per rank':>17} {'bytes per rank':>14} {'µs, 80 B':>10} {'µs, 160 kB':>11} {'µs, 16 MB':>11}")
 for algorithm in ("binomial", "recursive_doubling", "rabenseifner", "ring"):
     world = SimWorld(RANKS)
     world.run(summed, 20_000, algorithm)
@@ -123,7 +123,7 @@ for algorithm in ("binomial", "recursive_doubling", "rabenseifner", "ring"):
     leaving = max(sum(m.nbytes for m in trace.sent()) for trace in world.traces)
     assert (messages, leaving // 8) == max(volume("all_reduce", algorithm, 20_000, RANKS, r) for r in range(RANKS))
     times = [1e6 * measured(algorithm, nbytes) for nbytes in (80, 160_000, 16_000_000)]
-    print(f"{algorithm:20} {messages:>16} {leaving:>12,} B {times[0]:>10.1f} {times[1]:>11.1f} {times[2]:>11.0f}")
+    print(f"{algorithm:20} {messages:>17} {leaving:>12,} B {times[0]:>10.1f} {times[1]:>11.1f} {times[2]:>11.0f}")
 
 # %% [markdown]
 # And it is the same sum, for any number of ranks and any size: against one rank's own addition.
@@ -144,7 +144,7 @@ for ranks in (2, 3, 5, 8, 13):
         assert same
 
 # %% [markdown]
-# `algorithm="auto"` puts n, S, alpha and beta into these formulas. It need not be tuned, only told the links:
+# `algorithm="auto"` puts n, S, alpha and beta into these formulas. It needs no tuning, only the numbers of the links:
 
 # %%
 for name, alpha, beta in (
@@ -191,9 +191,9 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercises
 #
-# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n messages a rank (one more
-# for a rank that works for another one), with no more bytes than ours. Any n, any size, 0 too. Ranks that are too many
-# for a power of two hand their array to another rank, and get the sum.
+# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n messages per rank (one
+# more for a rank that works for another one), with no more bytes than ours. It must work for any n and any size, 0
+# too. Ranks beyond a power of two send their array to another rank, and receive the sum.
 
 
 # %%
@@ -222,7 +222,7 @@ check("05.choose", choose)
 check("05.choose", solution("05.choose"))
 
 # %% [markdown]
-# What the checker says to somebody who looks at the bytes alone:
+# What the checker says about a choice by the bytes alone:
 
 
 # %%
@@ -237,8 +237,8 @@ check("05.choose", by_bytes_alone)
 #
 # - Time = rounds x alpha + bytes x beta. Short arrays: recursive doubling, **log2 n (alpha + beta S)**. Long ones:
 #   Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and rings.
-# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a border from one network to
-#   another.
+# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a crossover from one
+#   network to another.
 #
 # ## 9 The same code under mpiexec
 #

@@ -52,7 +52,7 @@ def shards(*counts):
 # ## 2 The picture first
 #
 # One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take longer than 3),
-# then the gradients go round. This function made it; part 4 explains it.
+# then the gradients are summed round the ring. This function made it; part 4 explains it.
 
 
 # %%
@@ -60,7 +60,7 @@ def train(comm, shards, steps=20, reduction="sum"):
     """Returns this rank's part of the loss, and the weights, after each step."""
     x, y = shards[comm.rank]
     divisor = sum(len(targets) for _, targets in shards) if reduction == "sum" else None  # None: the rank's own rows
-    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)  # rank 0's weights are sent to everybody
+    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)  # rank 0's weights are sent to every rank
     flat = FlatParameters(model.parameters())
     parallel = DistributedDataParallel(model, comm, reduction=reduction, flat=flat)
     optimizer = SGD(flat, lr=0.5)
@@ -102,7 +102,7 @@ my_guess = 5.0
 # all.
 #
 # What sums the gradients is an all-reduce of the flat gradient, started as soon as the last gradient of a bucket is
-# there:
+# complete:
 
 # %%
 print(inspect.getsource(GradientReducer.launch))
@@ -122,13 +122,13 @@ answer = SimWorld(2).run(mean_of_all, [1.0, 9.0], [5, 3])
 print(f"every rank gets {answer}; your guess {my_guess} is {'right' if my_guess == answer[0] else 'off'}")
 
 # %% [markdown]
-# Is the training the same as on one device? Not "are the losses alike", but: how far apart are the weights, after each
-# step?
+# Is the training the same as on one device? The question is not whether the losses look alike, but how far apart the
+# weights are after each step.
 
 
 # %%
 def compare(parallel, single):
-    """Loss of all ranks together a step, loss of one device, and max |w_parallel - w_single| a step."""
+    """Return per step the loss of all ranks together, the loss of one device, and max |w_parallel - w_single|."""
     losses = np.sum([losses for losses, _ in parallel], axis=0)
     alone, weights = single[0]
     difference = [np.abs(mine - theirs).max() for mine, theirs in zip(parallel[0][1], weights, strict=True)]
@@ -156,7 +156,9 @@ formula = {
     "startup": volume("broadcast", "naive", 1, 4, 0).elements * (8 * size + 16),
 }
 per_step = world.traces[0].bytes_by_purpose()["gradient_reduce"] // 5
-print(f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients a step: {per_step / (8 * size):g} of it")
+print(
+    f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients per step: {per_step / (8 * size):g} of it"
+)
 command = "minidist train --model mlp --data glyphs --dp 4 --steps 5 --trace t.jsonl; minidist report t.jsonl"
 header = {"closed_form": formula, "command": f"{command} --picture bytes-by-purpose"}
 show(draw("bytes-by-purpose", world.traces, header))
@@ -178,7 +180,7 @@ show(draw("loss", [], {**header, "command": "part 6 of lessons/06_data_parallel_
 
 # %% [markdown]
 # The other classic: a rank that forgets to synchronise. `no_sync()` is meant for accumulating several passes; with
-# nothing after it the replicas walk away from each other, and each loss on its own looks fine.
+# nothing after it the replicas drift apart, and each loss on its own looks fine.
 
 
 # %%

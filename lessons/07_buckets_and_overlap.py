@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Send gradients **before backward has ended**. Backward makes the gradient of the last layer first, and nothing changes
-# it afterwards, so it can travel while the layers before it are still being differentiated.
+# Send gradients **before backward has ended**. Backward makes the gradient of the last layer first, and nothing
+# changes it afterwards, so it can be sent while the layers before it are still being differentiated.
 #
-# What it saves: the time of the messages that backward hides. What it costs: many small sums instead of one large one,
-# and each pays the latency again. So gradients travel in *buckets*, and there is a best size.
+# What it saves: the time of the messages that overlap with backward. What it costs: many small sums instead of one
+# large one, and each pays the latency again. So gradients travel in *buckets*, and there is a best size.
 
 # %%
 import inspect
@@ -80,7 +80,8 @@ for buckets in (1, 4):
 # ## 3 Predict
 #
 # 16 layers can travel in 1, 2, 4, 8 or 16 buckets. Which number gives the shortest step? A message costs 8 µs of
-# latency (alpha) and 1 ns a byte (beta); the gradient has 524,288 B; a ring all-reduce on four ranks takes 6 rounds.
+# latency (alpha) and 1 ns per byte (beta); the gradient has 524,288 B; a ring all-reduce on four ranks takes 6
+# rounds.
 
 # %%
 my_guess = 16
@@ -102,8 +103,8 @@ for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.
 #
 # ## 5 Check
 #
-# Beside the measured time stands a formula. The first bucket can leave when 1/k of backward is done; from then on the
-# links are busy: k times the latency of a ring, and all bytes once.
+# The measured time is printed beside a formula. The first bucket can leave when 1/k of backward is done; from then on
+# the links are busy: k times the latency of a ring, and all bytes once.
 
 # %%
 alone = SimWorld(1, links=links)
@@ -127,7 +128,7 @@ print(f"the formula is smallest at sqrt(backward / latency of a ring) = {np.sqrt
 
 # %%
 chunk = size // 16 // RANKS * links.beta
-print(f"a message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
+print(f"per message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
 show(draw("lanes", timed(16).traces, {"command": "part 5 of lessons/07_buckets_and_overlap.py, 16 buckets"}))
 
 # %% [markdown]
@@ -146,7 +147,7 @@ for algorithm in ("ring", "ordered"):
 # ## 6 Break it
 #
 # A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind it wait for it.
-# Silence would be a wrong gradient, so it is an error that names the parameter:
+# Ignoring it would give a wrong gradient, so it is an error that names the parameter:
 
 
 # %%
@@ -166,8 +167,8 @@ print("with find_unused_parameters=True these took part as zeros:", ", ".join(ze
 
 
 # %% [markdown]
-# Ranks may finish their parameters in different orders (another branch of the model, another library version). Who
-# sends what is ready, and not in the order of the index, makes different buckets meet:
+# Ranks may finish their parameters in different orders (another branch of the model, another library version). A rank
+# that sends what is ready, and not in the order of the index, makes different buckets meet:
 
 
 # %%
@@ -219,8 +220,8 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched **in index order on
-#   every rank**, each when its last contribution is there; unused parameters must be declared, not waited for.
+# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched **in index order
+#   on every rank**, each when its last contribution is complete; unused parameters must be declared, not waited for.
 # - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward / 2(n-1)α)** when the
 #   links are the bottleneck.
 #
@@ -238,7 +239,7 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # | `find_unused_parameters` | PyTorch DDP `find_unused_parameters`; it looks for them before backward begins, minidist at its end |
 # | a parameter ready after its last use | PyTorch DDP `static_graph=True` for parameters used more than once under recomputation |
 # | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
-# | a stream | a CUDA stream of its own; NCCL's communicator stream |
+# | a stream | a separate CUDA stream; NCCL's communicator stream |
 #
 # Next: [08 Parameter server](08_parameter_server.ipynb), or [10 Accumulate and
 # recompute](10_accumulate_and_recompute.ipynb).

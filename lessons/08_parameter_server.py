@@ -13,7 +13,7 @@
 #
 # ## 1 Goal
 #
-# Train with workers of different speed, and let nobody wait for the slowest. Some ranks, the *servers*, hold the
+# Train with workers of different speed, and let no worker wait for the slowest. Some ranks, the *servers*, hold the
 # weights; the others, the *workers*, push gradients to them and pull weights from them, each at its own pace.
 #
 # What it saves: the time that fast workers wait. What it costs: **staleness**, gradients that were computed with
@@ -40,9 +40,9 @@ from minidist.report.staleness import staleness
 # %% [markdown]
 # ## 2 The picture first
 #
-# Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 takes three times as long for a gradient. First `bsp` (bulk
-# synchronous: a step needs everybody's gradient), then `asp` (asynchronous: every push is an update, and is answered at
-# once). Red is time that a rank waits for another.
+# Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 takes three times as long for a gradient. First `bsp`
+# (bulk synchronous: a step needs the gradients of all workers), then `asp` (asynchronous: every push is an update,
+# and gets its reply at once). Red is time that a rank waits for another.
 
 # %%
 SLOW = 3
@@ -50,7 +50,7 @@ targets = np.arange(1.0, 5.0)
 
 
 def gradient(worker, clock, weights):
-    """Pulls all weights towards the targets; every worker has a sample of its own."""
+    """Pull all weights towards the targets; every worker has its own sample."""
     return {"w": weights["w"] - targets - np.sin(clock + worker)}
 
 
@@ -69,9 +69,9 @@ for consistency in ("bsp", "asp"):
 # %% [markdown]
 # ## 3 Predict
 #
-# Between the two lies `ssp:2` (stale synchronous parallel): nobody may run more than 2 clocks ahead of the slowest.
-# Three workers train for a long time, one of them three times slower. Compared with bsp, how many gradients a second do
-# `ssp:2` and `asp` compute? (1 means: as many.)
+# Between the two lies `ssp:2` (stale synchronous parallel): no worker may run more than 2 clocks ahead of the
+# slowest. Three workers train for a long time, one of them three times slower. Compared with bsp, how many gradients
+# per second do `ssp:2` and `asp` compute? (1 means: as many.)
 
 # %%
 my_guess = {"ssp:2": 2.0, "asp": 2.0}
@@ -79,8 +79,8 @@ my_guess = {"ssp:2": 2.0, "asp": 2.0}
 # %% [markdown]
 # ## 4 The code
 #
-# The server's loop: receive a push from *anybody*, apply it, then answer everybody who may go on. `ANY` is the
-# wildcard: which message it gets is not the program's to say.
+# The server's loop: receive a push from *any* worker, apply it, then reply to every worker that may continue. `ANY`
+# is the wildcard: the program does not decide which message it gets.
 
 # %%
 for function in (Server.serve, Server._apply, Server._send_weights):
@@ -113,8 +113,8 @@ show(
 )
 
 # %% [markdown]
-# A bound does not help against a worker who is *always* slow: after two clocks of credit everybody goes at its pace. It
-# helps when now this one is late and now that one, as machines are that share their host:
+# A bound does not help against a worker that is *always* slow: after two clocks of credit all workers run at its
+# pace. It helps when different workers are late at different times, as on machines that share their host:
 
 # %%
 runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW, who="anyone")
@@ -128,9 +128,9 @@ show(
 )
 
 # %% [markdown]
-# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute depends on the order in
-# which pushes came, and on *nothing else*: the trace has that order and the version of each pull, and one device that
-# replays them gets the same bits.
+# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute depends on the order
+# in which pushes arrived, and on *nothing else*: the trace has that order and the version of each pull, and one
+# device that replays them gets the same bits.
 
 # %%
 single = np.zeros(4)
@@ -155,8 +155,8 @@ for consistency in ("bsp", "ssp:2", "asp"):
         assert np.array_equal(weights, single)
 
 # %% [markdown]
-# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders. `explore` runs the
-# program in every one. Where each clock waits for everybody, fewer are left: (3!)².
+# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders. `explore` runs
+# the program in every one. Where each clock waits for all workers, fewer are left: (3!)².
 
 # %%
 orders = {}
@@ -170,20 +170,21 @@ for consistency in ("asp", "ssp:1", "ssp:0"):
 
     orders[consistency] = len(set(explore(one)))
     print(
-        f"{consistency}: {orders[consistency]} orders; nobody was ever more than {max(gaps)} clocks ahead of the slowest"
+        f"{consistency}: {orders[consistency]} orders; no worker was ever more than {max(gaps)} clocks ahead of the slowest"
     )
 assert orders == {"asp": 90, "ssp:1": 90, "ssp:0": 36}
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Stale gradients are right, but late, and who steers late must steer gently. For a loss λw²/2 and a delay of τ updates,
-# w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ + 2))**. Four equal workers have τ = 3:
+# Stale gradients are right, but late, and a late correction must be a small one. For a loss λw²/2 and a delay of τ
+# updates, w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ + 2))**. Four equal workers have τ =
+# 3:
 
 
 # %%
 def bowl(worker, clock, weights):
-    return {"w": weights["w"]}  # λ = 1; nothing pulls it anywhere but to 0
+    return {"w": weights["w"]}  # λ = 1; the only pull is towards 0
 
 
 def swing(lr, consistency="asp", **options):
@@ -206,13 +207,13 @@ print(f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| 
 assert size < 1
 
 # %% [markdown]
-# And a server that answers *only* the worker who has just pushed forgets those whom it kept waiting. Nobody is there to
-# wake them up:
+# And a server that replies *only* to the worker that has just pushed forgets those that it kept waiting. Nothing
+# wakes them up:
 
 
 # %%
 def forgetful(comm, steps=2):
-    """Bulk synchronous, meant well: rank 0 counts pushes (empty messages) and answers who may go on."""
+    """Bulk synchronous, with a bug: rank 0 counts pushes (empty messages) and replies to the pusher if it may continue."""
     if comm.rank > 0:
         for clock in range(steps):
             comm.send(np.zeros(0), 0)
@@ -224,7 +225,7 @@ def forgetful(comm, steps=2):
         worker = comm.recv(np.zeros(0), ANY)
         done[worker] += 1
         if done[worker] < steps and done[worker] == min(done.values()):
-            comm.send(np.zeros(0), worker)  # and who else may go on now?
+            comm.send(np.zeros(0), worker)  # and which others may continue now?
 
 
 with expect(DeadlockError):
@@ -233,11 +234,11 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: the SSP bound
 #
-# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number a worker. A worker, for
-# each clock in `range(steps)`, calls `compute(clock, weights)`, which returns its gradient, and pushes it (one
-# message). The server adds gradients to the weights as they come, and answers with the weights (one message): a worker
-# may start clock c when the slowest has made **at least c - bound pushes**, and no later than that. After its last push
-# nobody pulls. Rank 0 returns the final weights.
+# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per worker. A worker,
+# for each clock in `range(steps)`, calls `compute(clock, weights)`, which returns its gradient, and pushes it (one
+# message). The server adds gradients to the weights as they arrive, and replies with the weights (one message): a
+# worker may start clock c when the slowest has made **at least c - bound pushes**, and no later than that. After its
+# last push a worker does not pull. Rank 0 returns the final weights.
 
 
 # %%
@@ -269,8 +270,8 @@ check("08.ssp", solution("08.ssp"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A parameter server trades **fresh weights for nobody waiting**; bsp, ssp:s and asp are one server with the bound 0,
-#   s and ∞.
+# - A parameter server trades **fresh weights for no waiting**; bsp, ssp:s and asp are one server with the bound 0, s
+#   and ∞.
 # - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**, and its own. Stable
 #   while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in asp.
 #

@@ -78,23 +78,23 @@ my_guess = {1: 0.01, 1024: 0.01}
 # %% [markdown]
 # ## 4 The code
 #
-# **Which operation computes in what** is a table, and the engine executes it. Sums, statistics and losses are float32
-# inside; what is kept for backward is rounded to two bytes.
+# **Which operation computes in which precision** is a table that the engine reads. Sums, statistics and losses are
+# float32 inside; what is kept for backward is rounded to 16 bits.
 
 # %%
 for rule, names in RULES.items():
     print(f"{rule:9} {', '.join(names)}")
 
 # %% [markdown]
-# **The loss scale** is tried out: an infinite or NaN gradient halves it and the step is skipped; after 2,000 good steps
-# it doubles. `update` is all of it:
+# **The loss scale** is found by trial: an infinite or NaN gradient halves it and the step is skipped; after 2,000
+# good steps it doubles. `update` is all of it:
 
 # %%
 print(inspect.getsource(DynamicLossScaler.update))
 
 # %% [markdown]
-# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as they are, in two
-# bytes; the optimizer multiplies by 1/scale while it widens them, and steps the float32 masters.
+# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as they are, in 16
+# bits; the optimizer multiplies by 1/scale while it upcasts them, and steps the float32 masters.
 
 # %%
 print(inspect.getsource(scaled_step))
@@ -121,7 +121,8 @@ for scale, guess in my_guess.items():
     print(f"scale {scale}: your guess is {'right' if abs(guess - answer[scale]) < 0.03 else 'off'}")
 
 # %% [markdown]
-# More is lost than the sizes of the gradients say: what backward hands from layer to layer is flushed on the way, too.
+# More is lost than the sizes of the gradients say: what backward passes from layer to layer is flushed on the way,
+# too.
 #
 # Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's exponents and 8
 # bits of fraction: it needs no scale, and loses digits instead.
@@ -166,8 +167,8 @@ for dtype in ("float32", "float16", "bfloat16"):
     results = worlds[dtype].run(train, dtype, memory=memory)
     runs[dtype] = np.sum([losses for losses, _, _ in results], axis=0)
     scaler = results[0][2]
-    told = f"; loss scale {scaler.scale:,.0f}, steps skipped: {scaler.skipped}" if scaler else ""
-    print(f"{dtype:8}: loss {runs[dtype][0]:.3f} -> {runs[dtype][-1]:.3f}{told}")
+    note = f"; loss scale {scaler.scale:,.0f}, steps skipped: {scaler.skipped}" if scaler else ""
+    print(f"{dtype:8}: loss {runs[dtype][0]:.3f} -> {runs[dtype][-1]:.3f}{note}")
 assert abs(runs["bfloat16"][-1] - runs["float32"][-1]) < 0.1
 
 # %% [markdown]
@@ -178,7 +179,7 @@ psi = memory["elements"]
 for dtype in runs:
     parts = {kind: memory[dtype][kind] / psi for kind in ("parameter", "gradient", "optimizer")}
     sent = worlds[dtype].traces[0].bytes_by_purpose()
-    print(f"{dtype:8}: {' + '.join(f'{n:.0f}' for n in parts.values())} B a parameter; gradient_reduce {sent['gradient_reduce']:,} B, "
+    print(f"{dtype:8}: {' + '.join(f'{n:.0f}' for n in parts.values())} B per parameter; gradient_reduce {sent['gradient_reduce']:,} B, "
           f"overflow {sent.get('overflow', 0)} B")  # fmt: skip
 assert [memory["float16"][kind] // psi for kind in ("parameter", "gradient", "optimizer")] == [2, 2, 12]
 assert worlds["float16"].traces[0].bytes_by_purpose()["gradient_reduce"] * 2 == sum(
@@ -206,13 +207,13 @@ assert ours.state_dict() == theirs.state_dict()
 alone, master = np.float16(1), np.float32(1)
 for _ in range(1000):
     alone, master = np.float16(alone + np.float16(1e-4)), master + np.float32(1e-4)
-print(f"float16 alone: {alone}; a float32 master, rounded: {np.float16(master)}")
+print(f"float16 alone: {alone}; a float32 master, downcast: {np.float16(master)}")
 assert alone == 1
 
 # %% [markdown]
-# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and one of them may see
-# an overflow that the others do not. Who decides for himself leaves the others waiting (`minidist museum 15a` shows it
-# in a training job):
+# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and one of them may
+# see an overflow that the others do not. A rank that decides alone leaves the others waiting (`minidist museum 15a`
+# shows it in a training job):
 
 
 # %%
@@ -258,7 +259,7 @@ check("09.scaled_training", solution("09.scaled_training"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Two bytes to store and to send, float32 to add up**: 2 + 2 + 12 B a parameter with Adam, half of the bytes on
+# - **16 bits to store and to send, float32 to add up**: 2 + 2 + 12 B per parameter with Adam, half of the bytes on
 #   every wire.
 # - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all ranks agree, in one
 #   byte, on whether a step overflowed. bfloat16 needs no S.
@@ -274,7 +275,7 @@ check("09.scaled_training", solution("09.scaled_training"))
 # | here | elsewhere |
 # |---|---|
 # | `DynamicLossScaler` | PyTorch `torch.amp.GradScaler`; Megatron-LM `DynamicGradScaler`, `--initial-loss-scale`, `--loss-scale-window`, `--hysteresis`; DeepSpeed `"fp16": {"initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}` |
-# | a model of two bytes with masters in the optimizer | DeepSpeed `"fp16": {"enabled": true}`; Megatron-LM `--fp16`, `--bf16`; Apex `O2` |
+# | a 16-bit model with float32 masters in the optimizer | DeepSpeed `"fp16": {"enabled": true}`; Megatron-LM `--fp16`, `--bf16`; Apex `O2` |
 # | `MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)` | PyTorch FSDP2 `MixedPrecisionPolicy`, the same names |
 # | the table of rules | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
 # | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |

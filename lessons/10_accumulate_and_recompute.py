@@ -47,8 +47,8 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 # %% [markdown]
 # ## 2 The picture first
 #
-# The memory of one step of 16 equal layers: as it is, in four micro-batches, and in four segments. Look at the light
-# blue, the activations: one mountain, four small ones, and a staircase with four teeth.
+# The memory of one step of 16 equal layers: without changes, in four micro-batches, and in four segments. Look at the
+# light blue, the activations: one mountain, four small ones, and a staircase with four teeth.
 
 
 # %%
@@ -71,7 +71,7 @@ def step(comm, segments=0, micro_batches=1, p=0.0):
 
 
 def pieces(model, segments):
-    """The layers as so many functions of x; each layer is followed by dropout."""
+    """The layers as functions of x; each layer is followed by dropout."""
     for first, last in pairwise(np.linspace(0, LAYERS, max(segments, 1) + 1).round().astype(int)):
 
         def piece(x, layers=model.layers[first:last]):
@@ -101,7 +101,7 @@ my_guess = 16
 # ## 4 The code
 #
 # `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs `fn` again, now
-# recording, and walks backward through what it has just recorded:
+# recording, and runs backward through what it has just recorded:
 
 # %%
 print(inspect.getsource(checkpoint))
@@ -137,9 +137,10 @@ for m in (2, 4):
     print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
 
 # %% [markdown]
-# With less memory than that layers must run more than twice, with more some need not run again. For 16 layers of 1 unit
-# that have an input of 1 unit: what a budget buys (the layers at the end are kept whole, they are freed first), and
-# what the best plan of all needs, segments inside segments (Griewank and Walther's *revolve*).
+# With less memory than that, layers must run more than twice; with more, some need not run again. For 16 layers of 1
+# unit that have an input of 1 unit: the table shows what a budget buys (the layers at the end are kept whole, because
+# they are freed first), and what the best plan of all needs, segments inside segments (Griewank and Walther's
+# *revolve*).
 
 # %%
 for budget in (7, 8, 10, 13, 17):
@@ -249,7 +250,7 @@ print(f"divided by its own rows, the gradient is {round(ratios[1] / ratios[0])} 
 #
 # First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the numbers of layers
 # of the segments, as few segments as possible, so that `k * boundary + (the most that one segment saves)` is at most
-# `budget`; None when there is no way.
+# `budget`; None when that is impossible.
 
 
 # %%

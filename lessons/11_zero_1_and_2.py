@@ -14,9 +14,10 @@
 # ## 1 Goal
 #
 # Keep n ranks from doing the same update n times. In data parallelism every rank holds the same optimizer state. ZeRO
-# lets **each rank keep the state, and make the step, of 1/n of the parameters**, and hands the new parameters round.
+# lets **each rank keep the state, and make the step, of 1/n of the parameters**, and then gathers the new parameters
+# on every rank.
 #
-# What it saves: with Adam in mixed precision 12 of 16 bytes a parameter become 12/n (stage 1); stage 2 divides the
+# What it saves: with Adam in mixed precision 12 of 16 bytes per parameter become 12/n (stage 1); stage 2 divides the
 # gradient too. What it costs: **no byte more than data parallelism**, as an all-reduce is a reduce-scatter and an
 # all-gather anyway.
 
@@ -42,8 +43,8 @@ from minidist.report.zero_bars import zero_bars
 # %% [markdown]
 # ## 2 The picture first
 #
-# What one rank of 8 holds of a model of 7.5 billion parameters, in the accounting of the paper: 2 B a parameter, 2 B
-# its gradient, 12 B Adam (a float32 copy and two averages). Stage 3 is lesson 12.
+# What one rank of 8 holds of a model of 7.5 billion parameters, in the accounting of the paper: per parameter 2 B, 2
+# B for its gradient, 12 B for Adam (a float32 copy and two averages). Stage 3 is lesson 12.
 
 # %%
 bars = zero_bars(
@@ -53,7 +54,7 @@ show(bars)
 
 # %% [markdown]
 # And a real step on two ranks: the backward pass sends gradients to their owners, each rank steps its half, and then
-# parameters go round. This function made it; stage 0 is plain data parallelism.
+# the parameters are gathered. This function made it; stage 0 is plain data parallelism.
 
 # %%
 rng = np.random.default_rng(0)
@@ -64,7 +65,7 @@ def train(comm, stage, steps=3, dtype=np.float32):
     """Returns weights, and the live bytes by purpose after the last step."""
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     with account_memory() as account, FlopCounter() as counter:
-        model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)  # rank 0's weights are sent to everybody
+        model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)  # rank 0's weights are sent to every rank
         if stage == 0:
             flat = FlatParameters(model.parameters())
             forward = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat)
@@ -114,8 +115,8 @@ print(inspect.getsource(ZeroOptimizer.gather))
 # %% [markdown]
 # ## 5 Check
 #
-# Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. Beside them stand the formulas, with Ψ padded
-# parameters of 4 B.
+# Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. The formulas are printed beside them, for Ψ
+# padded parameters of 4 B.
 
 # %%
 RANKS = 4
@@ -140,8 +141,8 @@ for name, ratio in answer.items():
     print(f"{name}: {ratio:.2f} of data parallelism's; your guess is {verdict}")
 
 # %% [markdown]
-# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 gives a bucket back as soon as it is on its way. With
-# k micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole gradient to add them up in.
+# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 frees a bucket as soon as it has been sent. With k
+# micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole gradient to add them up in.
 #
 # Is it the same training? On one device with all rows, and against data parallelism, for ranks that do not divide
 # anything:
@@ -159,9 +160,9 @@ for ranks in (2, 3, 5):
 # %% [markdown]
 # ## 6 Break it
 #
-# Clipping needs the norm of the *whole* gradient, and a rank has a shard. Who takes the norm of what he has scales
-# every shard by another factor: the direction of the step changes, silently. The right way gathers a few numbers a
-# rank:
+# Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the norm of its own
+# shard, every shard is scaled by another factor: the direction of the step changes, silently. The right way gathers a
+# few numbers per rank:
 
 
 # %%
@@ -185,7 +186,7 @@ for right in (True, False):
 assert norm > 0.11
 
 # %% [markdown]
-# Stage 2 cannot accumulate locally, and says so:
+# Stage 2 cannot accumulate locally, and raises an error:
 
 
 # %%

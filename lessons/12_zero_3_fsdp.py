@@ -16,8 +16,8 @@
 # Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes and dropped right
 # after**, once in forward and once in backward. So everything that grows with the model is divided by n.
 #
-# What it saves: with Adam in mixed precision 16 B a parameter become 16/n. What it costs: half as many bytes again on
-# the wires, 3 Ψ instead of 2 Ψ, and waiting for them unless the next gather travels while a layer computes.
+# What it saves: with Adam in mixed precision 16 B per parameter become 16/n. What it costs: half as many bytes again
+# on the links, 3 Ψ instead of 2 Ψ, and waiting for them unless the next gather runs while a layer computes.
 
 # %%
 import inspect
@@ -41,8 +41,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# The second step of a network of eight equal layers on four ranks, rank 0's lanes: first with every gather when it is
-# needed, then with one layer gathered ahead. This function made both; part 4 explains it.
+# The second step of a network of eight equal layers on four ranks, rank 0's streams: first with every gather when it
+# is needed, then with one layer gathered ahead. This function made both; part 4 explains it.
 
 # %%
 LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
@@ -116,7 +116,8 @@ my_guess = {"traffic": 2, "whole layers": [1, 1, 1]}
 # ## 4 The code
 #
 # A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new array; releasing
-# lets go of it. The nodes of the graph hold the parameter and never its array, so nothing else keeps it alive.
+# frees that array. The nodes of the graph refer to the parameter and never to its array, so nothing else keeps it
+# alive.
 
 # %%
 group = FSDPParamGroup
@@ -144,8 +145,8 @@ print(f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times 
 # The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than
 # the computation of one layer.
 #
-# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer are what n divides; what is
-# whole for a moment is the dark band on top.
+# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer state are divided by n;
+# the dark band on top is what is whole for a moment.
 
 
 # %%
@@ -186,7 +187,7 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 # ## 6 Break it
 #
 # Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once, nothing is
-# hidden, and at the peak no byte is saved. It still trains, so nobody notices:
+# hidden, and at the peak no byte is saved. It still trains, so the mistake is easy to miss:
 
 
 # %%
@@ -214,7 +215,7 @@ with expect(UsageError):
     SimWorld(2).run(twice)
 
 # %% [markdown]
-# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the wires again, and data
+# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the links again, and data
 # parallelism's peak:
 
 # %%
@@ -250,7 +251,7 @@ check("12.prefetch", solution("12.prefetch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B a parameter, and d+1 whole
+# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per parameter, and d+1 whole
 #   layers when d are gathered ahead.
 # - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer computes as long as
 #   its gather travels.

@@ -14,10 +14,10 @@
 # ## 1 Goal
 #
 # Train what does not fit on the device, with the help of the host's memory, which is larger and behind a slow link.
-# **Move what is needed rarely, and move it while something computes**: the optimizer's state is used once a step, a
+# **Move what is needed rarely, and move it while something computes**: the optimizer's state is used once per step, a
 # block's input once in forward and once in backward.
 #
-# What it saves: 12 of 16 B a parameter (optimizer), or all activations but one block's. What it costs: 2 + 2 B a
+# What it saves: 12 of 16 B per parameter (optimizer), or all activations but one block's. What it costs: 2 + 2 B per
 # parameter and step on the link in 16-bit training, and time only where the link is slower than what hides it.
 
 # %%
@@ -39,9 +39,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# A step of a network of eight layers whose optimizer lives on the host: rank 0's lanes. After backward the gradients go
-# down layer by layer; the host steps a layer as soon as its gradient is there; its new values go up while the next
-# layer steps. This function made it.
+# A step of a network of eight layers whose optimizer lives on the host: rank 0's streams. After backward the
+# gradients go down layer by layer; the host steps a layer as soon as its gradient has arrived; its new values go up
+# while the next layer steps. This function made it.
 
 # %%
 LAYERS, WIDTH, ROWS = 8, 128, 512
@@ -84,12 +84,12 @@ show(draw("lanes", world.traces, {"command": "part 2 of lessons/13_offload.py"})
 # many bytes cross for one parameter, both ways together, in float32?
 
 # %%
-my_guess = {"times as long": 2.0, "bytes a parameter": 16}
+my_guess = {"times as long": 2.0, "bytes per parameter": 16}
 
 # %% [markdown]
 # ## 4 The code
 #
-# A transfer is work in a stream of its own, one per direction, like a gather in lesson 12. So the program begins it and
+# A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the program begins it and
 # waits where it needs the result:
 
 # %%
@@ -98,8 +98,8 @@ print(inspect.getsource(OffloadedOptimizer.step))
 print(inspect.getsource(OffloadedOptimizer.gradient_of))
 
 # %% [markdown]
-# The host's copy of a slice answers the question for its gradient by waiting for it. The optimizer asks slice by slice,
-# and knows of nothing.
+# When the optimizer asks a slice on the host for its gradient, the slice waits for the transfer. The optimizer asks
+# slice by slice, and knows nothing of transfers.
 #
 # ## 5 Check
 #
@@ -120,15 +120,15 @@ for times in (0.25, 0.5, 1, 2, 4):
     slow, pool = seconds(offload="optimizer", bandwidth=bandwidth)
     print(f"a link that needs {times:4} of the step's time: {slow / plain:.2f} times as long")
     if times == 2:
-        answer = {"times as long": slow / plain, "bytes a parameter": (pool.to_host + pool.to_device) / 2 / numel}
+        answer = {"times as long": slow / plain, "bytes per parameter": (pool.to_host + pool.to_device) / 2 / numel}
 for name, value in answer.items():
     verdict = "right" if abs(my_guess[name] - value) < 0.25 else "off"
     print(f"{name}: {value:.2f}; your guess is {verdict}")
 
 # %% [markdown]
 # Down and up overlap with each other and with the host, but not with backward here: all gradients go down after it.
-# ZeRO-Offload sends each one when it is there; `fully_shard(..., offload_policy=CPUOffloadPolicy(pool))` does so, unit
-# by unit.
+# ZeRO-Offload sends each one as soon as it is computed; `fully_shard(..., offload_policy=CPUOffloadPolicy(pool))`
+# does so, unit by unit.
 #
 # What is alive on the device, and on the host:
 
@@ -165,8 +165,8 @@ show(draw("lanes", world.traces, {"command": "part 5 of lessons/13_offload.py"})
 # %% [markdown]
 # ## 6 Break it
 #
-# A transfer that nobody waits for. On a real device the kernel after it would read an array that is half there, now and
-# then. Here it is an error that names the line:
+# A transfer that the program does not wait for. On a real device the kernel after it would now and then read an array
+# that has half arrived. Here it is an error that names the line:
 
 
 # %%
@@ -181,7 +181,7 @@ with expect(UnwaitedRequestError):
     SimWorld(1).run(careless)
 
 # %% [markdown]
-# ## 7 Exercise: a step on the host that keeps everybody busy
+# ## 7 Exercise: a step on the host that keeps device, link and host busy
 #
 # `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there and returns the
 # piece's new values, `up(i, values)` begins to bring them to the device. `down` and `up` return something whose
@@ -207,8 +207,8 @@ check("13.offloaded_step", solution("13.offloaded_step"))
 #
 # - **Keep on the host what is used rarely**, and cross while something else works: down, step and up are three
 #   stations, and a step of k equal pieces takes what one piece needs, and k - 1 times the slowest station.
-# - ZeRO-Offload moves **2 B + 2 B a parameter and step** in 16-bit training (4 + 4 in float32), 1/n of it on each of n
-#   ranks.
+# - ZeRO-Offload moves **2 B + 2 B per parameter and step** in 16-bit training (4 + 4 in float32), 1/n of it on each
+#   of n ranks.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the second into rows, and
-# one all-reduce each way is all that travels.**
+# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the second into rows,
+# and one all-reduce each way is the only communication.**
 #
-# What it saves: parameters, gradients, optimizer state and the inner activations are divided by t. What it costs: four
-# all-reduces of the activations a layer and step, on the critical path; so t stays within the fastest links.
+# What it saves: parameters, gradients, optimizer state and the inner activations are divided by t. What it costs:
+# four all-reduces of the activations per layer and step, on the critical path; so t stays within the fastest links.
 
 # %%
 import inspect
@@ -44,9 +44,9 @@ from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 # %% [markdown]
 # ## 2 The picture first
 #
-# A small GPT layer on two ranks. Colours say whose tile it is; grey is held by both. Look at `c_attn`, in which Q, K
-# and V lie side by side: each of the three is cut, so that a rank has whole heads. And look how the columns of `c_fc`
-# meet the rows of `c_proj`.
+# A small GPT layer on two ranks. The colour shows which rank holds a tile; grey is held by both. Look at `c_attn`, in
+# which Q, K and V lie side by side: each of the three is cut, so that a rank has whole heads. And look how the
+# columns of `c_fc` meet the rows of `c_proj`.
 
 # %%
 tiles = model_tiles("gpt", tp=2, width=16, heads=4)
@@ -57,8 +57,8 @@ show(
 )
 
 # %% [markdown]
-# Forward and backward of one such block, from a trace. In the lane of each rank F and B are computing; the arrows are
-# the all-reduces, two in forward and two in backward:
+# Forward and backward of one such block, from a trace. In the row of each rank F and B are computation; the arrows
+# are the all-reduces, two in forward and two in backward:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
@@ -96,7 +96,7 @@ my_guess = {"bytes": 16_384, "share": 0.25}
 # %% [markdown]
 # ## 4 The code
 #
-# Two nodes of the tape are the whole secret. Megatron calls them **f** and **g**; each is the other one backwards:
+# Two nodes of the tape do all of it. Megatron calls them **f** and **g**; each is the other one backwards:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -111,9 +111,8 @@ print(inspect.getsource(RowParallelLinear.forward))
 print(inspect.getsource(layers.row_parallel_sum))
 
 # %% [markdown]
-# Between f and g stands what can be done column by column: GELU, or attention, head by head. That is why the two cuts
-# come in pairs. The bias of the second layer is added after the sum. By hand, with two ranks and no library but the
-# all-reduce:
+# Between f and g is what can be computed column by column: GELU, or attention, head by head. That is why the two cuts
+# come in pairs. The bias of the second layer is added after the sum. Without the library, with two ranks:
 
 # %%
 rng = np.random.default_rng(1)
@@ -122,7 +121,8 @@ parts = [np.maximum(x @ a[:, columns], 0) @ b[columns] for columns in (slice(0, 
 print("columns, then rows: the parts add up:", np.array_equal(parts[0] + parts[1], np.maximum(x @ a, 0) @ b))
 parts = [np.maximum(x[:, rows] @ a[rows], 0) @ b for rows in (slice(0, 2), slice(2, 4))]
 print(
-    "rows, then columns: ReLU of a part is no part of the ReLU:", np.array_equal(sum(parts), np.maximum(x @ a, 0) @ b)
+    "rows, then columns: the ReLU of a part is not a part of the ReLU:",
+    np.array_equal(sum(parts), np.maximum(x @ a, 0) @ b),
 )
 
 # %% [markdown]
@@ -181,9 +181,9 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# A rank forgets f: it keeps the gradient of what *its* columns saw of x. Every shape fits and the loss falls. But the
-# norms before the layer, which all ranks hold, now get another gradient on each rank, and the replicas part. (Nobody
-# would see it in a loss curve; `check_replicas` does.)
+# A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss falls. But the
+# norms before the layer, which all ranks hold, now get another gradient on each rank, and the replicas drift apart.
+# (A loss curve does not show it; `check_replicas` does.)
 
 # %%
 right = layers.copy_to_tensor_parallel_region
@@ -245,7 +245,8 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # ## 8 Takeaway
 #
 # - **Columns, then rows**: between them nothing travels. f sums in backward, g in forward; the bias comes after g.
-# - A layer sends **8 b s h (t-1)/t** numbers a rank and step, whatever the weights weigh: small batches of huge layers.
+# - A layer sends **8 b s h (t-1)/t** numbers per rank and step, whatever the size of the weights: best for small
+#   batches of huge layers.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,13 +13,13 @@
 #
 # ## 1 Goal
 #
-# Lesson 14 divided the matrices by t, but between g and f every rank still keeps the whole of every norm's input, every
-# dropout mask, every residual sum. **Split those along the sequence: an all-reduce becomes a reduce-scatter and an
-# all-gather, which send the same bytes, and 1/t of the activations stays.** And split the widest thing of all, the
-# logits.
+# Lesson 14 divided the matrices by t, but between g and f every rank still keeps the whole of every norm's input,
+# every dropout mask, every residual sum. **Split those along the sequence: an all-reduce becomes a reduce-scatter and
+# an all-gather, which send the same bytes, and 1/t of the activations stays.** The widest array of all, the logits,
+# is split too.
 #
-# What it costs: one more gather in backward for each layer that reads a gathered input (two a block), and the gradients
-# of the norms' weights, now parts, have to be summed.
+# What it costs: one more gather in backward for each layer that reads a gathered input (two per block), and the
+# gradients of the norms' weights, now parts, have to be summed.
 
 # %%
 import inspect
@@ -47,9 +47,9 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 The picture first
 #
-# One block of lesson 14, forward and backward, on four ranks. First f and g with their all-reduces; then the same block
-# with its sequence split. The bytes by purpose tell the story: what goes forward and backward is equal, and `regather`
-# is new.
+# One block of lesson 14, forward and backward, on four ranks. First f and g with their all-reduces; then the same
+# block with its sequence split. The bytes by purpose show the difference: forward and backward send the same, and
+# `regather` is new.
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
@@ -134,8 +134,9 @@ print(
 # %% [markdown]
 # ## 5 Check
 #
-# What a block keeps, counted by the memory account, beside the paper's form. With 4-byte values its 34 = 2 x 16 values
-# + 2 masks becomes 4 x 16 + 2, and its 5 = 2 x 2 + 1 becomes 4 x 2 + 1; two norms keep a number a row besides.
+# What a block keeps, counted by the memory account, beside the paper's form. With 4-byte values its 34 = 2 x 16
+# values + 2 masks becomes 4 x 16 + 2, and its 5 = 2 x 2 + 1 becomes 4 x 2 + 1; two norms keep a number per row
+# besides.
 
 # %%
 t, sbh = 4, LENGTH * BATCH * WIDTH
@@ -213,7 +214,7 @@ for ranks in (2, 3, 4):
 # ## 6 Break it
 #
 # Forget to sum the gradients of the norms. The weights that all ranks hold alike now move apart, a little each step;
-# the loss falls all the same. A check of the replicas names the first that differs:
+# the loss falls all the same. A check of the replicas reports the first that differs:
 
 # %%
 from minidist.base.errors import MismatchError
@@ -230,7 +231,7 @@ sequence_parallel.copy_to_tensor_parallel_region = right
 #
 # A rank has `logits` (rows, its words), of which the first is word number `first`; all ranks have the same `targets`
 # (rows,). Return the losses (rows,) and the gradient of their sum for *your* logits (rows, your words). Send no more
-# than three reductions of a number a row. Logits may be thousands.
+# than three reductions of a number per row. Logits may be in the thousands.
 
 
 # %%
@@ -252,7 +253,7 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 #
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the sequence**: sbh/t (34 +
 #   5as/h).
-# - The loss needs **three numbers a token** from the other ranks, not V.
+# - The loss needs **three numbers per token** from the other ranks, not V.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,12 +13,12 @@
 #
 # ## 1 Goal
 #
-# Cut a model that is too deep for one rank into **stages, one a rank, and keep them all busy with micro-batches**. A
-# stage sends what it computed to the next one; backward, gradients go the other way.
+# Cut a model that is too deep for one rank into **stages, one per rank, and keep them all busy with micro-batches**.
+# A stage sends what it computed to the next one; backward, gradients go the other way.
 #
-# What it saves: each rank holds 1/p of the model, and only small messages leave it: the activations at p-1 borders.
-# What it costs: at the start and at the end of a step stages wait, the *bubble*; and activations of all micro-batches
-# are alive.
+# What it saves: each rank holds 1/p of the model, and only small messages leave it: the activations at p-1 stage
+# boundaries. What it costs: at the start and at the end of a step stages wait, the *bubble*; and activations of all
+# micro-batches are alive.
 
 # %%
 import inspect
@@ -52,7 +52,7 @@ timings = [time_plan(plan, spans=True) for plan in plans]
 show(gantt(timings, command="minidist schedule naive gpipe --stages 4 --microbatches 4 --format svg -o pipes.svg"))
 
 # %% [markdown]
-# That was on paper. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the
+# That was a plan. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the
 # function.
 
 # %%
@@ -99,8 +99,8 @@ print(inspect.getsource(gpipe))
 print(get_schedule("gpipe").plan(3, 2).to_csv())
 
 # %% [markdown]
-# Passes insert sends and posted receives, and the runtime walks the list. A stage's forward takes what arrived,
-# backward starts from the gradient that arrived, and what it makes goes on:
+# Passes insert sends and early receives, and the runtime executes the list. A stage's forward takes what arrived,
+# backward starts from the gradient that arrived, and the result is sent on:
 
 # %%
 print(inspect.getsource(Pipeline._forward))
@@ -154,13 +154,13 @@ print(f"rank 1 sends {', '.join(f'{k} {n:,} B' for k, n in sent.items())}; rows 
 
 # %% [markdown]
 # The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the
-# border.
+# stage boundary.
 #
 # ## 6 Break it
 #
 # Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1 wants micro-batch 1
-# before it starts any backward. Each list looks reasonable alone. A judge who shares no code with the schedules finds
-# it, before anything runs:
+# before it starts any backward. Each list looks reasonable alone. A validator that shares no code with the schedules
+# finds it, before anything runs:
 
 # %%
 mixed = from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]], "mixed")
@@ -168,7 +168,7 @@ with expect(PlanError):
     validate(mixed)
 
 # %% [markdown]
-# The quiet one: every micro-batch takes the mean over its own rows. The loss looks like a mean, and the gradient is m
+# A silent bug: every micro-batch takes the mean over its own rows. The loss looks like a mean, and the gradient is m
 # times too large:
 
 # %%
@@ -208,15 +208,15 @@ check("16.gpipe", solution("16.gpipe"))
 #
 # - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of ideal; naive:
 #   (p-1)/p.
-# - A rank sends one activation and one gradient a micro-batch and border, whatever the model's size; **all m
-#   micro-batches are alive** under GPipe. Lesson 17 mends that.
+# - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the model's size; **all
+#   m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 #
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
 #
-# The program of a page is `mpi_examples/gpipe.py`.
-# Look at any plan with your own p and m: `minidist schedule gpipe --stages 8 --microbatches 32`.
+# `mpi_examples/gpipe.py` is the same as a program of one page. Look at any plan with your own p and m: `minidist
+# schedule gpipe --stages 8 --microbatches 32`.
 #
 # ## 10 What others call it
 #

@@ -17,7 +17,7 @@
 # activations of a micro-batch: one forward, one backward, in turn. So a stage holds at most p micro-batches, however
 # many there are.
 #
-# What it saves: activations, from m to p-s micro-batches on stage s. What it costs: nothing but a more careful order.
+# What it saves: activations, from m to p-s micro-batches on stage s. What it costs: only a more careful order.
 
 # %%
 import inspect
@@ -94,8 +94,8 @@ print(inspect.getsource(one_f_one_b))
 print(inspect.getsource(stage_order))
 
 # %% [markdown]
-# Stage s starts with p-1-s forwards: that many steps it takes until the first gradient comes back to it. From then on
-# each backward frees what the next forward takes.
+# Stage s starts with p-1-s forwards, because it takes that many steps until the first gradient comes back to it. From
+# then on each backward frees what the next forward takes.
 #
 # ## 5 Check
 #
@@ -156,7 +156,8 @@ show(gantt(times, command="part 6 of lessons/17_1f1b.py"))
 print(f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead of {times[0].peak}")
 
 # %% [markdown]
-# A stage that takes its micro-batches in another order than its neighbour. The judge says who waits for whom:
+# A stage that takes its micro-batches in another order than its neighbour. The validator reports which stage waits
+# for which:
 
 # %%
 swapped = from_cells([["0F0", "0F1", "0B0", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "swapped")
@@ -189,21 +190,21 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 #
 # - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of total, with
 #   **min(m, p-s)** micro-batches alive on stage s instead of m.
-# - So take m much larger than p. What is left of the bubble: more stages a rank, or B split in two (lesson 19).
+# - So take m much larger than p. What is left of the bubble: more stages per rank, or B split in two (lesson 19).
 #
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule 1f1b --microbatches 8 --steps 5
 #     mpiexec -n 4 python mpi_examples/one_f_one_b.py
 #
-# The second one is 1F1B by hand, with send and recv and no runtime.
+# The second one is 1F1B with send and recv only, without the runtime.
 #
 # ## 10 What others call it
 #
 # | here | elsewhere |
 # |---|---|
 # | `get_schedule("1f1b")` | PyTorch `Schedule1F1B`; Megatron-LM `forward_backward_pipelining_without_interleaving`; DeepSpeed `TrainSchedule` |
-# | 1F1B with one update a step | "PipeDream-Flush" (2BW paper); DAPPLE |
+# | 1F1B with one update per step | "PipeDream-Flush" (2BW paper); DAPPLE |
 # | the plan's `warm-up` | Megatron-LM `num_warmup_microbatches` |
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
 #

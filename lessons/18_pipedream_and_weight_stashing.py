@@ -44,7 +44,7 @@ from minidist.report.version_gantt import version_gantt
 #
 # The order is 1F1B's over an endless stream. The colour is the version of the weights that an action sees, a red line
 # an update. Follow one mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
-# weights changed. Below the lanes: how many versions each rank keeps.
+# weights changed. Below the rows is how many versions each rank keeps.
 
 # %%
 p, m = 4, 10
@@ -68,7 +68,7 @@ my_guess = [7, 7, 7, 7]
 # %% [markdown]
 # ## 4 The code
 #
-# All of weight stashing: an update makes a new array, so the old one lives for as long as somebody will need it.
+# All of weight stashing: an update makes a new array, so the old one lives for as long as some backward needs it.
 
 # %%
 print(inspect.getsource(UnitVersions.forward))
@@ -123,8 +123,7 @@ show(draw("memory", world.traces, header))
 #
 #     W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t))
 #
-# with older weights on the stages further in front. A replay on one device with these delays gives the same weights,
-# bit for bit:
+# with older weights on earlier stages. A replay on one device with these delays gives the same weights, bit for bit:
 
 # %%
 model = MLP([WIDTH] * (p + 1), dtype=np.float64)
@@ -174,11 +173,11 @@ show(
 
 # %% [markdown]
 # - **Vertical sync**: a mini-batch uses one version everywhere, stage 0's; the last stage must keep p of them too.
-# - **2BW** (double-buffered weights): gradients of m micro-batches make one update, and a batch uses the version of the
-#   batch before the last. Two versions are enough for ever, and the delay is 1 on every stage: W(t+1) = W(t) - lr grad
-#   f(W(t-1)).
+# - **2BW** (double-buffered weights): the gradients of m micro-batches make one update, and a batch uses the version
+#   of the batch before the last. Two versions are always enough, and the delay is 1 on every stage: W(t+1) = W(t) -
+#   lr grad f(W(t-1)).
 #
-# A stage that is too slow can have several ranks. They take mini-batches round robin, and a round of k is one update:
+# A stage that is too slow can have several ranks. They take mini-batches in turn, and a round of k is one update:
 
 # %%
 slow = get_schedule("pipedream").plan(3, 12, replicas=(2, 1))
@@ -188,7 +187,8 @@ print("NOAM = ceil(3 ranks / 2 of the first stage) = 2 mini-batches on their way
 # %% [markdown]
 # ## 6 Break it
 #
-# Without stashing, B uses the newest weights: the gradient of no function. The validator refuses it, unless you insist.
+# Without stashing, B uses the newest weights: the gradient of no function. The validator rejects it, unless a flag
+# allows it.
 
 # %%
 careless = get_schedule("pipedream").plan(p, m, stashing=False)
@@ -212,7 +212,7 @@ for s in range(p):
 
 # %%
 class Scale:
-    """y = w x on stage 0; the other stages pass on."""
+    """y = w x on stage 0; the other stages pass x on unchanged."""
 
     def __init__(self, number):
         self.w = [Parameter(np.ones(1), name="w")] if number == 0 else []
@@ -287,7 +287,7 @@ check("18.two_versions", solution("18.two_versions"))
 #   old.
 # - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function. Stage s keeps p-s
 #   versions.
-# - **2BW**: one update a batch, delayed by one batch, two versions everywhere: the delay no longer grows with p.
+# - **2BW**: one update per batch, delayed by one batch, two versions everywhere: the delay no longer grows with p.
 # - Training is not that of one device any more, but it is exactly that of one device *with these delays*.
 #
 # ## 9 The same code under mpiexec

@@ -15,7 +15,7 @@
 #
 # Two ways to shrink 1F1B's bubble without more micro-batches, and without late gradients. **Interleaving**: a rank
 # holds several short stages instead of one long one, so the pipeline fills sooner. **Zero bubble**: backward is two
-# computations, the input gradient I, for which the stage before waits, and the weight gradient W, for which nobody
+# computations, the input gradient I, for which the stage before waits, and the weight gradient W, for which no stage
 # waits: **put W where the bubble was.**
 #
 # What it saves: idle time. What it costs: traffic (interleaving), or activations that live until W.
@@ -43,8 +43,8 @@ from minidist.report.gantt import gantt
 # %% [markdown]
 # ## 2 The picture first
 #
-# The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the strips below: what the
-# shorter time costs in activations. ZB-H1 pays nothing on its fullest rank.
+# The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the strips below, which
+# show what the shorter time costs in activations. ZB-H1 pays nothing on its fullest rank.
 
 # %%
 p, m = 4, 8
@@ -70,7 +70,7 @@ my_guess = (6, 3)
 print(inspect.getsource(_stage_order))
 
 # %% [markdown]
-# With k = 1 and no lag, I and W merged, it is 1F1B. In the engine W is a list of work that the backward pass left:
+# With k = 1 and no lag, I and W merged, it is 1F1B. In the engine W is a list of work that the backward pass returns:
 # `output.backward(gradient, weight_gradients="deferred")` returns it, `.run()` does it.
 #
 # ## 5 Check
@@ -84,7 +84,7 @@ print(f"your guess {my_guess} is {verdict}")
 print(f"micro-batches alive at the peak: {[timing.peak for timing in timings]}")
 
 # %% [markdown]
-# Now run them. The virtual clock must find the very same idle time, and the gradients must be the very same bits:
+# Now run them. The virtual clock must find exactly the same idle time, and the gradients must have the same bits:
 
 # %%
 WIDTH, ROWS = 16, 4
@@ -135,7 +135,7 @@ assert [max(r[0] for r in results[name]) for name in names] == [9, 3, 0]
 
 # %% [markdown]
 # - **interleaved**: two stages of half the length on each rank, so the idle time is half of 1F1B's. The activations
-#   cross twice as many borders.
+#   cross twice as many stage boundaries.
 # - **zb-v**: two half stages as well, but the second chunk goes back up, so rank 0 has the loss; no idle time, and
 #   1F1B's memory.
 
@@ -156,9 +156,9 @@ for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
     )
 
 # %% [markdown]
-# The activations of a ZB-H2 run, rank by rank: what no idle time costs. The plan counts a micro-batch as whole until
-# its W, 7 on every rank. Of these layers only the inputs are kept for W, 512 of 1,024 B; rank 3, where I follows F at
-# once, holds less than rank 0.
+# The activations of a ZB-H2 run, rank by rank, are the cost of no idle time. The plan counts a micro-batch as whole
+# until its W, 7 on every rank. Of these layers only the inputs are kept for W, 512 of 1,024 B; rank 3, where I
+# follows F at once, holds less than rank 0.
 
 # %%
 header = {
@@ -241,7 +241,7 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Interleaving**: v stages a rank, the bubble / v, the traffic x v; m must be a multiple of p.
+# - **Interleaving**: v stages per rank, the bubble / v, the traffic x v; m must be a multiple of p.
 # - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest memory, ZB-H2
 #   (p-1)(F+I-2W) with 2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the three take the same time.
 # - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards, take it back in the

@@ -13,11 +13,11 @@
 #
 # ## 1 Goal
 #
-# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and **the axis that talks
-# most on the fastest wire**.
+# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and **the axis that
+# sends most on the fastest link**.
 #
-# What it saves: each kind alone stops paying at some number of ranks; their product goes on. What it costs: three kinds
-# of messages, and a placement that decides what they cost.
+# What it saves: each kind alone stops paying off at some number of ranks; their product continues to. What it costs:
+# three kinds of messages, and a placement that decides what they cost.
 
 # %%
 import inspect
@@ -46,7 +46,7 @@ from minidist.train.trainer import train
 show(draw("mesh", [], {"mesh": {"pp": 2, "dp": 2, "tp": 2}, "command": "minidist report t.jsonl --picture mesh"}))
 
 # %% [markdown]
-# One training step of a small GPT on that mesh, and who sent how much to whom:
+# One training step of a small GPT on that mesh, and how much each rank sent to which:
 
 # %%
 JOB = {
@@ -68,7 +68,7 @@ show(draw("bytes-matrix", world.traces, {"command": command}))
 # %% [markdown]
 # ## 3 Predict
 #
-# Rank 5 is at pp 1, dp 0, tp 1. Which three ranks does it talk to, and to which of them does it send most?
+# Rank 5 is at pp 1, dp 0, tp 1. Which three ranks does it send to, and to which of them does it send most?
 
 # %%
 my_guess = {"peers": [4, 6, 7], "most": 7}
@@ -87,7 +87,7 @@ print(dims)
 
 # %%
 def members(comm, axis):
-    """Everybody on the axis says its number."""
+    """Return the numbers of all ranks on the axis."""
     return all_gather(dims.axes(comm)[axis], np.array([float(comm.rank)])).astype(int).tolist()
 
 
@@ -106,7 +106,7 @@ for message in world.traces[5].sent():
         sent[message.peer] = sent.get(message.peer, 0) + message.nbytes
 for axis, group in groups.items():
     (peer,) = (rank for rank in group if rank != 5)
-    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B a step to rank {peer}")
+    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B per step to rank {peer}")
 most = max(sent, key=sent.get)
 right = sorted(my_guess["peers"]) == sorted(sent) and my_guess["most"] == most
 print(f"peers {sorted(sent)}, most to {most}; your guess is {'right' if right else 'off'}")
@@ -146,14 +146,14 @@ with expect(UsageError):
     ParallelDims.of(8, pp=2, dp=3)
 
 # %% [markdown]
-# A placement that is right, and slow. Four nodes with two ranks each; a wire between nodes is twenty times slower than
-# one inside. With nodes {0,1}, {2,3}, ... the tensor axis stays inside; with nodes {0,4}, {1,5}, ... the pipeline axis
-# does.
+# A placement that is right, and slow. Four nodes with two ranks each; a link between nodes is twenty times slower
+# than one inside. With nodes {0,1}, {2,3}, ... the tensor axis stays inside; with nodes {0,4}, {1,5}, ... the
+# pipeline axis does.
 
 
 # %%
 def seconds(node_of):
-    """Virtual time of the second step when rank r stands in node node_of[r]."""
+    """Virtual time of the second step when rank r runs on node node_of[r]."""
     near, far = (1e-6, 2e-10), (2e-5, 4e-9)
     links = LinkModel(flops=5e9, memory_bandwidth=1e10, link=lambda a, b: near if node_of[a] == node_of[b] else far)
     timed = SimWorld(8, links=links)
@@ -167,15 +167,16 @@ def seconds(node_of):
 inside = {"tp": [0, 0, 1, 1, 2, 2, 3, 3], "dp": [0, 1, 0, 1, 2, 3, 2, 3], "pp": [0, 1, 2, 3, 0, 1, 2, 3]}
 times = {axis: seconds(node_of) for axis, node_of in inside.items()}
 for axis, value in times.items():
-    print(f"{axis} inside a node: {1e3 * value:6.2f} ms a step")
+    print(f"{axis} inside a node: {1e3 * value:6.2f} ms per step")
 assert times["tp"] == min(times.values())
 
 # %% [markdown]
 # ## 7 Exercise: ranks to nodes
 #
-# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks that differ on axis a
-# only exchange `traffic[a]` bytes. Return for each rank, in the order of its number, the node that it stands in: nodes
-# 0, 1, 2, ... with `node_size` ranks each. As few bytes between nodes as the chattiest-axis-inside rule gives.
+# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks that differ on axis
+# a only exchange `traffic[a]` bytes. Return for each rank, in the order of its number, the node that it runs on:
+# nodes 0, 1, 2, ... with `node_size` ranks each. Send as few bytes between nodes as the rule "the axis with most
+# bytes inside" gives.
 
 
 # %%
@@ -193,8 +194,8 @@ check("20.place_ranks", solution("20.place_ranks"))
 # ## 8 Takeaway
 #
 # - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each technique sees only its own.
-# - Bytes a step of a rank: tensor 8 b s h (t-1)/t a layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b s h
-#   a border and micro-batch. **Tensor inside the node**, then data, pipeline across.
+# - Bytes per step and rank: tensor 8 b s h (t-1)/t per layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b
+#   s h per stage boundary and micro-batch. **Tensor inside the node**, then data, pipeline across.
 #
 # ## 9 The same code under mpiexec
 #

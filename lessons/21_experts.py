@@ -13,10 +13,10 @@
 #
 # ## 1 Goal
 #
-# Have many MLPs, of which each token visits one or two: many times the parameters for the same work a token. **The
-# experts are dealt out over ranks, and an all-to-all moves tokens, not weights.**
+# Have many MLPs, of which each token uses one or two: many times the parameters for the same work per token. **The
+# experts are distributed over ranks, and an all-to-all moves tokens, not weights.**
 #
-# What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls a layer and step, and a fixed
+# What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls per layer and step, and a fixed
 # number of slots for each expert, so that some tokens may find their expert full and are *dropped*.
 
 # %%
@@ -39,8 +39,8 @@ from minidist.report.tiles import model_tiles, tiles_figure
 # %% [markdown]
 # ## 2 The picture first
 #
-# Who holds what: four experts on two ranks. Whole experts, not tiles of each; router, attention and embeddings are on
-# all.
+# Four experts on two ranks, and which rank holds what. Whole experts, not tiles of each; router, attention and
+# embeddings are on all.
 
 # %%
 tiles = model_tiles("gpt", tp=1, width=8, heads=2, experts=4, ep=2)
@@ -53,7 +53,7 @@ show(
 )
 
 # %% [markdown]
-# And who talks to whom in one layer on four ranks, forward and backward: everybody with everybody, equally.
+# In one layer on four ranks, forward and backward, every rank sends the same amount to every other rank.
 
 # %%
 RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
@@ -79,8 +79,8 @@ show(draw("bytes-matrix", world.traces, {"command": command}))
 # %% [markdown]
 # ## 3 Predict
 #
-# Each rank has 64 tokens and a router that was just initialised; 8 experts, top 1, capacity factor 1.0: each expert has
-# exactly as many slots as it needs if all are used alike. What share of the tokens is dropped? And if the factor
+# Each rank has 64 tokens and a router that was just initialised; 8 experts, top 1, capacity factor 1.0: each expert
+# has exactly as many slots as it needs if all are used alike. What share of the tokens is dropped? And if the factor
 # doubles, by how much do the bytes grow?
 
 # %%
@@ -89,18 +89,18 @@ my_guess = {"dropped at 1.0": 0.0, "bytes at 2.0": 1.0}
 # %% [markdown]
 # ## 4 The code
 #
-# The layer computes on *slots*, (experts, capacity, width), whoever fills them. On one device nothing happens before
-# and after the experts' MLPs. On P ranks an all-to-all does: each rank sends the slots of expert e to the rank that has
-# e, and gets them back computed.
+# The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device nothing happens before
+# and after the experts' MLPs. On P ranks an all-to-all comes before and after: each rank sends the slots of expert e
+# to the rank that has e, and gets them back computed.
 
 # %%
 print(inspect.getsource(MixtureOfExperts.forward))
 print(inspect.getsource(dispatch.exchange))
 
 # %% [markdown]
-# Every slot travels, full or not, so all messages have the same size and nobody has to ask. And no weight travels: the
-# gradient of an expert is complete where it lives, because it has seen the tokens of all ep ranks. (Who sums it over ep
-# all the same adds gradients of different experts. The shapes fit.)
+# Every slot travels, full or not, so all messages have the same size and no rank has to ask. And no weight travels:
+# the gradient of an expert is complete where it lives, because it has seen the tokens of all ep ranks. (A program
+# that sums it over ep all the same adds gradients of different experts. The shapes fit.)
 #
 # ## 5 Check
 #
@@ -115,7 +115,7 @@ for factor in (1.0, 1.25, 2.0, 8.0):
     formula = 4 * (RANKS - 1) / RANKS * TOKENS * factor * WIDTH * 8
     slots = expert_capacity(TOKENS, EXPERTS, 1, factor)
     print(
-        f"factor {factor:4}: {slots:2} slots an expert, a share of {dropped[factor]:.3f} dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
+        f"factor {factor:4}: {slots:2} slots per expert, a share of {dropped[factor]:.3f} dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
     )
     assert sent[factor] == formula
 answer = {"dropped at 1.0": dropped[1.0], "bytes at 2.0": sent[2.0] / sent[1.0]}
@@ -123,10 +123,11 @@ for name, value in answer.items():
     print(f"{name}: {value:.2f}; your guess is {'right' if abs(my_guess[name] - value) < 0.05 else 'off'}")
 
 # %% [markdown]
-# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of them,
-# the router must spread the tokens, so a small *auxiliary loss* pays for balance: N sum_e f_e P_e, with f the share of
-# tokens that chose expert e and P its mean probability. It is 1 when all are used alike, N when one gets everything.
-# Without it routers tend to collapse: an expert that is used more learns more, and is used more. Let a GPT train:
+# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of
+# them, the router must spread the tokens, so a small *auxiliary loss* rewards balance: N sum_e f_e P_e, with f the
+# share of tokens that chose expert e and P its mean probability. It is 1 when all are used alike, N when one gets
+# everything. Without it routers tend to collapse: an expert that is used more learns more, and is used more. Let a
+# GPT train:
 
 
 # %%
@@ -162,7 +163,7 @@ for weight in (0.0, 0.1):
 assert share[0.1] < share[0.0]
 
 # %% [markdown]
-# Is it the same training? Against one device, with slots enough that nothing is dropped. Capacity and auxiliary loss
+# Is it the same training? Against one device, with enough slots that nothing is dropped. Capacity and auxiliary loss
 # belong to a *group*, what one rank sees, so one device would have to route rank by rank to be equal with drops too
 # (the tests do); here the auxiliary loss is off.
 
@@ -177,8 +178,8 @@ for ranks in (2, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# What comes back must be laid out as it was sent. Swap the way back, and every token gets some expert's answer, only
-# not its own. Shapes fit, the loss even falls (the rest of the model learns around it):
+# What comes back must be laid out as it was sent. Swap the order on the way back, and every token gets another
+# token's result. Shapes fit, the loss even falls (the rest of the model learns around it):
 
 # %%
 original = dispatch.exchange
@@ -192,7 +193,7 @@ print(f"the slots come back in another order: max |w_parallel - w_single| = {off
 assert off > 1e-4
 
 # %% [markdown]
-# ## 7 Exercise: slots, balance, and the way there and back
+# ## 7 Exercise: slots, balance, dispatch and combine
 #
 # First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes to its most
 # probable expert. An expert has ceil(tokens / experts x factor) slots, given out in token order. Return the slot of
@@ -242,7 +243,7 @@ check("21.dispatch", solution("21.dispatch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Tokens move, weights stay**: four all-to-alls a layer, (P-1)/P x tokens x k x factor x width numbers each.
+# - **Tokens move, weights stay**: four all-to-alls per layer, (P-1)/P x tokens x k x factor x width numbers each.
 # - Slots are a price paid in bytes and dropped tokens; balance is bought with **N sum f P**.
 #
 # ## 9 The same code under mpiexec

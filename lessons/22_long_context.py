@@ -13,9 +13,9 @@
 #
 # ## 1 Goal
 #
-# Train on sequences that are too long for one rank: **each rank keeps its part of the tokens, and in attention keys and
-# values travel round past the queries**, merged by an online softmax. Everything else in a transformer works token by
-# token.
+# Train on sequences that are too long for one rank: **each rank keeps its part of the tokens, and in attention keys
+# and values are passed round the ring**, merged by an online softmax. Every other operation in a transformer works
+# token by token.
 #
 # What it saves: all activations are divided by P, and no rank ever holds all keys or all scores. What it costs: keys
 # and values go round once forward and their gradients besides in backward; weights are replicated, so their gradients
@@ -40,8 +40,8 @@ from minidist.report import draw, show
 # ## 2 The picture first
 #
 # Ring attention on four ranks, forward and backward. In each round a rank computes with the keys that are here (F),
-# while they already travel on to its right neighbour. In backward (B) the gradients of keys and values follow them
-# round; only their last hop, home, has nothing to hide behind:
+# while they are already being sent to its right neighbour. In backward (B) the gradients of keys and values follow
+# them round; only their last hop, back to their owner, does not overlap with computing:
 
 # %%
 BATCH, LENGTH, HEADS, SIZE = 1, 512, 4, 16
@@ -82,8 +82,8 @@ my_guess = {"contiguous": 0.0, "zigzag": 0.0}
 # ## 4 The code
 #
 # Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each query, the largest
-# score so far m, the sum z of exp(score - m), and the output o, not yet divided. A new block may raise m; then what is
-# there was shifted by too little, and is scaled:
+# score so far m, the sum z of exp(score - m), and the output o, not yet divided. A new block may raise m; then what
+# was accumulated so far was shifted by too little, and is scaled:
 #
 #     m' = max(m, m_block)    z' = z exp(m - m') + z_block    o' = o exp(m - m') + o_block
 
@@ -171,8 +171,8 @@ for ranks, kind, order in (
 # %% [markdown]
 # ## 6 Break it
 #
-# Each rank numbers its own tokens from 0, as a model does that was written for one device. Nothing crashes: rotary
-# angles (or rows of the position table) are just those of other tokens.
+# Each rank numbers its own tokens from 0, as a model written for one device does. Nothing crashes: rotary angles (or
+# rows of the position table) are just those of other tokens.
 
 # %%
 wrong = SimWorld(2).run(train, restart=True)[0]
@@ -180,10 +180,10 @@ print(f"positions restart on each rank: max |w_parallel - w_single| = {np.abs(wr
 assert np.abs(wrong - single).max() > 1e-6
 
 # %% [markdown]
-# Another known one: gradients are summed over the data axis only, and it has one rank. Each rank then trains a model of
-# its own on its own tokens. `gradient_axes(mesh)` above is dp *and* cp.
+# Another known bug: gradients are summed over the data axis only, and it has one rank. Each rank then trains its own
+# model on its own tokens. `gradient_axes(mesh)` above is dp *and* cp.
 #
-# ## 7 Exercise: merge what comes round
+# ## 7 Exercise: merge what arrives round the ring
 #
 # Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows of every rank.
 # Return the output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all ranks. Scores may be hundreds.
@@ -214,7 +214,7 @@ check("22.ring_attention", solution("22.ring_attention"))
 # ## 8 Takeaway
 #
 # - **K and V go round, softmaxes merge**: m, z and o are all that a query remembers. 2 (P-1) N/P h numbers forward.
-# - Causal work is a triangle: deal it out in **zig-zag**, or (P-1)/(2P-1) of the time goes idle. And positions are
+# - Causal work is a triangle: distribute it in **zig-zag**, or (P-1)/(2P-1) of the time is idle. Positions are
 #   global.
 #
 # ## 9 The same code under mpiexec

@@ -85,9 +85,9 @@ for make, what in ((None, "a ring of everything"), (lambda comm: TopK(comm, 0.01
 # %% [markdown]
 # ## 3 Predict
 #
-# *1-bit SGD* sends the sign of each element instead of 4 bytes: a 32nd. How many times fewer bytes leave a rank than
-# with the ring all-reduce of lesson 04, on 4 ranks and on 64? And does it matter whether what the signs left out is
-# remembered?
+# *1-bit SGD* sends the sign of each element instead of 4 bytes: a 32nd of the bytes. How many times fewer bytes leave
+# a rank than with the ring all-reduce of lesson 04, on 4 ranks and on 64? And does it matter whether what the signs
+# left out is remembered?
 
 # %%
 my_guess = {4: 32, 64: 32, "without memory the loss is": 1.0}  # times the loss with memory, after 120 steps
@@ -105,9 +105,9 @@ print(inspect.getsource(Sign.reduce))
 # %% [markdown]
 # ## 5 Check
 #
-# First the bytes. Signs cannot be added up on their way round a ring (the sum of three signs is no sign), so everybody
-# gets everybody's: (n-1)/8 B an element and rank, where the ring of float32 sends 8 (n-1)/n. The gain melts as ranks
-# are added.
+# First the bytes. Signs cannot be added up on their way round a ring (the sum of three signs is not a sign), so every
+# rank receives the signs of every rank: (n-1)/8 B per element and rank, where the ring of float32 sends 8 (n-1)/n.
+# The gain shrinks as ranks are added.
 
 # %%
 bytes_of = {}
@@ -121,8 +121,8 @@ for n in (4, 64):
     print(f"{n:2} ranks: {ratio:.1f} times fewer bytes; on paper 64 / n = {64 / n:.1f}; your guess is {verdict}")
 
 # %% [markdown]
-# All methods of this repository on four ranks: what a rank sent in a step, held against its formula, and where 120
-# steps led.
+# All methods of this repository on four ranks: what a rank sent in a step, compared with its formula, and the loss
+# after 120 steps.
 
 
 # %%
@@ -153,7 +153,7 @@ for name, make in METHODS.items():
         buckets = make_buckets(FlatParameters(model.parameters()), 25e6)
         assert sent == [sum(states[0].sent_bytes(bucket, rank) for bucket in buckets) for rank in range(4)]
     loss[name] = sum(losses[-1] for losses, *_ in results)
-    print(f"{name:17} {sent[0]:7,} B a step, loss {loss[name]:.3f}")
+    print(f"{name:17} {sent[0]:7,} B per step, loss {loss[name]:.3f}")
 ratio = loss["sign, forgetful"] / loss["sign"]
 print(f"without memory the loss is {ratio:.1f} times as large; your guess: {my_guess['without memory the loss is']}")
 assert ratio > 1.2
@@ -168,7 +168,7 @@ gradients = rng.integers(-9, 10, (6, 3, 20)) * 1.0  # of 6 steps, on 3 ranks, of
 
 
 def bookkeeping(comm):
-    """Reduces this rank's gradients, one a step; returns all that came out, and what is left."""
+    """Reduce this rank's gradients, one per step; return the sum of what came out, and what is left."""
     (bucket,) = make_buckets(FlatParameters([Parameter(np.zeros(20), name="w")]), 1e9)
     state, arrived = TopK(comm, 2, "sum"), np.zeros(20)
     for gradient in gradients[:, comm.rank]:
@@ -203,14 +203,14 @@ for every in (1, 4, 10):
     results = world.run(train, every=every)
     sent = sum(m.nbytes for m in world.traces[0].sent("parameter_gather")) // 120
     print(
-        f"averaged every {every:2} steps: {sent:7,} B a step, mean loss of the ranks {np.mean([losses[-1] for losses, *_ in results]):.3f}"
+        f"averaged every {every:2} steps: {sent:7,} B per step, mean loss of the ranks {np.mean([losses[-1] for losses, *_ in results]):.3f}"
     )
 
 # %% [markdown]
 # ## 6 Break it
 #
 # Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in which they agree a
-# little. Only the larger one travels, always. The disagreement cancels, and the agreement is never heard:
+# little. Only the larger one travels, always. The disagreement cancels, and the agreement is never sent:
 
 
 # %%
@@ -247,10 +247,10 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: error feedback in the checkpoint
 #
-# A job was saved by `old_ranks` ranks, each with its residual (`length` numbers); it goes on on `comm.size` ranks.
-# `read(i)` returns the residual that old rank i saved. Return this rank's residual, so that nothing is lost: all ranks'
-# together must have the sum that was saved. On as many ranks as before each must get its own back, to the bit. Nobody
-# reads more than need be.
+# A job was saved by `old_ranks` ranks, each with its residual (`length` numbers); it continues on `comm.size` ranks.
+# `read(i)` returns the residual that old rank i saved. Return this rank's residual, so that nothing is lost: all
+# ranks' together must have the sum that was saved. On as many ranks as before each must get its own back, to the bit.
+# No rank may read more than it needs.
 
 
 # %%
@@ -269,8 +269,8 @@ check("23.load_residual", solution("23.load_residual"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is only late; without it
-#   a biased compressor can stand still for ever. An unbiased one (QSGD) needs no memory.
+# - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is only late; without
+#   it a biased compressor can stop making progress for ever. An unbiased one (QSGD) needs no memory.
 # - What can be added up on its way (casts, PowerSGD's factors) costs **2 (n-1)/n** of its size; what cannot (signs,
 #   indices) **(n-1)** times its size, and loses its gain at many ranks: for signs at n = 64.
 #

@@ -75,8 +75,8 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
 # %% [markdown]
 # ## 3 Predict
 #
-# Eight layers of width 64, eight samples of 32 tokens, links of 1 GB/s and 5 µs, 20 GFLOP/s a rank. Which (pp, dp, tp)
-# is the fastest?
+# Eight layers of width 64, eight samples of 32 tokens, links of 1 GB/s and 5 µs, 20 GFLOP/s per rank. Which (pp, dp,
+# tp) is the fastest?
 
 # %%
 my_guess = (2, 2, 2)
@@ -94,7 +94,7 @@ with FlopCounter() as counter:
     loss.backward()
     backward = sum(flops for flops, _ in counter.take()) / 8
 parameters = sum(parameter.size for parameter in job.model.parameters())
-print(f"forward {forward:.3g} FLOPs a sample, backward {backward:.3g}; {parameters:,} parameters")
+print(f"forward {forward:.3g} FLOPs per sample, backward {backward:.3g}; {parameters:,} parameters")
 
 
 # %%
@@ -107,11 +107,11 @@ def predicted(pp, dp, tp):
     """Seconds of a step: the timing tool for the pipeline, alpha-beta for what travels."""
     m = MICRO // dp if pp > 1 else 1
     samples = MICRO // dp // m  # of a micro-batch
-    border = samples * JOB["context"] * JOB["width"] * 4  # bytes between two layers
-    in_layers = LAYERS / pp * 2 * ring(tp, border) if tp > 1 else 0.0  # two all-reduces a layer and direction
+    boundary = samples * JOB["context"] * JOB["width"] * 4  # bytes between two layers
+    in_layers = LAYERS / pp * 2 * ring(tp, boundary) if tp > 1 else 0.0  # two all-reduces per layer and direction
     F = samples * forward / pp / tp / LINKS.flops + in_layers
     B = samples * backward / pp / tp / LINKS.flops + in_layers
-    times = Times([F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + border * LINKS.beta] * (pp - 1))
+    times = Times([F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + boundary * LINKS.beta] * (pp - 1))
     timing = time_plan(get_schedule("1f1b").plan(pp, m), times, spans=True)
     return timing.makespan + (ring(dp, parameters / pp / tp * 4) if dp > 1 else 0.0), timing
 
@@ -175,7 +175,7 @@ print(
 assert clock[wrong] > 1.3 * min(clock.values())
 
 # %% [markdown]
-# And a plan for 8 ranks is no plan for 12:
+# And a plan for 8 ranks is not a plan for 12:
 
 # %%
 with expect(ValueError):
@@ -204,8 +204,8 @@ check("25.min_max_split", solution("25.min_max_split"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces a layer and micro-batch for t > 1, plus the
-#   plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take a second to try on paper.
+# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces per layer and micro-batch for t > 1, plus
+#   the plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take a second to try on paper.
 # - Where the paper is off, one can say what it left out: here the all-reduces of the split vocabulary, and the losses.
 #
 # ## 9 The same code under mpiexec

@@ -13,8 +13,8 @@
 #
 # ## 1 Goal
 #
-# Lose little when a rank dies, and go on with the ranks that are left. **State is a set of named global tensors**, not
-# one file a rank; and a save either has happened or has not, whenever somebody dies.
+# Lose little when a rank dies, and continue with the ranks that are left. **State is a set of named global tensors**,
+# not one file per rank; and a save either has happened or has not, whenever a rank dies.
 #
 # What it saves: everything but the steps since the last save, on any number of ranks. What it costs: a save now and
 # then; how often is a formula.
@@ -38,9 +38,9 @@ from minidist.train.trainer import train
 # %% [markdown]
 # ## 2 The picture first
 #
-# A thousand hours of work on a machine that fails every 20 hours on average, where a save takes 6 minutes: how long the
-# job takes, by the hours between two saves. Who saves seldom repeats much, who saves often does nothing else. Each dot
-# is one simulated job, with random failures.
+# A thousand hours of work on a machine that fails every 20 hours on average, where a save takes 6 minutes: how long
+# the job takes, by the hours between two saves. Saving seldom means repeating much; saving often leaves little time
+# for work. Each dot is one simulated job, with random failures.
 
 # %%
 WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
@@ -54,7 +54,7 @@ def duration(interval, rng):
         end = now + segment + SAVE
         if end <= failure:
             now, done = end, done + segment
-        else:  # it dies in this segment; somebody starts it again at once
+        else:  # it dies in this segment and is started again at once
             now, failure = failure, failure + rng.exponential(MTBF)
     return now
 
@@ -80,8 +80,8 @@ show(figure)
 # %% [markdown]
 # ## 3 Predict
 #
-# What is the best interval, in hours, when a save takes C = 6 minutes and a failure comes every M = 20 hours? And if 4
-# times as many machines fail 4 times as often (M = 5): what becomes of it?
+# What is the best interval, in hours, when a save takes C = 6 minutes and a failure comes every M = 20 hours? And if
+# 4 times as many machines fail 4 times as often (M = 5): what is the best interval then?
 
 # %%
 my_guess = {"best interval": 1.0, "with 4 times the failures": 0.25}
@@ -90,8 +90,8 @@ my_guess = {"best interval": 1.0, "with 4 times the failures": 0.25}
 # ## 4 The code
 #
 # A rank writes its pieces, each with the name, shape and range of the *global* tensor that it belongs to. Everything
-# goes to a folder that has no name yet. When all is on disk, one rename gives it its name, and another one makes it
-# `latest`.
+# is written into a folder under a temporary name. When all is on disk, one rename gives it its final name, and
+# another one makes it `latest`.
 
 # %%
 print(inspect.getsource(save))
@@ -111,8 +111,8 @@ for name, value in answer.items():
     print(f"{name}: {value:.1f} h; your guess {my_guess[name]} is {verdict}")
 
 # %% [markdown]
-# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps and save every 2. This
-# is what lies on the disk:
+# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps and save every 2.
+# These are the files on the disk:
 
 # %%
 JOB = {"layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 8, "reduction": "ordered"}
@@ -138,8 +138,8 @@ for piece in checkpoint.tensors[name]["pieces"]:
 
 # %% [markdown]
 # On the same ranks the next steps have the bits of the run that was never interrupted. On other ranks each reads the
-# ranges that it needs, whoever wrote them; what differs is the order in which gradients of more or fewer ranks are
-# added.
+# ranges that it needs, whichever rank wrote them; what differs is the order in which gradients of more or fewer ranks
+# are added.
 
 # %%
 for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
@@ -156,7 +156,7 @@ for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
 
 
 # %% [markdown]
-# Kill a rank at every moment of a save. The step before is what loads:
+# Kill a rank at every moment of a save. What loads afterwards is the step before:
 
 
 # %%
@@ -193,8 +193,8 @@ for at in range(3):
     print(f"rank 1 dies at its write number {at}: {fate}; latest is {(folder / 'latest').read_text()}")
 
 # %% [markdown]
-# What the ranks say to each other in the save that was finished: three barriers of empty messages. Everybody has a
-# folder to write to; everybody has written; everybody may go on.
+# The save that was finished has three barriers of empty messages: every rank has a folder to write to; every rank has
+# written; every rank may continue.
 
 # %%
 show(draw("space-time", world.traces, {"command": "part 5 of lessons/26_it_will_fail.py"}))
@@ -202,7 +202,7 @@ show(draw("space-time", world.traces, {"command": "part 5 of lessons/26_it_will_
 # %% [markdown]
 # ## 6 Break it
 #
-# The classic: "rank 0 saves". But others hold parts of the state, and somebody has to wait for somebody:
+# The classic: "rank 0 saves". But other ranks hold parts of the state, and ranks then wait for each other for ever:
 
 
 # %%
@@ -215,7 +215,8 @@ with expect(MinidistError):
     SimWorld(2).run(rank_0_saves)
 
 # %% [markdown]
-# And a bit that flips on the disk. A checksum says so, with the names of file and tensor, before anything is loaded:
+# And a bit that flips on the disk. A checksum detects it and reports the names of file and tensor, before anything is
+# loaded:
 
 # %%
 (folder / "latest").write_text("step-00000004")
@@ -231,8 +232,8 @@ shutil.rmtree(folder)
 # ## 7 Exercise: a save, and a load
 #
 # First: `disk.write(path, data)` writes a file (for a moment there is half of it), `disk.rename(old, new)` renames a
-# file or a folder in one moment, `disk.exists(path)` answers. `parts` are files by name. Save them in a folder `name`,
-# or a free name like it, and let the file `latest` hold its name. At every moment `latest` must name a whole
+# file or a folder atomically, `disk.exists(path)` is true or false. `parts` are files by name. Save them in a folder
+# `name`, or a free name like it, and let the file `latest` hold its name. At every moment `latest` must name a whole
 # checkpoint.
 
 
@@ -247,8 +248,8 @@ check("26.save", save_parts)
 
 # %% [markdown]
 # Second: a tensor of `size` elements lies on disk as `pieces`, ranges [start, stop) in any order; `read(i)` returns
-# piece i and takes time. Return this rank's chunk (`chunk_sizes(size, comm.size)` of `minidist.base.layout`), and read
-# no piece in vain.
+# piece i and takes time. Return this rank's chunk (`chunk_sizes(size, comm.size)` of `minidist.base.layout`), and
+# read no piece that you do not need.
 
 
 # %%

@@ -48,7 +48,7 @@ JOB = {"layers": 2, "width": 64, "heads": 4, "context": 64, "steps": 12, "global
 # %% [markdown]
 # ## 2 The picture first
 #
-# The same job on two ranks, as the virtual clock sees it, with numbers that somebody made up:
+# The same job on two ranks, as the virtual clock sees it, with invented numbers:
 
 # %%
 world = SimWorld(2, links=LinkModel(alpha=1e-6, beta=1e-10, flops=5e9))
@@ -121,7 +121,7 @@ def run(program, ranks):
 rows = json.loads(run(PING_PONG, 2).strip().splitlines()[-1])
 alpha, beta = fit_a_line([n for n, _ in rows], [s for _, s in rows])
 for n, seconds in rows:
-    print(f"{n:>9,} B  {1e6 * seconds:9.2f} µs   the line says {1e6 * (alpha + beta * n):9.2f} µs")
+    print(f"{n:>9,} B  {1e6 * seconds:9.2f} µs   on the line {1e6 * (alpha + beta * n):9.2f} µs")
 print(f"alpha = {1e6 * alpha:.2f} µs, beta = {beta:.2e} s/B = {1e-9 / beta:.2f} GB/s")
 
 # %% [markdown]
@@ -200,7 +200,7 @@ print(
 )
 
 # %% [markdown]
-# Whatever the clock says, the numbers are those of one device: the same job, two ranks, in the simulated world, beside
+# Whatever the times are, the numbers are those of one device: the same job, two ranks, in the simulated world, beside
 # one.
 
 # %%
@@ -225,8 +225,8 @@ with expect(AssertionError):
 # ## 7 Exercise: fit a line through six decades
 #
 # `fit(sizes, seconds)`: (alpha, beta) of seconds = alpha + beta * size, so that *relative* errors are small for small
-# and for large messages. The measurements have a few percent of noise; some took twice as long because somebody else
-# used the machine.
+# and for large messages. The measurements have a few percent of noise; some took twice as long because another
+# program used the machine.
 
 
 # %%

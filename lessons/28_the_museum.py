@@ -13,9 +13,9 @@
 #
 # ## 1 Goal
 #
-# See with your own eyes that **a falling loss proves nothing**. Every bug in this museum was found in code that people
-# used and trusted, and every one passed its authors' tests. They were careful people; the bugs are of a kind that care
-# alone does not find.
+# See with your own eyes that **a falling loss proves nothing**. Every bug in this museum was found in code that
+# people used and trusted, and every one passed its authors' tests. Their authors were careful; care alone does not
+# find bugs of this kind.
 #
 # What finds them: comparing every gradient and weight with one device. What that costs: one run more.
 
@@ -57,9 +57,9 @@ show(
 # %% [markdown]
 # ## 3 Predict
 #
-# In exhibit 4b, 11 rows are dealt out to 3 ranks, each rank takes the mean over its own rows, and the ranks' gradients
-# are averaged. How far off is the gradient of the first step, in percent of its largest entry? And after 12 steps, will
-# the loss be visibly worse?
+# In exhibit 4b, 11 rows are distributed over 3 ranks, each rank takes the mean over its own rows, and the ranks'
+# gradients are averaged. How far off is the gradient of the first step, in percent of its largest entry? And after 12
+# steps, will the loss be visibly worse?
 
 # %%
 my_guess = {"gradient off by percent": 1, "visibly worse": True}
@@ -67,8 +67,8 @@ my_guess = {"gradient off by percent": 1, "visibly worse": True}
 # %% [markdown]
 # ## 4 The code
 #
-# A bug is planted in memory, into the very code that trains, for as long as the visit lasts. This is all of 4b, and all
-# of the planting:
+# A bug is injected in memory into the code that trains, for the time of one run. This is all of 4b, and all of the
+# injection:
 
 # %%
 (means,) = find("4b")
@@ -98,8 +98,8 @@ print(table(runs))
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 
 # %% [markdown]
-# Some change no number at all: 19a and its kin only take memory, and only the peak tells. The right run is always one
-# device's:
+# Some change no number at all: 19a and its relatives only take memory, and only the peak shows it. The right run is
+# always that of one device:
 
 # %%
 right = [v for v in runs if v.wrong is not None and v.right.tensors]
@@ -111,8 +111,8 @@ print(
 # %% [markdown]
 # ## 6 Break it
 #
-# Exhibit 28a by hand. One rank leaves a sum out, because its data ran out. What would stand still for ever elsewhere is
-# said here:
+# Exhibit 28a without the museum. One rank leaves a sum out, because its data ran out. Elsewhere the job would hang
+# for ever; here the error says why:
 
 
 # %%
@@ -129,7 +129,7 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: are the replicas still equal?
 #
-# Half of these bugs let replicas drift apart, and a cheap check after each step would have told.
+# Half of these bugs let replicas drift apart, and a cheap check after each step would have found it.
 # `first_difference(comm, weights)`: the lowest rank whose float64 array differs from rank 0's in any bit, or -1, the
 # same answer on every rank. Weights are long: do not send them.
 
@@ -151,7 +151,7 @@ check("28.first_difference", solution("28.first_difference"))
 #
 # - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second what a loss hides
 #   for a week.
-# - 16 bytes a rank say whether replicas are equal: a digest, gathered.
+# - 16 bytes per rank decide whether replicas are equal: a digest, gathered.
 #
 # ## 9 The same code under mpiexec
 #
