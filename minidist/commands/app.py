@@ -40,9 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Distributed training that you can read, run on a laptop, and check.",
 )
+# Typer makes the flags of a command from the signature of its function.
 app.command()(train)
 app.command()(compare)
 app.command()(demo)
+# The flags that `run` does not know belong to the script.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
 for command in (
     memory,
@@ -74,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `minidist` with these arguments (default: those of the process)."""
     if arguments is not None:
         sys.argv[1:] = list(arguments)
-    tune()  # before anything computes: bits depend on the number of BLAS threads
+
+    # Before anything computes: bits depend on the number of BLAS threads.
+    tune()
 
     # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs.
     try:
@@ -83,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller")
         sys.exit(2)
     except OSError as error:
+        # Without a file name it is not a wrong path, but a bug.
         if error.filename is None:
             raise
         say(
@@ -91,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         sys.exit(2)
     except MinidistError as error:
+        # Notes were attached where the error passed, by parts that know more than the part that raised it.
         for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
             say(line)
         sys.exit(error.exit_code)

@@ -38,6 +38,7 @@ def bench_collectives(
     """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual
     clock.
     """
+    # Imported here: `minidist --help` must not load every benchmark.
     from minidist.bench import collectives, virtual_collectives
     from minidist.comm import LinkModel
 
@@ -118,6 +119,8 @@ def bench_step(
         raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
     stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
+
+    # A tensor-parallel step, a data-parallel step, or a step on one rank.
     if tp > 1:
         if cases or stages or ranks > 1:
             raise UsageError("bench step --tp has its own stack of GPT blocks: leave out the case, --ranks and --zero")

@@ -51,6 +51,8 @@ def compare(
         if name in given_flags():
             raise UsageError(f"--{name} is a number of layouts or processes of --matrix; add --matrix, or leave it out")
     config = with_deepspeed(config, deepspeed)
+
+    # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here.
     if "reduction" not in given_flags():
         config = config.model_copy(update={"reduction": "ordered"})
     verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
@@ -78,6 +80,7 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
     layouts, refused = layout_sweep.enumerate_layouts(ranks, **job)
     chosen = layouts if sample is None else layout_sweep.stratified(layouts, sample)
     rows = []
+    # Each line is printed as soon as its layout is compared: a sweep takes minutes.
     for row in layout_sweep.run_sweep(chosen, ranks, processes, **job):
         rows.append(row)
         say(layout_sweep.line(row))

@@ -26,6 +26,8 @@ def data(
     batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
     sampler = GlobalBatchSampler(load_dataset(config.data), batches.global_batch, config.context, config.seed)
     print(sharding_rule(sampler, batches.dp, batches.accumulation, batches.micro_batch, step))
+
+    # With speeds instead of equal ranks: rows in proportion, so that all ranks finish at one time.
     if weights:
         try:
             numbers = [float(word) for word in weights.split(",")]

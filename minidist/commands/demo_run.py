@@ -52,10 +52,12 @@ def demo_config(steps: int, ranks: int) -> TrainConfig:
 
 def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
     """Return losses and fingerprint of the reference; runs in a process of its own."""
+    # A new process starts with the machine's number of BLAS threads, on which bits depend.
     tune_process()
     last: list[str] = []
 
     def observe(state: StepState) -> None:
+        # The fingerprint covers weights and optimizer state, so that of the last step covers the whole run.
         if state.step == config.steps - 1 and state.strategy is not None:
             last.append(digest(state.strategy))
 

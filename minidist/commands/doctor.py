@@ -79,6 +79,7 @@ def _blas() -> Finding:
         f"{p['internal_api']} {p.get('version')} {p.get('architecture', '')}, {p['num_threads']} threads"
         for p in threadpool_info()
     ]
+    # The kernel is chosen by the processor's type, and bits depend on it.
     kernel = os.environ.get("OPENBLAS_CORETYPE", "not set")
     return Finding("blas", True, f"numpy {np.__version__}; {'; '.join(pools)}; OPENBLAS_CORETYPE {kernel}")
 
@@ -95,17 +96,22 @@ def _memory() -> Finding:
 def _mpi() -> list[Finding]:
     if importlib.util.find_spec("mpi4py") is None:
         return [Finding("mpi", False, "mpi4py is missing; for mpiexec: pip install 'minidist[mpi]'")]
+    # [1] The launcher: is there one, and whose?
     try:
         mpiexec = find_mpiexec()
         launcher = Finding("mpiexec", True, f"{launcher_version(mpiexec)} at {mpiexec}")
     except LauncherError as error:
         launcher = Finding("mpiexec", False, str(error))
+
+    # [2] The library that mpi4py loads.
     try:
         from mpi4py import MPI
 
         library = _library(MPI)
     except ImportError as error:
         return [Finding("mpi", False, f"mpi4py does not find its MPI library: {error}"), launcher]
+
+    # [3] Do they belong together? A launcher of the other kind starts ranks that do not find each other.
     same = ("MPICH" in library) == ("MPICH" in launcher.text) or not launcher.ok
     if not same:
         launcher = Finding(
@@ -148,6 +154,7 @@ LAUNCHERS = (
     ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("torchrun", "RANK", "WORLD_SIZE"),
 )
+# Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
 TRANSPORT = ("UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD", "OMPI_MCA_btl", "OMPI_MCA_pml")
 
 
@@ -208,10 +215,14 @@ def ranks_together() -> list[Finding] | None:
         from mpi4py import MPI
     except ImportError:
         return [launcher_finding(os.environ, 1)]
+
+    # All ranks get here: the allgather is collective, and the times need a partner of rank 0.
     world = MPI.COMM_WORLD
     facts: list[RankFacts] = world.allgather(_facts(MPI))
     messages = message_times(MPI, [fact.host for fact in facts])
-    if world.rank != 0 or (world.size == 1 and found[1] != 0):  # of ranks that MPI does not see together one reports
+
+    # Rank 0 reports. Ranks that MPI does not see together are all rank 0, and then the launcher's number decides.
+    if world.rank != 0 or (world.size == 1 and found[1] != 0):
         return None
     return [launcher_finding(os.environ, world.size), *judge_ranks(facts), transport(MPI, messages)]
 
@@ -233,6 +244,7 @@ def _facts(MPI: Any) -> RankFacts:
 
 def judge_ranks(facts: Sequence[RankFacts]) -> list[Finding]:
     """Return the findings on hosts, software and cores, of the facts of all ranks in rank order."""
+    # {host: its ranks, in rank order}
     by_host: dict[str, list[RankFacts]] = {}
     for fact in facts:
         by_host.setdefault(fact.host, []).append(fact)
@@ -295,6 +307,7 @@ def message_times(MPI: Any, hosts: Sequence[str]) -> dict[str, tuple[float, floa
                 else:
                     world.Recv(ball, 0)
                     world.Send(ball, 0)
+                # A round trip is two messages.
                 seconds.append((time.perf_counter() - began) / 2)
             times.append(float(np.median(seconds)))
         result[where] = (times[0], (1 << 20) / times[1])

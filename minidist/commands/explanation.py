@@ -30,6 +30,7 @@ def explain_job(
     each rank, peak_by_purpose of rank 0, model_states: bytes of a rank for `parameters` parameters at the file's ZeRO
     stage}.
     """
+    # Every step sends the same bytes, so one step without checkpoints is enough.
     once = config.model_copy(
         update={"steps": 1, "save": None, "every": None, "resume": False, "warmup": 0, "decay": "constant"}
     )
@@ -66,6 +67,8 @@ def explain_job(
         "peak_bytes": [result.peak_bytes for result in warm],
         "peak_by_purpose": {name: n for name in MEMORY_PURPOSES if (n := warm[0].peak_by_purpose.get(name, 0))},
     }
+
+    # A model of any size: the file's ZeRO stage, by the formula of the ZeRO paper.
     if parameters is not None:
         figures["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
     return figures

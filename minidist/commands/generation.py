@@ -44,8 +44,12 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
             f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates no text; train"
             " a gpt or llama"
         )
+
+    # float32 holds every value of both 16-bit types exactly.
     if config.precision in ("fp16", "bf16"):
         config = config.model_copy(update={"precision": "fp32"})
+
+    # The vocabulary is the number of rows of the embedding, so the data set itself is not needed.
     name = next(name for name in EMBEDDINGS if name in checkpoint.tensors)
     model = make_model(config, Vocabulary(checkpoint.tensors[name]["shape"][0]))
     for parameter in model.parameters():
@@ -78,10 +82,13 @@ def generate(
             raise UsageError(f"{flag} {value:g}: it must be at least {least}")
     if prompt.size == 0:
         raise UsageError("the prompt is empty; a model continues at least one token")
+
+    # The model sees a sliding window of at most `context` tokens.
     text = prompt.astype(np.int64).tolist()
     for number in range(count):
         window = np.array([text[-context:]])
         with no_grad():
+            # (1, tokens, vocabulary): the logits after the last token.
             logits = np.asarray(model(window).data[0, -1], dtype=np.float64)
         token = choose(logits, temperature, top_k, float(uniform(Key(seed, "generate"), number, 1)[0]))
         text.append(token)
@@ -92,10 +99,16 @@ def choose(logits: np.ndarray, temperature: float, top_k: int | None, draw: floa
     """Return the token at position `draw` (in [0, 1)) of the distribution that the logits describe."""
     if temperature == 0:
         return int(np.argmax(logits))
+
+    # The `top_k` largest logits, largest first; the stable sort leaves equal ones in order of their tokens.
     kept = np.argsort(-logits, kind="stable")[:top_k]
     scores = logits[kept] / temperature
+
+    # Softmax without its division: exp of the differences to the maximum cannot overflow.
     weights = np.exp(scores - scores.max())
     ends = np.cumsum(weights)
+    # The token in whose interval of the cumulative weights the draw falls; `min` because rounding may put the draw at
+    # the very end.
     return int(kept[min(int(np.searchsorted(ends, draw * ends[-1], side="right")), kept.size - 1)])
 
 

@@ -41,11 +41,15 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file",
         rich_help_panel="Job",
     )
+
+    # [1] --config and --set, [2] a flag per field of TrainConfig, [3] the command's own flags.
     parameters = [_parameter("config", Path | None, file, None), _parameter("overrides", list[str] | None, one, None)]
     for name, info in TrainConfig.model_fields.items():
         kind, text = info.annotation, info.description or ""
+        # A Literal becomes a word whose choices are in the help; TrainConfig checks it, with its own error message.
         if get_origin(kind) is Literal:
             text, kind = f"{text} [{'|'.join(get_args(kind))}]", str
+        # A bool has one flag only, without Typer's --no-FLAG.
         option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel="Job")
         parameters.append(_parameter(name, kind, option, info.default))
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
@@ -56,6 +60,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         if config is not None or overrides:
             from minidist.config.config_file import read_config, read_overrides
 
+            # The first of flag, --set and file gives the value.
             given, written = given_flags(), {} if config is None else read_config(config)
             written.update(read_overrides(overrides or ()))
             settings.update({name: value for name, value in written.items() if name not in given})
@@ -83,6 +88,7 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
 
 def given_flags() -> set[str]:
     """Return the fields whose flags are on the command line."""
+    # What was typed, because a parsed value does not tell whether it is the default.
     return {word.split("=")[0][2:].replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
 
 

@@ -51,6 +51,7 @@ def with_parameters(
     command: Callable[..., None], function: Callable[..., Any], parameters: list[inspect.Parameter]
 ) -> Callable[..., None]:
     """Return `command` with the name and the help text of `function`, and with `parameters` as its flags."""
+    # Typer reads the flags from the signature, and the help from the docstring.
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -20,6 +20,8 @@ def run(
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
         raise UsageError(f"there is no script {str(script)!r}; give the path of a Python file")
+
+    # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")

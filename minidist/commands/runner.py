@@ -124,15 +124,22 @@ def _count(number: int, noun: str) -> str:
 def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     """Return the ranks of the job, whose rules it keeps: from mpiexec, --ranks, or the product of the degrees."""
     size = launched_size()
+
+    # mpiexec decides the number of ranks, where it started this process.
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
+
+    # Servers are ranks too, beside those of the degrees.
     servers = config.servers if config.strategy == "ps" else 0
     result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
     if not 1 <= result <= MAX_RANKS:
         raise UsageError(f"{result} ranks; a simulated world has 1 to {MAX_RANKS:,}")
-    batches = resolve_batches(config, result)  # errors are reported before anything starts
+
+    # All errors of the settings are reported before any rank starts.
+    batches = resolve_batches(config, result)
+    # Simulated ranks share the memory of this process; processes of mpiexec have their own.
     check_rules(config, batches, 1 if size else result)
     check_saving(config)
     return result
@@ -156,6 +163,7 @@ def run_training(
     writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
 
+    # Only rank 0 shows progress and writes metrics.
     def main(comm: Any) -> TrainResult:
         return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
 

@@ -63,6 +63,7 @@ def schedule(
     from minidist.pipeline.plan.load import is_name
     from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
 
+    # `not ... >= 0` refuses NaN too.
     if memory_limit is not None and not memory_limit >= 0:
         raise UsageError(f"--memory-limit is {memory_limit}; it must be a number of at least 0")
 
@@ -78,6 +79,7 @@ def schedule(
     judged = []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
+        # Recomputation adds forwards, so it comes before lowering, which adds the messages.
         plan = passes.recompute(plan) if recompute else plan
         plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
         judged.append(
@@ -100,6 +102,7 @@ def schedule(
             file.writelines(pieces)
         say(f"written: {output}")
 
+    # The result is written before the exit code 1, so that a script has both.
     too_much = limit_sentence(judged, memory_limit)
     if too_much:
         say(f"minidist: {too_much}")

@@ -41,6 +41,9 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, word = text.partition("=")
         if not equals:
             raise UsageError(f"--set {text!r}; it must be KEY=VALUE, such as axes.tp=4")
+
+        # A TOML value where the text reads as one (4, true, [1, 2]); anything else is a word, so quotes are not
+        # needed.
         try:
             value = tomllib.loads(f"value = {word}")["value"]
         except ValueError:
@@ -52,6 +55,7 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
 def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in leaves:
+        # The last part of a dotted key is the setting: axes.sequence-parallel -> sequence_parallel.
         field = key.rpartition(".")[2].replace("-", "_")
         if field not in TrainConfig.model_fields:
             raise UsageError(f"{where}: unknown setting {key!r}{nearest(field, TrainConfig.model_fields)}")

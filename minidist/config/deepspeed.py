@@ -22,8 +22,10 @@ from minidist.base.errors import UsageError
 from minidist.config.train_config import TrainConfig, flag
 
 Settings = dict[str, Any]
+# DeepSpeed's name of an optimizer, in lower case -> minidist's.
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adagrad": "adagrad"}
 AUTO = "auto: another program was to fill it in"
+# The batch triple, in the order global batch, micro-batch, accumulation.
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -101,6 +103,7 @@ def translate(content: Mapping[str, Any]) -> Translation:
 
 
 def _batch(content: Mapping[str, Any], result: Translation) -> None:
+    # "auto" counts as not given: the program that was to fill it in is not here.
     given = {key: content[key] for key in BATCH if content.get(key, "auto") != "auto"}
     for key in BATCH:
         if content.get(key) == "auto":
@@ -121,10 +124,13 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
             "gradient_accumulation_steps alone does not determine the batch; DeepSpeed needs train_batch_size or"
             " train_micro_batch_size_per_gpu beside it"
         )
+
+    # Each given number becomes a setting; `resolve_batches` computes the third number from two of them.
     names = dict(zip(BATCH, ("global_batch", "micro_batch", "accumulation"), strict=True))
     for key, value in given.items():
         result.apply(key, value, **{names[key]: value})
-    if len(given) == 1:  # then DeepSpeed accumulates over one micro-batch, also in a pipeline
+    # With one number DeepSpeed accumulates over one micro-batch, also in a pipeline.
+    if len(given) == 1:
         result.settings["accumulation"] = 1
 
 
@@ -161,8 +167,11 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
         _ignore_all("optimizer", section, result, "minidist has Adam, AdamW, SGD and Adagrad of these")
         return
     if kind.lower() == "adam" and (params.get("adam_w_mode", True) is False or params.get("torch_adam") is True):
-        name = "adam"  # DeepSpeed's own "Adam" decays weights as AdamW does, unless told otherwise
+        # DeepSpeed's own "Adam" decays weights as AdamW does, unless told otherwise.
+        name = "adam"
     result.apply("optimizer.type", kind, optimizer=name)
+
+    # Numbers that are settings here too. Only SGD has a momentum of its own.
     fields = {"lr": "lr", "weight_decay": "weight_decay", **({"momentum": "momentum"} if name == "sgd" else {})}
     _numbers("optimizer", params, result, fields)
 
@@ -185,6 +194,8 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
                 f"optimizer.params.{key}",
                 f"minidist trains with {usual[key]}" if key in usual else "minidist has no such setting",
             )
+
+    # Keys beside type and params, such as legacy_fusion, concern DeepSpeed's kernels.
     for key in set(section) - {"type", "params"}:
         _ignore_all(f"optimizer.{key}", section[key], result)
 
@@ -204,7 +215,8 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
 
     # The rest applies where it says what minidist does anyway.
     if kind == "WarmupLR":
-        params.setdefault("warmup_type", "log")  # DeepSpeed's default
+        # DeepSpeed's default is logarithmic.
+        params.setdefault("warmup_type", "log")
     for key, value in params.items():
         name = f"scheduler.params.{key}"
         if key in fields or value == "auto":
@@ -220,6 +232,7 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
             result.ignore(name, why)
 
 
+# DeepSpeed's key of the dynamic loss scale -> the field of TrainConfig.
 LOSS_SCALE = {
     "loss_scale_window": "loss_scale_interval",
     "hysteresis": "loss_scale_hysteresis",
@@ -230,6 +243,8 @@ LOSS_SCALE = {
 def _half(precision: str) -> Callable[[Any, Translation], None]:
     def section(values: Mapping[str, Any], result: Translation) -> None:
         rest = {key: value for key, value in values.items() if key != "enabled"}
+
+        # `enabled` decides whether the other keys of the section mean anything.
         if values.get("enabled", False) not in (True, False, "auto"):
             raise UsageError(f"DeepSpeed's {precision}.enabled is {values['enabled']!r}; it must be true or false")
         if values.get("enabled") == 1:  # true, and 1, which reads the same
@@ -237,7 +252,9 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
             result.apply(f"{precision}.enabled", True, precision=precision)
             if rest.get("loss_scale") == 0:
-                result.apply(f"{precision}.loss_scale", rest.pop("loss_scale"))  # 0 means dynamic
+                # 0 means dynamic.
+                result.apply(f"{precision}.loss_scale", rest.pop("loss_scale"))
+            # Only fp16 scales its loss: bf16 has the exponents of fp32.
             if precision == "fp16":
                 if isinstance(rest.get("initial_scale_power"), int):
                     power = rest.pop("initial_scale_power")
@@ -255,6 +272,8 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
         else:
             result.apply(f"{precision}.enabled", False)
             return  # the other keys of a disabled section have no meaning
+
+        # The remaining keys have no counterpart here.
         for key, value in rest.items():
             _ignore_all(f"{precision}.{key}", value, result)
 
@@ -324,6 +343,7 @@ def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[st
 
     given: the fields whose flags are on the command line.
     """
+    # Neither overrides the other in silence: both may name a setting only if they agree.
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:
             raise UsageError(

@@ -45,15 +45,19 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
         )
         return Llama(llama, dtype=dtype, seed=config.seed)
 
+    # A classifier: `layers` hidden layers of `width` between the features and the classes.
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
 
 
 def llama_inner(config: TrainConfig) -> int:
     """Return Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, to split as they do."""
+    # -(-a // b) is a / b rounded up.
     return -(-8 * config.width // (3 * config.heads)) * config.heads
 
 
 def parameter_count(config: TrainConfig) -> int:
     """Return about how many parameters the model has, without making it."""
+    # A block has 4 width^2 weights in attention and 8 width^2 in each MLP, whose inner width is 4 width; a layer of a
+    # classifier has width^2. Added to these are the embeddings of bytes and positions.
     width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
     return config.layers * inner * width * width + (256 + config.context) * width

@@ -26,12 +26,17 @@ def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
     Raises UsageError when there is no such schedule, or it cannot be made for these numbers.
     """
     updates = updates_of(config.schedule)
-    if updates in ("stash", "vertical-sync"):  # an update after every mini-batch
+    # PipeDream updates after every mini-batch and never drains, so its plan covers the whole job.
+    if updates in ("stash", "vertical-sync"):
         replicas = replicas_of(config)
         options: dict[str, Any] = {"replicas": replicas} if replicas else {}
         return load_plan(config.schedule, config.pp, config.steps * microbatches, config.chunks, **options)
+
+    # PipeDream-2BW updates once per batch of micro-batches; its plan covers the whole job, too.
     if updates == "2bw":
         return load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=config.steps)
+
+    # A synchronous schedule drains, so the plan of one step serves for every step.
     return load_plan(config.schedule, config.pp, microbatches, config.chunks)
 
 
@@ -39,7 +44,9 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     """Return the validated plan that the strategies run, with forwards run again where --recompute asks for them."""
     plan = load_job_plan(config, microbatches)
     validate(plan)
-    again = config.recompute == "full" and config.offload != "activations"  # blocks on the host recompute themselves
+
+    # Blocks on the host recompute themselves.
+    again = config.recompute == "full" and config.offload != "activations"
     return recompute(plan) if again else plan
 
 
@@ -70,6 +77,7 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
 
     # By cost: parameters of each block, or its measured milliseconds; or the sizes themselves.
     if partition == "parameters":
+        # As many stages as blocks: one module per block.
         modules, _ = cut_model(model, count_blocks(model))
         found = by_cost([sum(p.size for p in module.parameters()) for module in modules], stages)
     elif partition.partition(":")[0].endswith(".json"):
@@ -79,6 +87,7 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
                 f"--partition {partition} has {len(layers)} layers and the model {count_blocks(model)} blocks; measure"
                 " this model: minidist profile"
             )
+        # The slowest stage determines the pipeline's rate, so its time is minimised.
         found = by_slowest([layer.fwd_ms + layer.bwd_ms for layer in layers], stages)
     else:
         try:
@@ -93,6 +102,7 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
 
 def count_blocks(model: Any) -> int:
     """Return how many blocks a pipeline can divide among stages."""
+    # GPT has its blocks in transformer.h, Llama in model.layers, an MLP in layers.
     inner: Any = getattr(model, "transformer", None) or getattr(model, "model", None) or model
     return len(inner.h if hasattr(inner, "h") else inner.layers)
 
@@ -102,5 +112,7 @@ def blocks_of_stages(config: TrainConfig, stages: int) -> list[range]:
     sizes = None
     if config.partition != "uniform":
         sizes = stage_sizes(config.partition, make_model(config, load_dataset(config.data)), stages)
+
+    # An MLP has one layer more than hidden layers: the one that returns the classes.
     ends = offsets(sizes or chunk_sizes(config.layers + (config.model == "mlp"), stages))
     return [range(first, end) for first, end in pairwise(ends)]

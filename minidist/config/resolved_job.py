@@ -25,6 +25,7 @@ class ResolvedJob:
         self.config, self.batches, self.dims, self.processes_here = config, batches, batches.dims, processes_here
 
     def __getattr__(self, name: str) -> Any:
+        # Python calls this only for names that the class does not define: the fields of the config.
         return getattr(self.config, name)
 
     @property
@@ -79,7 +80,8 @@ class ResolvedJob:
 
     @cached_property
     def server_axes(self) -> str:
-        """The flags of axes that whole models on workers leave no room for."""
+        """The flags of axes that are set although every worker holds a whole model."""
+        # A degree is off at 1, ZeRO at 0.
         names = ("pp", "cp", "tp", "ep", "zero")
         set_ones = [name for name in names if getattr(self.config, name) > (name != "zero")]
         return " ".join(f"--{name} {getattr(self.config, name)}" for name in set_ones)

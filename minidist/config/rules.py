@@ -45,6 +45,7 @@ class Rule:
     def sentence(self, job: ResolvedJob) -> str:
         """Return the sentence with the numbers of `job`."""
         template = f"{self.message}; {self.remedy}"
+        # Only what the sentence names is computed: other values may be undefined for this job.
         names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
         return template.format(
             **{name: self.values[name](job) if name in self.values else getattr(job, name) for name in names}
@@ -69,6 +70,7 @@ def neighbours(number: int, choices: list[int]) -> list[int]:
 
 def heads_for_width(job: ResolvedJob) -> str:
     """Return the numbers of heads next to the job's that fit its width, or a width that fits its heads."""
+    # A head takes width / heads columns, in Llama an even number of them.
     fitting = [h for h in range(1, job.width + 1) if job.width % (job.head_unit * h) == 0]
     near = neighbours(job.heads, fitting)
     return " or ".join(f"--heads {h}" for h in near) or f"--width {job.head_unit * job.heads}"
@@ -92,6 +94,7 @@ def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
 
 # --- the rules --------------------------------------------------------------------------------------------------------
 
+# Memory comes first: later rules load the data and make the pipeline's plan, and the last check makes the model.
 MODEL_AND_DATA = (
     Rule(
         "memory-of-the-machine",
@@ -163,6 +166,7 @@ CHECKPOINTS = (
     ),
 )
 
+# A compressor is a communication hook of data parallelism: it replaces the all-reduce of a gradient bucket.
 COMPRESSION = (
     Rule(
         "compression-with-zero",
@@ -179,6 +183,7 @@ COMPRESSION = (
     ),
 )
 
+# A parameter server replaces reductions. Its workers hold whole models and share no common step.
 PARAMETER_SERVER = (
     Rule(
         "server-settings-without-server",
@@ -204,6 +209,7 @@ PARAMETER_SERVER = (
         "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
         "use --precision fp32",
     ),
+    # Settings that need whole gradients, common steps or equal weights.
     *(
         Rule(
             f"server-with-{name.replace('_', '-')}",
@@ -232,6 +238,7 @@ PARAMETER_SERVER = (
     ),
 )
 
+# Measurements and averages need whole replicas, or a moment at which all ranks have finished a step.
 REPLICAS = (
     Rule(
         "noise-scale-needs-replicas",
@@ -259,6 +266,7 @@ REPLICAS = (
         "--local-steps {local_steps} averages weights in fp32 or fp64, not {precision}",
         "use --precision fp32",
     ),
+    # Settings that compare or combine replicas step by step.
     *(
         Rule(
             f"local-steps-with-{name.replace('_', '-')}",
@@ -289,6 +297,7 @@ REPLICAS = (
     ),
 )
 
+# Settings that only one architecture has.
 ARCHITECTURE = (
     Rule(
         "kv-heads-llama",
@@ -317,6 +326,7 @@ ARCHITECTURE = (
     ),
 )
 
+# Tensor parallelism gives each rank whole heads and equal shares of every matrix.
 TENSOR_PARALLEL = (
     Rule(
         "sequence-parallel-needs-tp",
@@ -340,6 +350,7 @@ TENSOR_PARALLEL = (
     ),
     Rule(
         "kv-heads-by-tp",
+        # Either number may divide the other: ranks share a key-value head, or hold several of them.
         lambda j: j.tp > 1 and j.model != "mlp" and j.kv_heads and j.tp % j.kv_heads and j.kv_heads % j.tp,
         "--kv-heads {kv_heads} cannot be divided among --tp {tp}",
         "use --kv-heads {near}, or --tp {choices}",
@@ -353,6 +364,7 @@ TENSOR_PARALLEL = (
     ),
 )
 
+# Context parallelism gives each rank a part of every sequence; Ulysses exchanges it for some of the heads.
 CONTEXT_PARALLEL = (
     Rule(
         "context-parallel-mlp",
@@ -382,6 +394,7 @@ CONTEXT_PARALLEL = (
     ),
 )
 
+# Experts are divided among ranks of the data axis, so their gradients have a smaller group than the others.
 EXPERTS = (
     Rule(
         "experts-gpt",
@@ -410,6 +423,7 @@ EXPERTS = (
     ),
 )
 
+# Recomputation and ZeRO 3 both decide what is kept between forward and backward.
 MEMORY = (
     Rule(
         "segments-in-a-pipeline",
@@ -424,6 +438,7 @@ MEMORY = (
         " messages",
         "use sqrt or full",
     ),
+    # Settings that only ZeRO 3 reads.
     *(
         Rule(
             f"{name.replace('_', '-')}-needs-zero-3",
@@ -463,6 +478,7 @@ MEMORY = (
 )
 
 PIPELINE = (
+    # Settings of a pipeline that the job does not have.
     Rule(
         "chunks-need-pp",
         lambda j: j.pp == 1 and j.chunks,
@@ -488,6 +504,7 @@ PIPELINE = (
         "use --dp for copies of whole pipelines",
     ),
     Rule(
+        # Asynchronous schedules never drain: no moment has the gradients, or the weights, of one step on all stages.
         "stashing-updates-every-micro-batch",
         lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
         "--schedule {schedule} updates after every micro-batch, and a step has {microbatches}",
@@ -544,6 +561,7 @@ PIPELINE = (
         "use --model llama or mlp",
     ),
     Rule(
+        # Plans that can be drawn and timed, but not trained with.
         "synchronize-each-in-a-pipeline",
         lambda j: j.pp > 1 and j.synchronize_each,
         "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
@@ -605,6 +623,7 @@ WITHOUT_EFFECT = tuple(
     for name, effective, other in EFFECTS
 )
 
+# The order in which rules are checked, and the headings of docs/rules.md.
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,

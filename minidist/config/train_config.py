@@ -175,6 +175,7 @@ class TrainConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _default_data(cls, values: Any) -> Any:
+        # A validator, not the field's default, because the default depends on another field.
         if isinstance(values, dict) and not values.get("data"):
             values = {**values, "data": "glyphs" if values.get("model") == "mlp" else "pydoc"}
         return values
@@ -185,6 +186,7 @@ class TrainConfig(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
+            # One sentence about the first wrong value, in the words of the flags.
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
             if first["type"] == "extra_forbidden":
@@ -223,6 +225,7 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
 
     With --strategy ps the servers are ranks too, outside of every degree: dp is the number of workers.
     """
+    # Servers are ranks outside of the mesh, so the degrees divide the workers only.
     if config.strategy == "ps" and ranks is not None:
         if config.servers >= ranks:
             raise UsageError(
@@ -235,6 +238,8 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
                 f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; use"
                 f" --dp {ranks}, or start {config.dp + config.servers} ranks"
             )
+
+    # Without a number of ranks, the degrees determine it; a --dp that is left open counts as 1.
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
     return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
@@ -268,11 +273,14 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     elif accumulation is None:
         accumulation = total // (micro * dp)
 
+    # The equation must hold exactly: a remainder would be samples that no rank trains on. The error names the nearest
+    # global batches for which it holds.
     if micro * accumulation * dp != total:
         unit = (accumulation if config.micro_batch is None else micro) * dp
         below = total // unit * unit
         choices = f"{below} or {below + unit}" if below else f"{unit}"
-        if config.micro_batch is not None and given is not None:  # all three were given
+        # All three numbers were given, so any of them may be the wrong one.
+        if config.micro_batch is not None and given is not None:
             choices = f"{micro * accumulation * dp}"
             if total % (micro * accumulation) == 0:
                 choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
