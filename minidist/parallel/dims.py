@@ -40,6 +40,7 @@ class ParallelDims:
         Raises UsageError when the product is not `ranks`, naming the missing factor and settings that fit, and when ep
         does not divide dp.
         """
+        # The product must be the number of ranks; without dp, it must divide it.
         asked = {
             name: degree for name, degree in (("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp)) if degree is not None
         }
@@ -47,6 +48,7 @@ class ParallelDims:
         if (ranks != product) if dp is not None else (ranks % product):
             raise UsageError(_mismatch(asked, ranks, product))
 
+        # Experts are split over data-parallel ranks, so ep is a factor of dp and not of the product.
         dp = ranks // product if dp is None else dp
         if dp % ep:
             choices = " or ".join(f"--ep {n}" for n in _neighbours(ep, [n for n in range(1, dp + 1) if dp % n == 0]))
@@ -86,13 +88,17 @@ class Axes:
 
     def __init__(self, dims: ParallelDims, comm: Comm) -> None:
         self.dims, self.comm = dims, comm
-        if dims.dp == comm.size:  # no mesh of 10,000 ranks for what is one axis
+        # Data parallelism alone needs no mesh, which would be slow to make for 10,000 ranks.
+        if dims.dp == comm.size:
             self.dp = self.data = comm
             self.pp = self.cp = self.tp = comm.group([comm.rank], "alone")
         else:
+            # The last axis is the fastest: tp ranks are neighbours, pp ranks are the farthest apart.
             mesh = Mesh(comm, (dims.pp, dims.dp, dims.cp, dims.tp), ("pp", "dp", "cp", "tp"))
             self.pp, self.dp, self.cp, self.tp = (mesh[name] for name in mesh.axis_names)
             self.data = mesh["dp", "cp"] if dims.cp > 1 else self.dp
+
+        # Experts: dp is cut into edp x ep, so that ep ranks are the nearest data-parallel ones.
         self.ep, self.expert_data = self.dp.group([self.dp.rank], "ep"), self.data
         if dims.ep > 1:
             mesh = Mesh(self.data, (dims.edp, dims.ep, dims.cp), ("edp", "ep", "cp"))
@@ -108,10 +114,12 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
     named = {name: degree for name, degree in asked.items() if degree > 1 or (name == "dp" and product == 1)}
     flags = " ".join(f"--{name} {degree}" for name, degree in named.items())
     choices = []
+    # Change one degree, and keep the others ...
     for name, degree in named.items():
         others = product // degree
         if ranks % others == 0:
             choices.append(f"use --{name} {ranks // others}")
+    # ... or change the number of ranks.
     if "dp" in asked:
         choices[1:] = [f"start {product} ranks"]
     else:

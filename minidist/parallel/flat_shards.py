@@ -104,6 +104,7 @@ class Shard:
 
     def place(self, piece: slice) -> slice:
         """Return where elements `piece` of the unit lie in this shard; the slice may be empty."""
+        # Both ends are clamped to [self.start, self.stop], then counted from the shard's start.
         start = min(max(piece.start, self.start), self.stop)
         return slice(start - self.start, max(start, min(piece.stop, self.stop)) - self.start)
 
@@ -123,6 +124,7 @@ class Shard:
         """Return (parameter, place in the shard, start, stop in the flattened parameter), frozen ones included."""
         result = []
         for parameter in self.flat.parameters:
+            # A shard boundary may cut a parameter; its part in another shard is that rank's.
             whole = self.flat.slice_of(parameter)
             place = self.place(whole)
             if place.stop > place.start:
@@ -164,9 +166,12 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
             )
         gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
         sums.append(block_square_sums(gradient, [place for p, place, _, _ in shard.ranges() if p in skip]))
+
     # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
     with purpose("clip_norm"):
         gathered = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
+
+    # (ranks, blocks of all shards) -> unit by unit, rank by rank: the order of the blocks on one device.
     blocks, start = [], 0
     for part in sums:
         blocks.append(gathered[:, start : start + part.size].reshape(-1))
@@ -215,6 +220,7 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
 def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
     """Return one kind of optimizer state of the shard as one array; elements that have none are zero."""
     state, dtype = optimizer.state, shard.dtype
+    # State is float32 also where values are in half precision.
     whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
     for piece in shard.slices():
         if piece.name in state:

@@ -78,11 +78,13 @@ class FSDPParamGroup:
         self.shard, self.flat = shard, shard.flat
         self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
         self.op, self.algorithm, self.pool = op, algorithm, pool
+        # A frozen parameter that is unfrozen later would have no optimizer on any rank: its hook raises.
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
         for parameter in self.flat.parameters:
             if not parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._refuse_unfrozen)
 
+        # In flight, and where the group is in its cycle of gather, compute, reduce and release.
         self.gather: Work | None = None  # the gather in flight ...
         self.arriving: xp.Array | None = None  # ... and the array that it writes to
         self.reduction: Work | None = None  # the reduction in flight
@@ -110,18 +112,24 @@ class FSDPParamGroup:
 
     def start_gather(self, context: FSDPCommContext) -> None:
         """Start to gather the latest values, unless they are here or on their way."""
+        # It may be on its way already (prefetch), or still whole with the latest values (not resharded, or persistent).
         if self.gather is not None or (not self.flat.released and self.version == self.flat.version):
             return
         if not self.flat.released:
             self.flat.release()
+
+        # The destination of the gather: the whole group, in the dtype that it computes in.
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         with purpose("parameter_gather"):
+            # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
             if self.subgroup is not None and self.part is not None:
                 self.gather = all_gather(self.subgroup, self._cast(self.part), out=self.arriving, async_op=True)
                 return
+
             # The cast comes before the values cross any link: half precision halves the bytes there, too.
             with self.shard.on_host():
                 mine = self._cast(self.shard.data)
+            # A shard in host memory is fetched first; the gather waits for it in its own stream, not the caller.
             if self.pool is None:
                 self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True)
             else:
@@ -156,6 +164,7 @@ class FSDPParamGroup:
         """Release the group, or keep of it what `reshard_after_forward` says."""
         if recording and self.keep:
             return
+        # This rank's 1/g of the whole; what the neighbours keep makes it whole again for backward.
         if recording and self.subgroup is not None:
             size, rank = self.flat.padded_numel // self.subgroup.size, self.subgroup.rank
             self.part = track(xp.array(self.flat.data[rank * size : (rank + 1) * size]), "unsharded")
@@ -201,6 +210,7 @@ class FSDPParamGroup:
 
     def start_reduce(self, context: FSDPCommContext) -> None:
         """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
+        # At most one reduction is in flight, so whole gradients of at most one group are in memory besides this one's.
         context.finish_reduction()
         shard = self.shard
 
@@ -209,6 +219,7 @@ class FSDPParamGroup:
             out = track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         else:
             out = shard.grad_buffer()
+        # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
             self.reduction = reduce_scatter(
@@ -222,12 +233,18 @@ class FSDPParamGroup:
         assert self.reduction is not None
         piece = self.reduction.wait()
         self.reduction = None
+        # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
         if self.replicas is not None:
             with purpose("gradient_reduce"):
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm)
+
+        # Shards in device memory: done. Otherwise the sum leaves for the host, in a stream of its own, after the one
+        # before.
         if self.pool is None:
             self.add_reduced(piece)
             return
+
+        # The first sum since zero_grad may go straight into the shard's gradient on the host.
         context.finish_offload()
         target = None if self.shard.filled or piece.dtype != self.shard.dtype else self.shard.grad_buffer()
         context.offloading = self, self.pool.start_store(piece, "gradient", target)

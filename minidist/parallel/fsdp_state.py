@@ -57,9 +57,10 @@ class FSDPState(BackwardObserver):
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.in_backward = False
+        # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
         _states[module] = weakref.ref(self)
-        for state in states_of(module):  # modules are sharded bottom up, so the last one is the outermost
+        for state in states_of(module):
             state.root = self
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
@@ -72,13 +73,19 @@ class FSDPState(BackwardObserver):
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
         self._advance_clock()
-        if not root.in_backward:  # a forward that is replayed in backward (recomputation) does not count for the order
+
+        # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
+        if not root.in_backward:
             if self is root:
                 root.began, root.ended = [], []
             root.began.append(self)
+
+        # Wait for this module's parameters, then let the next ones travel while it computes.
         self._gather()
         if not root.in_backward:
             self._prefetch(root.forward_order)
+
+        # The inputs are marked after their cast: [4] comes as soon as the module's own gradients are computed.
         if self.policy.cast_forward_inputs:
             args, kwargs = cast_floats(args, self.policy.param_dtype), cast_floats(kwargs, self.policy.param_dtype)
         if is_grad_enabled():
@@ -92,7 +99,8 @@ class FSDPState(BackwardObserver):
         self._advance_clock()
         if recording:
             output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
-        if not root.in_backward:  # a replayed forward is followed by its backward, which needs the module at once
+        # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
+        if not root.in_backward:
             for group in self.groups:
                 group.after_forward(recording)
             root.ended.append(self)
@@ -107,7 +115,9 @@ class FSDPState(BackwardObserver):
         root = self.root
         root.in_backward = True
         self._advance_clock()
+        # The root hears of the pass's end, and of every node: `node_done`, `finished`.
         running.attach(root)
+        # Backward reaches the modules in the reverse order of their forwards' ends.
         self._gather()
         self._prefetch(root.ended_order[::-1])
         for group in self.groups:
@@ -129,6 +139,8 @@ class FSDPState(BackwardObserver):
         groups = [group for state in states_of(self.module) for group in state.groups]
         for group in groups:
             group.after_backward(self.context)
+
+        # The sums that are still in flight: the reduction of the last group, and its way to the host.
         self.context.finish_reduction()
         self.context.finish_offload()
         self.in_backward = False
@@ -138,6 +150,7 @@ class FSDPState(BackwardObserver):
     # --- steps of the above ---
 
     def _gather(self) -> None:
+        # Start all before waiting for any: a persistent group and the other one travel together.
         for group in self.groups:
             group.start_gather(self.root.context)
         for group in self.groups:

@@ -121,7 +121,9 @@ def fsdp_volume(
     if isinstance(reshard, bool):
         again = gather if reshard else 0
     else:
+        # ranks / g groups, in each of which (g-1)/g of the elements reach each of g ranks.
         again = ranks // reshard * (reshard - 1) * parameters
+
     # A reduce-scatter over the shards, and an all-reduce of each shard over its copies.
     reduced = (ranks - copies) * parameters + 2 * (copies - 1) * parameters
     return {"gradient_reduce": reduced, "parameter_gather": gather + again + (gather if replayed else 0)}
@@ -147,6 +149,7 @@ def _subgroup(comm: Comm, reshard: bool | int) -> Comm | None:
             f"reshard_after_forward={reshard} with {comm.size} shards; a number must divide them and lie between 1 and "
             f"{comm.size}; or pass True or False"
         )
+    # With 8 shards and reshard 4: {0, 1, 2, 3} and {4, 5, 6, 7}.
     first = comm.rank // reshard * reshard
     return comm.group(range(first, first + reshard), f"reshard{first}")
 

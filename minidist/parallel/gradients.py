@@ -61,11 +61,14 @@ def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
         if not parameter.requires_grad:
             continue
         nbytes = parameter.size * flat.dtype.itemsize
-        if not groups or filled + nbytes > cap_bytes or previous != index + 1:  # a frozen one in between ends a bucket
+        # Start a bucket when the last one is full, or a frozen parameter lies in between: it is one contiguous slice.
+        if not groups or filled + nbytes > cap_bytes or previous != index + 1:
             groups.append([])
             filled = 0
         groups[-1].append(parameter)
         filled, previous = filled + nbytes, index
+
+    # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop.
     return [
         Bucket(i, slice(flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop), tuple(group), flat)
         for i, group in enumerate(groups)
@@ -98,9 +101,13 @@ class GradientReducer(BackwardObserver):
         if bucket_cap_mb <= 0:
             raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
         self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
+
+        # The plan of the messages, which is the same on every rank.
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.communicate: Callable[[Bucket], Work] = self._all_reduce
+
+        # The progress of the running pass.
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
         self.works: list[Work] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
@@ -111,7 +118,8 @@ class GradientReducer(BackwardObserver):
 
     def observe(self) -> None:
         """Take part in every backward pass that reaches these parameters."""
-        for parameter in self.flat.parameters:  # also frozen ones: unfrozen later, `ready` refuses them
+        # Frozen parameters are observed, too: when one is unfrozen later, `ready` refuses it.
+        for parameter in self.flat.parameters:
             parameter.observers.append(self)
 
     def synchronize_manually(self) -> None:
@@ -133,11 +141,13 @@ class GradientReducer(BackwardObserver):
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        # Join the pass first: `started` forgets what the pass before said.
         running.attach(self)
         self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
 
     def parameter_ready(self, parameter: Parameter) -> None:
         """[1] Call `ready`, unless the gradients of this pass stay local."""
+        # Where no forward was marked (`ZeroOptimizer` wraps none), the setting at the time of backward counts.
         if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
             self._taking_part = True
             self.ready(parameter)
@@ -164,6 +174,7 @@ class GradientReducer(BackwardObserver):
 
     def launch(self, bucket: Bucket) -> None:
         """[2] Start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
+        # Without this, the messages would depart before the gradients in them are computed.
         advance_clock(self.comm, "backward")
         with purpose("gradient_reduce"):
             self.works.append(self.communicate(bucket))
@@ -181,6 +192,8 @@ class GradientReducer(BackwardObserver):
         if not self._taking_part:
             return
         try:
+            # The buckets that never completed: an error, or zeros for the parameters that the loss did not use. The
+            # other ranks launch these buckets too, so each one must be sent.
             for bucket in self.buckets[len(self.works) :]:
                 missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
                 if missing and self.unused == "error":
@@ -203,6 +216,7 @@ class GradientReducer(BackwardObserver):
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
         for work in self.works:
             work.wait()
+        # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
 

@@ -37,6 +37,7 @@ class Transfer:
 
     def wait(self) -> xp.Array:
         """Wait until the copy is complete and return it."""
+        # The source may be dropped only now: until the copy is complete, the link reads it.
         if self._source is not None:
             self._work.wait()
             if self._event is not None:
@@ -64,8 +65,12 @@ class HostPool:
         if host_bandwidth < 0 or prefetch < 0:
             raise UsageError(f"host_bandwidth {host_bandwidth:g} and prefetch {prefetch}; neither may be below 0")
         self.comm, self.bandwidth, self.host_bandwidth, self.prefetch = comm, bandwidth, host_bandwidth, prefetch
+
+        # What lives on the host, and what has crossed the link in each direction.
         self.account = MemoryAccount()
         self.to_host = self.to_device = 0
+
+        # One stream per direction, so that a fetch does not queue behind a store.
         self._down, self._up = comm.dup(), comm.dup()  # streams of virtual time; they send no messages
         self._streams: dict[str, Any] = {}  # CuPy's, by direction
         self._swapping_out: Transfer | None = None  # at most one block's input leaves at a time
@@ -108,6 +113,7 @@ class HostPool:
 
     def swap_out(self, array: xp.Array) -> Transfer:
         """Begin to move an activation to the host, after the one before has left."""
+        # Let the time of what computed this array pass first; then wait until the array before it has left.
         self.advance()
         self.wait_for_swap_out()
         self._swapping_out = self.start_store(array, "activation")
@@ -124,6 +130,7 @@ class HostPool:
         advance_clock(self.comm, "backward" if is_in_backward() else "forward")
 
     def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
+        # The transfer departs when what has been computed so far is done, and takes its time in the link's own stream.
         self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
         work = stream.collective(name).run_async(lambda: self._take_time(source.nbytes / self.bandwidth, name))
@@ -142,19 +149,22 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
 
     NumPy copies at once. CuPy copies in the direction's own stream, which `kept` holds; without `kept`, at once.
     """
+    # NumPy: one memory, so the copy is complete at once.
     if not is_device_array(source) and not is_device_array(target):
         xp.copyto(target, source)
         return None
     import cupy
 
+    # CuPy: the copy starts when the kernels issued so far are done, because they write the values, or free the memory.
     computing = cupy.cuda.get_current_stream()
     stream = computing if kept is None else kept.setdefault("stream", cupy.cuda.Stream(non_blocking=True))
-    stream.wait_event(computing.record())  # the values, or the room, must be ready
+    stream.wait_event(computing.record())
     if is_device_array(source):
         source.get(stream=stream, out=target, blocking=False)
     else:
         target.set(source, stream=stream)
     event = stream.record()
+    # A copy of the setup: nothing overlaps with it.
     if kept is None:
         event.synchronize()
     return event
@@ -175,11 +185,14 @@ class HostCopy:
     @property
     def data(self) -> xp.Array:
         """A copy on the device; reading it also starts to fetch the copies that backward needs next."""
+        # This array, which the prefetch of a later one has usually started already ...
         self.pool.advance()
         self.pool.wait_for_swap_out()
         self.start()
         assert self.arriving is not None
         array, self.arriving = self.arriving.wait(), None
+
+        # ... and those that backward reads next, to arrive while it computes with this one.
         earlier = self.before()
         for _ in range(self.pool.prefetch):
             if earlier is not None:

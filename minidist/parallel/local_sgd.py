@@ -35,8 +35,9 @@ class PeriodicModelAverager:
             raise UsageError(f"rank {comm.rank}: averaging every {every} steps; it must be at least 1")
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
         self.steps = 0
+        # All ranks start from the same weights; between averages they differ.
         with purpose("startup"):
-            broadcast(comm, flat.data)  # equal at the start; then they differ between averages
+            broadcast(comm, flat.data)
 
     def step(self) -> bool:
         """Count a step; return True when the weights were averaged."""
@@ -50,4 +51,5 @@ class PeriodicModelAverager:
         """Average the weights now (at the end of training, when `every` does not divide the steps)."""
         with purpose("parameter_gather"):
             all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm)
+        # The values changed without an optimizer's step; whoever caches a copy of them must know.
         self.flat.updated()

@@ -45,11 +45,14 @@ def apply_context_parallel(model: Module, comm: Comm, length: int, attention: st
 
     attention: "ring" or "ulysses". Every attention module gets that as its `attention_fn`.
     """
+    # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
     kind = RingAttention if attention == "ring" else UlyssesAttention
     crossing = kind(comm, length)
     for module in model.modules():
         if hasattr(module, "attention_fn"):
             module.attention_fn = crossing
+
+    # Position embeddings and rotary angles look up these numbers; 0..T_local-1 on every rank would be silently wrong.
     positions = sequence_positions(length, comm.rank, comm.size, part_order(attention))
     use_positions(model, positions)
     return positions

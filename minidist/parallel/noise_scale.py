@@ -56,6 +56,7 @@ class NoiseScale:
 
     def add(self, step: Estimate) -> None:
         """Add the estimates of a step to the averages."""
+        # The weights 1, decay, decay^2, ... are summed, too, so that the first averages are not too small.
         self.weight = self.decay * self.weight + 1
         self._gradient = self.decay * self._gradient + step.gradient
         self._noise = self.decay * self._noise + step.noise
@@ -98,6 +99,7 @@ class LocalGradient:
 
 def square(array: Array) -> float:
     """Return the sum of squares, in float64."""
+    # float64, because the estimates are small differences of large sums.
     upcast = array.reshape(-1).astype("float64")
     return float(upcast @ upcast)
 
@@ -116,6 +118,7 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
             f"the noise scale compares a rank's batch with the whole one; {batch} samples on {n} ranks have no two such"
             " sizes"
         )
+    # |g|^2 of every rank's own rows, summed over the ranks.
     with purpose("metrics"):
         total = all_reduce(comm, np.array([local_square]), algorithm="ordered")
     # The mean over ranks of |g|^2 of a rank's own rows; with "sum" its gradient was divided by n already.

@@ -37,6 +37,8 @@ class HostOptimizer:
         """Make the wrapped optimizer's step, and let the time pass that it takes in host memory."""
         with self.pool.on_host():
             self.optimizer.step()
+
+        # The step reads and writes host memory, which takes time on the virtual clock.
         self.pool.step_of(sum(run.slice.data.nbytes for run in self.optimizer._runs))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -88,10 +90,14 @@ class OffloadedOptimizer(HostOptimizer):
     def __init__(
         self, parameters: Any, optimizer_class: Callable[..., Optimizer], pool: HostPool, **settings: Any
     ) -> None:
+
+        # The slices on the device, and the transfers of the step that is under way, by index.
         self.device = list(as_slices(parameters))
         self._coming: dict[int, Transfer] = {}
         self._going: dict[int, Transfer] = {}
         self._stepping: int | None = None
+
+        # Their copies on the host, which the optimizer steps instead, with its state beside them.
         self.host = [
             HostSlice(self, i, pool.copy(piece.data.reshape(-1), "parameter"), piece.name)
             for i, piece in enumerate(self.device)
@@ -115,6 +121,8 @@ class OffloadedOptimizer(HostOptimizer):
         with self.pool.on_host():
             self.optimizer.step()
             self._send_stepped()
+
+        # Values that are still on their way back; and gradients that the optimizer did not read.
         for transfer in [*self._coming.values(), *self._going.values()]:
             transfer.wait()
         self._coming, self._going = {}, {}
@@ -133,6 +141,7 @@ class OffloadedOptimizer(HostOptimizer):
         self._send_stepped()
         if index not in self._coming:
             return None
+        # An optimizer that reads its gradients twice would step on values that the device has already received.
         if index in self._going:
             raise MinidistError(
                 f"the gradient of {self.host[index].name!r} is read again after its values have left the host"
@@ -144,6 +153,7 @@ class OffloadedOptimizer(HostOptimizer):
         """[3] Start to send the values of the slice that was stepped last."""
         index, self._stepping = self._stepping, None
         if index is not None:
+            # The values leave while the optimizer works on the next slice.
             near, far = self.device[index], self.host[index]
             self.pool.step_of(far.data.nbytes)
             self._going[index] = self.pool.start_fetch(far.data, "parameter", near.data.reshape(-1))

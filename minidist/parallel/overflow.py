@@ -31,6 +31,7 @@ def agree_on_overflow(comm: Comm, overflow: bool) -> bool:
     An all-reduce (maximum) of one byte by recursive doubling, purpose `overflow`: log2 n bytes from each of n ranks
     when n is a power of two (else see `collectives/recursive_doubling.py`).
     """
+    # One byte; the maximum is 1 when any rank saw an overflow.
     flag = np.array([overflow], np.uint8)
     with purpose("overflow"):
         all_reduce(comm, flag, "max", algorithm="recursive_doubling")
@@ -51,6 +52,8 @@ def scaled_step(
     `ZeroOptimizer`). gradients: the reduced ones that this rank holds, still scaled. clip: called when the step is
     made, between unscaling and the step.
     """
+
+    # Every rank must call the all-reduce, also one whose own gradients are finite.
     finite = all(gradient is None or all_finite(gradient) for gradient in gradients)
     overflow = agree_on_overflow(comm, not finite)
 
@@ -60,5 +63,7 @@ def scaled_step(
         if clip is not None:
             clip()
         optimizer.step()
+
+    # Every rank updates its scale alike, so the scales stay equal without a message.
     scaler.update(overflow)
     return not overflow

@@ -75,13 +75,19 @@ class ZeroOptimizer:
             raise UsageError(f"ZeroOptimizer(stage={stage!r}); the stage is 1 or 2, and stage 3 is fully_shard")
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
+
+        # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage = comm, stage
         self.flat = sharded_flat(module.parameters() if isinstance(module, Module) else module, comm, alignment)
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
+
+        # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.shard = Shard(self.flat, comm, alignment)
         self.optimizer: Optimizer = optimizer_class(self.shard.slices(), **defaults)
+
+        # Gradients are reduced to the owners of the shards during every backward pass.
         self.reducer = ShardReducer(
             self.shard,
             op="avg" if reduction == "mean" else "sum",
@@ -123,9 +129,12 @@ class ZeroOptimizer:
 
     def step(self) -> None:
         """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
-        self.optimizer.step()  # [2]
-        if self.shard.filled:  # else there was no gradient since zero_grad, and nothing has changed on any rank
-            self.gather()  # [3]
+        # [2] Update this rank's elements.
+        self.optimizer.step()
+
+        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
+        if self.shard.filled:
+            self.gather()
 
     def gather(self) -> None:
         """Gather every shard on every rank, in place."""
@@ -170,6 +179,7 @@ class ShardReducer(GradientReducer):
 
         # The padding travels with the last parameters, so that every element of every shard is reduced.
         last = self.buckets[0] if self.buckets else None
+        # Frozen parameters at the end have no bucket; then the padding behind them is not reduced and stays zero.
         if last is not None and last.slice.stop == flat.numel:
             self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
@@ -184,16 +194,24 @@ class ShardReducer(GradientReducer):
         bucket = self.bucket_of[parameter]
         size = bucket.slice.stop - bucket.slice.start
         array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
+        # The parameters' gradients are views of this array. They come from the end; in the flat order the last one is
+        # first.
         used = 0
-        for p in bucket.parameters[::-1]:  # they come from the end; in the flat order the last one is first
+        for p in bucket.parameters[::-1]:
             p.gradient.buffer = array[used : used + p.size].reshape(p.shape)
             used += p.size
-        array[used:] = 0  # padding
+
+        # The rest is padding, which must not send garbage.
+        array[used:] = 0
 
     def _reduce_scatter(self, bucket: Bucket) -> Work:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         if not self.keep_whole:
-            self._collect(len(self.works))  # so that one bucket travels while one fills, and no more
+            # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
+            self._collect(len(self.works))
+
+        # The first reduction since zero_grad writes straight into the shard. A later one goes through an array of its
+        # own, which `_collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
         shard = self.shard
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
         mine = shard.grad_buffer()[shard.place(bucket.slice)]
@@ -206,6 +224,9 @@ class ShardReducer(GradientReducer):
             async_op=True,
             out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
         )
+
+        # Stage 1 keeps the array of local gradients and marks it empty; stage 2 drops the parameters' views of this
+        # bucket.
         for parameter in bucket.parameters:
             if self.keep_whole:
                 parameter.gradient.clear()

@@ -21,6 +21,7 @@ from minidist.parallel.gradients import Bucket
 
 def compress(state: "Compressor", bucket: Bucket) -> Work:
     """Reduce the bucket compressed, in a stream of its own; the hook of `ddp.register_comm_hook(state, compress)`."""
+    # A call of its own, so that all ranks match it, and a stream of its own, so that backward goes on meanwhile.
     call = state.comm.collective(f"compress/{type(state).__name__}")
     return call.run_async(lambda: state.reduce(call, bucket))
 
@@ -68,6 +69,7 @@ class Compressor:
         On another number of ranks its sum over the ranks must be kept (with op "sum"; with "mean" a residual is also
         divided by the number of ranks, and must be scaled by new ranks / old ranks).
         """
+        # In flat order, which does not depend on how the gradient is cut into buckets.
         flat = buckets[0].flat
         result = np.zeros(flat.padded_numel, flat.dtype)
         for bucket in buckets:

@@ -39,6 +39,7 @@ class PowerSGD(Compressor):
 
     def factors(self, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return (m, k, r) of a parameter that travels as factors, None of one that travels whole."""
+        # Vectors and scalars are small; an empty matrix has no factors.
         if len(shape) < 2 or not prod(shape):
             return None
         m, k = shape[0], prod(shape[1:])
@@ -47,6 +48,7 @@ class PowerSGD(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return 2 (n-1)/n of what travels whole, of all P and of all Q: three all-reduces of actual chunk sizes."""
+        # One all-reduce for what travels whole, one for all P, one for all Q.
         factors = [f for p in bucket.parameters if (f := self.factors(p.shape))]
         whole = sum(p.size for p in bucket.parameters if not self.factors(p.shape))
         parts = (whole, sum(m * r for m, _, r in factors), sum(k * r for _, k, r in factors))
@@ -75,6 +77,7 @@ class PowerSGD(Compressor):
             if f
         ]
 
+        # Biases and norms' weights are sent as they are, together in one message; they leave no residual.
         total, residual = np.zeros_like(x), np.zeros_like(x)
         if whole:
             together = all_reduce(comm, np.concatenate([x[piece] for piece in whole]))
@@ -83,17 +86,18 @@ class PowerSGD(Compressor):
                 total[piece] = together[start:stop]
 
         if matrices:
+            # The first Q is random, and the same on every rank: the key does not name the rank.
             for name, matrix, _, r in matrices:
                 if name not in self.queries:
                     draws = normal(Key(self.seed, "powersgd", name=name), (matrix.shape[1], r))
                     self.queries[name] = draws.astype(x.dtype)
-            # [1]
+            # [1] P, (m, r) each: summed over the ranks, then orthonormal columns, the same bits on every rank.
             left = summed(comm, [matrix @ self.queries[name] for name, matrix, _, _ in matrices])
             left = [orthonormal(p) for p in left]
-            # [2]
+            # [2] Q, (k, r) each: the sum is what the next step starts from.
             mine = [matrix.T @ p for (_, matrix, _, _), p in zip(matrices, left, strict=True)]
             right = summed(comm, mine)
-            # [3]
+            # [3] P Q^T is the sum over ranks; the residual is what P (M^T P)^T leaves of this rank's own matrix.
             for (name, matrix, piece, _), p, q_mine, q in zip(matrices, left, mine, right, strict=True):
                 residual[piece] = (matrix - p @ q_mine.T).reshape(-1)
                 total[piece] = (p @ q.T).reshape(-1)
@@ -104,6 +108,7 @@ class PowerSGD(Compressor):
 
 def summed(comm: PointToPoint, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the sums over all ranks of several arrays, sent as one."""
+    # One message for all arrays: latency is paid once.
     together = all_reduce(comm, np.concatenate([array.reshape(-1) for array in arrays]))
     at = np.cumsum([0, *(array.size for array in arrays)])
     return [together[start:stop].reshape(a.shape) for a, start, stop in zip(arrays, at, at[1:], strict=False)]
@@ -116,9 +121,12 @@ def orthonormal(columns: np.ndarray) -> np.ndarray:
     """
     result = columns.copy()
     for j in range(result.shape[1]):
+        # Projected twice: after one pass rounding leaves a part of the earlier columns, when the new one is nearly
+        # dependent.
         length = np.linalg.norm(result[:, j])
         for _ in range(2):
             result[:, j] -= result[:, :j] @ (result[:, :j].T @ result[:, j])
+        # What is left of a dependent column is rounding error, which must not be scaled up to length 1.
         rest = np.linalg.norm(result[:, j])
         result[:, j] *= 0 if rest <= 100 * np.finfo(result.dtype).eps * length else 1 / rest
     return result

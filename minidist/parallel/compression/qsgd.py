@@ -49,6 +49,7 @@ class QSGD(Compressor):
         """Do two ring all-gathers: d B of levels and one norm from each rank."""
         x, call = bucket.buffer, self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
+        # Each rank draws numbers of its own; otherwise the errors of all ranks would add up instead of averaging out.
         key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
         levels, norm = quantize(x, self.levels, uniform(key, 0, x.size))
 
@@ -62,9 +63,12 @@ class QSGD(Compressor):
 
 def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (signed levels as int8, the norm as an array of one element); draws: uniform in [0, 1)."""
+    # (1,), an array, so that it can be sent.
     norm = np.sqrt(np.square(x, dtype=np.float64).sum(keepdims=True)).astype(x.dtype)
     if not norm[0]:
         return np.zeros(x.size, np.int8), norm
+
+    # |x| / |x|_2 s lies between the levels l and l + 1; it becomes l + 1 with the probability of its distance from l.
     place = np.minimum(np.abs(x).astype(np.float64) / float(norm[0]) * levels, levels)
     level = np.floor(place)
     level += draws < place - level

@@ -51,13 +51,17 @@ class TopK(Compressor):
         """Do two ring all-gathers: k indices (4 B each) and k values from each rank."""
         x, k = self.corrected(bucket), self.kept(bucket)
         magnitude = np.abs(x)
-        magnitude[np.isnan(magnitude)] = np.inf  # NaN would sort last and never be sent
+        # NaN would sort last and never be sent.
+        magnitude[np.isnan(magnitude)] = np.inf
+        # A stable sort, so that of equal magnitudes the first are sent, the same on every run.
         largest = np.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
         values = x[largest]
+
+        # The residual is x without what is sent.
         x[largest] = 0
         self.keep(bucket, x)
 
-        # What stays behind is x without the largest; what is sent is added in rank order, the same on all ranks.
+        # Ranks choose different elements; they are added in rank order, so all ranks get the same bits.
         indices, everything = all_gather(comm, largest), all_gather(comm, values)
         total = np.zeros_like(x)
         for rank in range(comm.size):

@@ -37,12 +37,15 @@ class Updates:
 
     def apply(self, gradients: Sequence[Array], clock: int, staleness: int) -> None:
         """Make one update with the sum of the flat gradients (of one clock), added in the order given."""
+        # Added in the order given, so that the replay gets the same bits.
         total, *rest = gradients
         for gradient in rest:
             total = total + gradient
+        # The slices' gradients are views of the sum; the optimizer steps all keys at once.
         for piece, view in zip(self.slices, self.shard.views(total).values(), strict=True):
             piece.grad = view.reshape(-1)
         if self.optimizer is not None:
+            # Staleness-aware: a gradient that is n updates old counts 1/n.
             factor = 1 / max(1, staleness) if self.config.staleness_aware else 1.0
             self.optimizer.lr_factor = self.config.rate(clock) * factor
             self.optimizer.step()
@@ -60,6 +63,7 @@ class Server:
         self.comm, self.config, self.shard = comm, config, shard
         self.bound, self.aggregate = parse_consistency(config.consistency)
         self.updates = Updates(config, shard, observe)
+        # What the server knows of each worker. Workers are numbered from 0, behind the servers' ranks.
         workers = range(comm.size - config.servers)
         self.done: dict[int, float] = dict.fromkeys(workers, 0)  # pushes of each worker; infinite after its last
         self.clock = dict.fromkeys(workers, 0)  # of the last push
@@ -73,12 +77,14 @@ class Server:
         """Serve until every worker has pushed for the last time, or is dead."""
         while min(self.done.values()) < inf:
             try:
+                # [1] One push, or the news of a death.
                 worker, clock, last = self._receive()
                 self.done[worker] = inf if last else clock + 1
                 if not last:
                     self.waiting[worker] = clock + 1
             except RankDeadError as error:
                 self.remove_worker(error)
+            # [2], [3]: a worker found dead while weights are sent may let more be applied.
             self._apply()
             while self._send_weights():
                 self._apply()
@@ -86,6 +92,7 @@ class Server:
     def remove_worker(self, error: RankDeadError) -> None:
         """[4] Go on without a dead worker; the trace records after how many messages that was, for the replay."""
         worker = self.comm.members.index(error.rank) - self.config.servers
+        # Servers are the first ranks. What a dead server held is lost.
         if worker < 0:
             raise error  # a server, and with it its weights
         if self.done[worker] < inf:
@@ -93,6 +100,8 @@ class Server:
             half = ", half a push thrown away" if self.receiving == worker else ""
             name = f"worker {worker} is dead, known after {known} messages{half}"
             self.comm.trace.spans.append(SpanEvent(self.comm.rank, "main", name, now, now, "death"))
+
+        # An infinite count of pushes: neither a clock nor a bound waits for this worker again.
         self.receiving = -1
         self.done[worker] = inf
         self.waiting.pop(worker, None)
@@ -104,6 +113,7 @@ class Server:
         """
         shard = self.shard
         with purpose("parameter_push"):
+            # The head comes from any worker: clock, is it the last push, and how many rows of each sparse key follow.
             head = xp.empty(2 + len(shard.sparse), xp.int64)
             rank = self.comm.recv(head, ANY)
             worker = self.receiving = rank - self.config.servers
@@ -124,6 +134,7 @@ class Server:
                     self.comm.recv(ids, rank)
                     self.comm.recv(values, rank)
                 contributions[key] = Rows(ids, values)
+        # Only now is the push whole. It waits here until it may be applied.
         self.receiving = -1
         self.pending[worker].append(shard.gradient(contributions))
         self.clock[worker] = clock
@@ -132,10 +143,13 @@ class Server:
     def _apply(self) -> None:
         """[2] Apply what can be applied: in bsp, a clock that all active workers have pushed, in worker order."""
         if self.aggregate:
+            # An update takes at most one gradient of each worker; a worker that is done contributes what is left of its
+            # own.
             while any(self.pending.values()) and all(self.pending[w] or self.done[w] == inf for w in self.pending):
                 gradients = [queue.popleft() for queue in self.pending.values() if queue]
                 self.updates.apply(gradients, self.updates.version, staleness=0)
             return
+        # asp, ssp: every push is an update, in the order of arrival.
         for worker, queue in self.pending.items():
             while queue:
                 self.staleness.append(self.updates.version - self.read[worker])
@@ -146,10 +160,12 @@ class Server:
 
         Returns True when one of them turned out to be dead: then more may be applied, and others may go on.
         """
+        # The clock that everyone else has reached: see `server_config`.
         reached = self.updates.version if self.aggregate else min(self.done.values())
         for worker, clock in sorted(self.waiting.items()):
             if clock - reached <= self.bound:
                 del self.waiting[worker]
+                # The version that the worker's next gradient is computed with, for its staleness.
                 self.read[worker] = self.updates.version
                 try:
                     with purpose("parameter_pull"):

@@ -29,6 +29,7 @@ class Consistency(NamedTuple):
 def parse_consistency(text: str) -> Consistency:
     """Return the consistency that a text such as "bsp", "asp", "ssp:2" or "delay:3" names."""
     name, _, number = text.partition(":")
+    # bsp is delay:0, asp is ssp without a bound.
     if text in ("bsp", "asp"):
         return Consistency(0, True) if text == "bsp" else Consistency(inf, False)
     if name not in ("ssp", "delay") or not re.fullmatch("-?[0-9]+", number):

@@ -58,13 +58,13 @@ def run(
     check(comm, config, initial, steps)
     comm = comm.dup()
 
-    # [1]
+    # [1] Every rank starts from rank 0's weights, and cuts the same shards from them without a message.
     whole = ServerShard(list(initial), initial, config.sparse)
     dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
     initial = whole.weights
     shards = make_shards(config.servers, initial, config.sparse)
 
-    # [2]
+    # [2] The first ranks serve, the others work, until each worker has pushed for the last time.
     staleness: list[int] = []
     pushes = 0
     if comm.rank < config.servers:
@@ -76,7 +76,7 @@ def run(
     else:
         pushes = work(comm, shards, gradient, steps, seconds)
 
-    # [3]
+    # [3] The final weights, on every rank.
     last_pull(comm, shards)
     return ServerResult(joined(initial, [shard.weights for shard in shards]), pushes, staleness)
 
@@ -87,6 +87,7 @@ def server_bytes(weights: int, workers: int, servers: int, steps: int) -> dict[s
     startup: rank 0's weights, to every other rank. parameter_push: per worker and step a gradient, and a head of 16 B
     to each server. parameter_pull: weights after every push but the last, and at the end to every other rank.
     """
+    # Weights go to every other rank at the start (from rank 0), and at the end (each server's keys).
     others = workers + servers - 1
     return {
         "parameter_pull": workers * (steps - 1) * weights + others * weights,
@@ -145,6 +146,7 @@ def first_weights(comm: PointToPoint, servers: int, whole: ServerShard) -> list[
 def last_pull(comm: Comm, shards: Sequence[ServerShard]) -> None:
     """Send every server's final weights to all other ranks."""
     with purpose("parameter_pull"):
+        # Everything is posted before anything is waited for: servers also send their keys to each other.
         requests = [comm.irecv(shard.flat, server, FINAL) for server, shard in enumerate(shards) if server != comm.rank]
         if comm.rank < len(shards):
             requests += [
@@ -160,6 +162,7 @@ def waitall_but_dead_workers(comm: PointToPoint, servers: int, requests: Sequenc
         try:
             comm.wait(request)
         except RankDeadError as error:
+            # A dead worker needs no weights; a dead server has lost some.
             if comm.members.index(error.rank) < servers:
                 raise
             dead.append(error)

@@ -49,11 +49,14 @@ def read_records(traces: Sequence[Trace], config: ServerConfig) -> list[ServerRe
 
 def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRecord:
     """Read one server's trace, message by message."""
+    # What the whole trace says: deaths, the pushes that count, and how many of them each worker made.
     deaths = _deaths(trace)
     whole = _whole_pushes(trace, servers, deaths)
     total = [0] * workers  # pushes of each worker in the whole run
     for place in whole:
         total[trace.messages[place].peer - servers] += 1
+
+    # Where reading has got to.
     missed = {death.worker for death in deaths}  # dead, but the server does not know it yet
     seen = [0] * workers  # pushes of each worker so far
     record = ServerRecord([], {(worker, 0): 0 for worker in range(workers)}, [])
@@ -61,6 +64,7 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
     def apply_clocks(time: float) -> None:
         """Record the updates of the clocks that are complete now (bsp and delay)."""
         while aggregate:
+            # Complete when every worker that ever pushes this clock has done so, and the others' deaths are known.
             clock = len(record.updates)
             parts = [(w, clock) for w in range(workers) if total[w] > clock]
             if not parts or any(seen[w] <= clock for w in {*missed, *(w for w, _ in parts)}):
@@ -79,12 +83,14 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
         notice_deaths(place)
         worker = message.peer - servers
         if place in whole:
+            # A push: in asp and ssp an update of its own, in bsp and delay a part of one.
             seen[worker] += 1
             if not aggregate:
                 record.updates.append([(worker, seen[worker] - 1)])
                 record.times.append(message.end)
             apply_clocks(message.end)
         elif message.kind == "send" and message.purpose == "parameter_pull" and message.tag != FINAL:
+            # A pull: the worker's next gradient is computed with this version.
             record.versions[worker, seen[worker]] = len(record.updates)
             record.gaps.append(
                 seen[worker] - min((n for n, t in zip(seen, total, strict=True) if n < t), default=seen[worker])
@@ -113,6 +119,7 @@ def _whole_pushes(trace: Trace, servers: int, deaths: Sequence[Death]) -> set[in
     """Return the places of the heads of pushes, without those that were dropped."""
     heads = {place for place, m in enumerate(trace.messages) if m.wildcard and m.peer >= 0}
     for death in deaths:
+        # The head of the push that was received in part is the worker's last one before its death was known.
         if death.half:
             heads.discard(max(p for p in heads if p < death.known and trace.messages[p].peer == servers + death.worker))
     return heads
@@ -129,6 +136,7 @@ def replay(
 
     observe(server, updates): called after each update with what that server has then.
     """
+    # history[server][version]: its weights after so many updates, for gradients that were computed with old ones.
     shards = make_shards(config.servers, initial, config.sparse)
     states = [Updates(config, shard, partial(observe, server)) for server, shard in enumerate(shards)]
     history = [[xp.array(shard.flat)] for shard in shards]
@@ -136,7 +144,10 @@ def replay(
 
     def ready(worker: int, clock: int) -> bool:
         """Compute gradient (worker, clock) if all versions that it needs exist; returns whether it is there."""
+
+        # A gradient is computed once, whichever server asks for it first.
         if (worker, clock) not in gradients:
+            # One version per server; all of them must have been made.
             versions = [record.versions[worker, clock] for record in records]
             if any(version >= len(h) for version, h in zip(versions, history, strict=True)):
                 return False
@@ -155,6 +166,8 @@ def replay(
                 state.apply([shard.gradient(gradients[part]) for part in parts], parts[0][1], staleness)
                 past.append(xp.array(shard.flat))
                 moved = True
+
+    # All updates of all servers were made, or the record contradicts itself.
     for state, record in zip(states, records, strict=True):
         if state.version < len(record.updates):
             raise UsageError(

@@ -32,6 +32,7 @@ def assign_keys(sizes: Sequence[int], servers: int) -> list[list[int]]:
     """
     held: list[list[int]] = [[] for _ in range(servers)]
     load = [0] * servers
+    # Ties go to the smaller key and the first server, so that every rank computes the same assignment.
     for key in sorted(range(len(sizes)), key=lambda key: (-sizes[key], key)):
         server = load.index(min(load))
         held[server].append(key)
@@ -47,6 +48,7 @@ class ServerShard:
         self.start = dict(zip(self.keys, offsets([prod(self.shapes[key]) for key in keys]), strict=False))
         self.dense = [key for key in keys if key not in sparse]
         self.sparse = [key for key in keys if key in sparse]
+        # The empty slice gives a server without keys an array of the right dtype.
         self.flat = xp.concatenate(
             [initial[next(iter(initial))].reshape(-1)[:0], *(initial[k].reshape(-1) for k in keys)]
         )
@@ -64,6 +66,7 @@ class ServerShard:
         flat = xp.zeros_like(self.flat)
         for key, view in self.views(flat).items():
             value = contributions[key]
+            # A row that occurs twice gets both values.
             if isinstance(value, Rows):
                 xp.scatter_add_rows(view, value.ids, value.values)
             else:

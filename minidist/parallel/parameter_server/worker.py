@@ -35,19 +35,23 @@ def work(
     worker, clock = comm.rank - len(shards), 0
     weights: Weights = {key: value for shard in shards for key, value in shard.weights.items()}
     while True:
-        # [1]
+        # [1] Compute with the weights of the last pull, whatever the servers have made of them since.
         contributions = gradient(worker, clock, weights)
         comm.compute(seconds=seconds(worker, clock), name="gradient")
         last = clock + 1 >= steps if isinstance(steps, int) else steps(comm, clock)
 
-        # [2], [3], [4]
+        # [2] The receives of the pull come first: see above. After the last push there is none.
         pulls = []
         if not last:
             with purpose("parameter_pull"):
                 pulls = [comm.irecv(shard.flat, server) for server, shard in enumerate(shards)]
+
+        # [3] The same clock to every server, each with the gradients of its keys.
         with purpose("parameter_push"):
             messages = [_messages(shard, contributions, clock, last, worker) for shard in shards]
             comm.waitall([comm.isend(m, server) for server, parts in enumerate(messages) for m in parts])
+
+        # [4] This is where a worker waits that has run too far ahead.
         comm.waitall(pulls)
         clock += 1
         if last:
