@@ -6,7 +6,7 @@ Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size
 and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
 name, or with `algorithm="auto"` by its cost on the communicator's links (see auto.py).
 
-`volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each stands in the file of
+`volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each is in the file of
 its algorithm, beside the code: the ring's in ring.py.
 """
 
@@ -25,6 +25,7 @@ from minidist.collectives.calls import (
 from minidist.collectives.nodes import TwoLevel
 from minidist.collectives.registry import ALGORITHMS, Volume, bus_factor, seconds, volume
 
+# Importing a file registers its algorithms.
 import_modules(__name__, __path__)
 
 __all__ = [

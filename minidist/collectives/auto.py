@@ -37,9 +37,12 @@ MAX_TRIED_RANKS = 64  # on links that differ; every algorithm is run once for so
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
+    # Uniform links have formulas. Too many ranks to try: the formulas of the slowest link, which bound the others.
     alike, alpha, beta = _slowest(links, members)
     if alike or comm.size > MAX_TRIED_RANKS:
         return cheapest(operation, nbytes, comm.size, alpha, beta)
+
+    # Tuples, because `fastest` remembers its result for each set of arguments.
     nodes = tuple(map(tuple, comm.nodes)) if comm.nodes else None
     return fastest(operation, nbytes, links, members, nodes)
 
@@ -47,6 +50,8 @@ def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
 @lru_cache(4096)
 def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float) -> str:
     """Return the algorithm with the smallest formula; of equal ones the first in alphabetical order."""
+
+    # Sorted, so that every rank breaks a tie in the same way.
     entries = sorted(ALGORITHMS[operation].items())
     costs = {name: entry.seconds(nbytes, ranks, alpha, beta) for name, entry in entries}
     return min(costs, key=costs.__getitem__)
@@ -63,6 +68,8 @@ def fastest(
     """Return the algorithm that is done first on links that differ, by running each on the virtual clock."""
     link = links.link
     assert link is not None
+
+    # In the trial world rank i takes the place of this communicator's member i.
     ours = replace(links, link=lambda a, b: link(members[a], members[b]))
     times = {
         name: virtual_seconds(operation, name, len(members), nbytes, ours, nodes)
@@ -91,13 +98,15 @@ def virtual_seconds(
 def _run_on_phantoms(
     comm: Comm, operation: str, algorithm: str, nbytes: int, nodes: tuple[tuple[int, ...], ...] | None
 ) -> None:
-    """One rank's call, with the arguments that the functions of calls.py make of the user's."""
+    """Make one rank's call, with the arguments that calls.py would pass on to the algorithm."""
     if nodes:
         comm.set_nodes([list(node) for node in nodes])
+    # sizes: bytes of each rank's chunk. each: of an all_to_all, where all chunks have the same size, rounded up.
     sizes, each = chunk_sizes(nbytes, comm.size), [-(-nbytes // comm.size)] * comm.size
     if algorithm == "auto":
         algorithm = choose(comm, operation, {"scatter": 0, "all_to_all": sum(each)}.get(operation, nbytes))
 
+    # The arguments of each operation's algorithms, in the order in which calls.py passes them.
     whole, chunk = _bytes(nbytes), _bytes(sizes[comm.rank])
     arguments: dict[str, tuple[Any, ...]] = {
         "all_gather": (chunk, sizes, whole),
@@ -114,7 +123,7 @@ def _run_on_phantoms(
 
 
 def _bytes(size: int) -> Any:
-    """An array of so many bytes without the bytes."""
+    """Return a phantom array of `size` bytes, which has no memory."""
     return Phantom(size, np.uint8)
 
 
@@ -123,5 +132,6 @@ def _slowest(links: LinkModel, members: tuple[int, ...]) -> tuple[bool, float, f
     """Return whether all links have the same cost, and the greatest alpha and beta."""
     if links.link is None:
         return True, links.alpha, links.beta
+    # One rank alone has no link, and so no cost.
     costs = {links.cost(a, b) for a in members for b in members if a != b} or {(0.0, 0.0)}
     return len(costs) == 1, max(alpha for alpha, _ in costs), max(beta for _, beta in costs)

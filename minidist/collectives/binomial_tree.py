@@ -33,6 +33,7 @@ def lowest_bit(number: int, ranks: int) -> int:
 
 def children(number: int, ranks: int) -> list[int]:
     """Return a rank's children, nearest first (all as distances from the root)."""
+    # Below the lowest bit set of `number` each bit gives one child; a child beyond the last rank does not exist.
     bit, result = 1, []
     while bit < lowest_bit(number, ranks) and number + bit < ranks:
         result.append(number + bit)
@@ -49,13 +50,13 @@ def subtree(number: int, ranks: int) -> range:
 
 
 def broadcast_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """The whole array to each child; the root has ceil(log2 n) of them."""
+    """Return what a broadcast sends: the whole array to each child; the root has ceil(log2 n) of them."""
     messages = len(children(rank, len(sizes)))
     return messages, messages * sum(sizes)
 
 
 def scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """To each child the chunks of its subtree and, unless it is a leaf, their sizes (counted as elements of 8 B)."""
+    """Return what a scatter sends: to each child its subtree's chunks and, unless it is a leaf, their sizes of 8 B."""
     n, messages, elements = len(sizes), 0, 0
     for child in children(rank, n):
         below = subtree(child, n)
@@ -65,11 +66,14 @@ def scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
 
 
 def down_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
-    """Broadcast: messages to the children leave one behind the other; log2 n (alpha + beta nbytes) for n = 2^k.
+    """Return the seconds of a broadcast: log2 n (alpha + beta nbytes) for n = 2^k.
+
+    Messages to the children leave one behind the other.
 
     cut: scatter, where a child gets its subtree's part of `nbytes` only, and before it the sizes, 8 B per rank:
     log2 n alpha + beta (n-1)/n nbytes and the sizes' bytes.
     """
+    # arrival[v]: when v has received everything. port: when v's out-port is free again.
     arrival = [0.0] * ranks
     for rank in range(ranks):  # a parent has a smaller number
         port = arrival[rank]
@@ -82,10 +86,13 @@ def down_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool
 
 
 def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
-    """Reduce: a rank receives from its children one after the other, then sends; as long as a broadcast for n = 2^k.
+    """Return the seconds of a reduce, for n = 2^k those of a broadcast.
+
+    A rank receives from its children one after the other, then sends.
 
     cut: gather, log2 n alpha + beta (n-1)/n nbytes for n = 2^k.
     """
+    # ready[v]: when v holds the sum of its subtree. port: when v's in-port is free again.
     ready = [0.0] * ranks
     for rank in reversed(range(ranks)):
         port = 0.0
@@ -102,10 +109,13 @@ def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool =
 @algorithm("broadcast", "binomial", sends=broadcast_sends, seconds=down_seconds)
 def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """Receive from the parent and send to the children, farthest first: ceil(log2 n) messages leave the root."""
+    # In the picture's numbers the root is 0, so `me` is this rank's distance from it.
     n = comm.size
     me = (comm.rank - root) % n
     if me:
         comm.recv(array, (root + me - lowest_bit(me, n)) % n)
+
+    # Farthest first, round 1 of the picture: for n = 2^k that child has the deepest subtree and must begin earliest.
     for child in reversed(children(me, n)):
         comm.send(array, (root + child) % n)
     return array
@@ -114,17 +124,23 @@ def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
 @algorithm("reduce", "binomial", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=up_seconds)
 def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Add what the children send, nearest first, and send the sum to the parent: one message from all but the root."""
+    # The arrows of the picture turned round: the children's sums come in, nearest first.
     n = comm.size
     me, total = (comm.rank - root) % n, array
     for child in children(me, n):
         incoming = np.empty_like(array)
         comm.recv(incoming, (root + child) % n)
+        # The caller's array is not overwritten: the first addition moves to a copy.
         if total is array:
             total = array.copy()
         accumulate(op, total, incoming)
+
+    # A rank below the root passes its subtree's sum to its parent and is done.
     if me:
         comm.send(total, (root + me - lowest_bit(me, n)) % n)
         return None
+
+    # One rank alone has added nothing, but the result is a new array all the same.
     total = total.copy() if total is array else total
     if op == "avg":
         divide(total, n)
@@ -132,7 +148,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
 
 
 def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """The whole array to each child, and from all but rank 0 to the parent."""
+    """Return what an all-reduce sends: the whole array to each child, and from all but rank 0 to the parent."""
     messages = len(children(rank, len(sizes))) + (rank > 0)
     return messages, messages * sum(sizes)
 
@@ -159,18 +175,23 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
 )
 def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Send the whole subtree's shards to the parent in one message."""
+    # The subtree is the range me, me + 1, ..., so each child's part lies in one piece of `held`.
     n = comm.size
     me = (comm.rank - root) % n
     below = subtree(me, n)
     start = offsets([sizes[(root + v) % n] for v in below])  # in the order of the tree
     held = np.empty_like(shard, shape=(start[-1],))
     held[: start[1]] = shard.reshape(-1)
+
+    # Each child sends its whole subtree in one message.
     for child in children(me, n):
         range_ = subtree(child, n)
         comm.recv(held[start[range_.start - me] : start[range_.stop - me]], (root + child) % n)
     if me:
         comm.send(held, (root + me - lowest_bit(me, n)) % n)
         return None
+
+    # The root's order is root, root + 1, ...; the caller expects rank order.
     return _rotated(held, start[n - root])
 
 
@@ -199,11 +220,12 @@ def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out:
         held = np.empty_like(out, shape=(int(counts.sum()),))
         comm.recv(held, parent)
     else:
+        # The root brings the chunks into the tree's order: its own first.
         assert array is not None
         counts[...] = np.roll(sizes, -root)
         held = _rotated(array.reshape(-1), offsets(sizes)[root])
 
-    # Pass each child's part on, the farthest child first: it has the most ranks below it.
+    # Pass each child's part on, the farthest child first: for n = 2^k it has the most ranks below it.
     start = offsets(counts.tolist())
     sends = []
     for child in reversed(children(me, n)):
@@ -217,7 +239,7 @@ def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out:
 
 
 def _rotated(array: np.ndarray, start: int) -> np.ndarray:
-    """The elements from `start` on, then those before: between the order of the tree and that of the ranks."""
+    """Return the elements from `start` on, then those before: between the order of the tree and that of the ranks."""
     if start in (0, array.size):
         return array
     result = np.empty_like(array)

@@ -34,6 +34,8 @@ def sends(sizes: Sequence[int], rank: int, rows: Sequence[Sequence[int]] | None 
     """
     n, messages, elements, distance = len(sizes), 0, 0, 1
     table, counted = rows or [sizes] * n, rows is not None
+
+    # Hop by hop, the chunks that leave this rank: its own, and those of the ranks behind it that pass through.
     while distance < n:
         moving = [i for i in range(n) if i & distance]
         for i in moving:

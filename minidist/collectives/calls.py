@@ -133,6 +133,7 @@ def scatter(
 
     Only the root passes `array`; the others pass None. counts as in `reduce_scatter`; only the root needs them.
     """
+    # What every rank can check of its own argument.
     root = _root(comm, "scatter", root)
     sizes: list[int] = []
     _check(comm, "scatter", out)
@@ -140,6 +141,7 @@ def scatter(
         raise UsageError(f"rank {comm.rank}: scatter into an out that is read-only; pass one that may be written")
 
     if comm.rank == root:
+        # What only the root passes: the array, its counts, and that `out` is not a part of it.
         if array is None:
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
         _check(comm, "scatter", array)
@@ -172,11 +174,13 @@ def all_to_all(
     if (send_counts is None) != (receive_counts is None):
         raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
 
+    # Equal chunks: every rank knows all sizes, so any algorithm will do.
     if send_counts is None or receive_counts is None:
         check_divisible(array.size, "elements of an all_to_all", comm.size, or_else="pass counts")
         sends = receives = [array.size // comm.size] * comm.size  # the very same list: bruck knows by it
         return _call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 
+    # Ragged chunks: a rank knows its own row and column of the table of counts only.
     sends = _chunks_of(comm, "all_to_all", array.size, send_counts)
     receives = _integers(comm, "all_to_all", receive_counts)
     if len(receives) != comm.size or min(receives) < 0 or receives[comm.rank] != sends[comm.rank]:
@@ -208,6 +212,7 @@ def _call(
 
     total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
     """
+    # Chosen from what all ranks know alike, or they would run different algorithms.
     if algorithm == "auto":
         elements = total if total is not None else 0 if array is None else array.size
         algorithm = choose(comm, operation, elements * (1 if array is None else array.itemsize))
@@ -219,6 +224,8 @@ def _call(
     shape = ""
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
         shape = str(list(array.shape))
+
+    # One number for the whole call; all its messages carry it as their tag.
     call = comm.collective(name, shape)
 
     if not async_op:
@@ -228,7 +235,7 @@ def _call(
 
 
 def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None) -> None:
-    """Refuse what is no contiguous array, and what `op` cannot reduce."""
+    """Refuse what is not a contiguous array, and what `op` cannot reduce."""
     if not hasattr(array, "flags") or isinstance(array, np.generic):
         raise UsageError(
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
@@ -243,7 +250,7 @@ def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None
 
 
 def _integers(comm: PointToPoint, operation: str, counts: Sequence[int]) -> list[int]:
-    """The counts as Python's integers, which 2.5 is not."""
+    """Return the counts as Python integers; 2.5 is refused, not rounded."""
     try:
         return [index(count) for count in counts]
     except TypeError:
@@ -253,7 +260,7 @@ def _integers(comm: PointToPoint, operation: str, counts: Sequence[int]) -> list
 
 
 def _chunks_of(comm: PointToPoint, operation: str, total: int, counts: Sequence[int] | None) -> list[int]:
-    """Elements of each rank's chunk of `total` elements."""
+    """Return the elements of each rank's chunk of `total` elements."""
     if counts is None:
         return chunk_sizes(total, comm.size)
     sizes = _integers(comm, operation, counts)
@@ -266,7 +273,7 @@ def _chunks_of(comm: PointToPoint, operation: str, total: int, counts: Sequence[
 
 
 def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence[int] | None) -> list[int]:
-    """Elements of each rank's shard, of which this rank's has `size`."""
+    """Return the elements of each rank's shard, of which this rank's has `size`."""
     if counts is None:
         return [size] * comm.size
     sizes = _integers(comm, operation, counts)
@@ -279,7 +286,7 @@ def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence
 
 
 def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: int, like: np.ndarray) -> np.ndarray:
-    """The flat array that the result goes to: a new one, or the caller's when it has the right size and dtype."""
+    """Return the flat array for the result: a new one, or the caller's when it has the right size and dtype."""
     if out is None:
         return np.empty_like(like, shape=(size,))
     if out.size != size or out.dtype != like.dtype or not out.flags.c_contiguous:
@@ -293,7 +300,7 @@ def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: in
 
 
 def _root(comm: PointToPoint, operation: str, root: int) -> int:
-    """The root as a Python integer, in 0..size-1."""
+    """Return the root as a Python integer, in 0..size-1."""
     if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
         raise UsageError(f"rank {comm.rank}: {operation} with root {root!r}; ranks are 0..{comm.size - 1}")
     return index(root)

@@ -28,23 +28,23 @@ class Fold:
         self.extra = ranks - self.power
 
     def gives(self, rank: int) -> bool:
-        """Does this rank hand its part to rank + 1 and wait?"""
+        """Return whether this rank hands its part to rank + 1 and waits."""
         return rank < 2 * self.extra and rank % 2 == 0
 
     def takes(self, rank: int) -> bool:
-        """Does this rank work for rank - 1 too?"""
+        """Return whether this rank works for rank - 1 too."""
         return rank < 2 * self.extra and rank % 2 == 1
 
     def number(self, rank: int) -> int:
-        """The folded number of a rank (of a rank that gives: its neighbour's)."""
+        """Return the folded number of a rank (of a rank that gives: its neighbour's)."""
         return rank // 2 if rank < 2 * self.extra else rank - self.extra
 
     def rank(self, number: int) -> int:
-        """The rank that works under a folded number."""
+        """Return the rank that works under a folded number."""
         return 2 * number + 1 if number < self.extra else number + self.extra
 
     def merge(self, sizes: Sequence[Number]) -> list[Number]:
-        """Chunk sizes of the ranks to chunk sizes of the folded numbers."""
+        """Return the folded numbers' chunk sizes: a pair's two chunks become one."""
         e = self.extra
         return [sizes[2 * i] + sizes[2 * i + 1] for i in range(e)] + list(sizes[2 * e :])
 
@@ -60,23 +60,28 @@ def folded_seconds(
     alpha: float,
     beta: float,
 ) -> float:
-    """Seconds of rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v].
+    """Return the seconds of rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v].
 
     rounds: (distance, bytes) of each. A folded pair has a message of before[v] bytes first and one of after[v] at the
     end. In a power of two all ranks advance together: a round is alpha + beta bytes. Otherwise folded ranks begin
     later, and an exchange ends when the port is through with both directions and the partner's message is there.
     """
+    # time[v]: when v is ready for its next round. First the message of the rank that gives to the one that takes.
     time = [alpha + beta * before[v] if v < fold.extra else 0.0 for v in range(fold.power)]
     port = list(time)  # when the in-port is free
+
+    # In each round the in-port takes the partner's message, and the out-port sends to the partner.
     for distance, sent in rounds:
         partner = [v ^ distance for v in range(fold.power)]
         port = [max(time[w] + alpha + beta * sent[w], port[v] + beta * sent[w], time[v]) for v, w in enumerate(partner)]
         time = [max(port[v], time[v] + beta * sent[v]) for v in range(fold.power)]
+
+    # Last the message back to the rank that gave.
     return max([*time, *(time[v] + alpha + beta * after[v] for v in range(fold.extra))])
 
 
 def doubling_rounds(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
-    """(distance, bytes) of each round of recursive doubling: each sends what it has, and adds what its partner had."""
+    """Return (distance, bytes) of each round of recursive doubling: each sends all it has, and adds its partner's."""
     rounds, distance, held = [], 1, list(shares)
     while distance < len(shares):
         rounds.append((distance, held))
@@ -86,5 +91,5 @@ def doubling_rounds(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
 
 
 def halving_rounds(shares: Sequence[float]) -> list[tuple[int, list[float]]]:
-    """(distance, bytes) of each round of recursive halving: doubling backwards, where each gives what it gets there."""
+    """Return (distance, bytes) of each round of recursive halving: doubling backwards, sends and receives swapped."""
     return [(d, [held[v ^ d] for v in range(len(held))]) for d, held in reversed(doubling_rounds(shares))]

@@ -24,10 +24,13 @@ from minidist.comm.point_to_point import PointToPoint
 )
 def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """Rank r sends its piece j straight to rank j: all of `array` but its own piece, in n-1 messages."""
+    # The own piece is copied, not sent.
     n, rank = comm.size, comm.rank
     flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)
     out = np.empty_like(flat, shape=(place[-1],))
     out[place[rank] : place[rank + 1]] = flat[start[rank] : start[rank + 1]]
+
+    # Receives in the order in which the others' messages come: rank - 1 is the first to send here.
     partners = [(rank + distance) % n for distance in range(1, n)]
     receives = [comm.irecv(out[place[p] : place[p + 1]], p) for p in reversed(partners)]
     sends = [comm.isend(flat[start[p] : start[p + 1]], p) for p in partners]

@@ -16,7 +16,7 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def fan(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """Seconds of n-1 messages of `nbytes` each that leave, or reach, one rank one after the other."""
+    """Return the seconds of n-1 messages of `nbytes` each that leave, or reach, one rank one after the other."""
     return alpha + (ranks - 1) * beta * nbytes if ranks > 1 else 0.0
 
 
@@ -38,11 +38,16 @@ def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
 @algorithm("reduce", "naive", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=fan)
 def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndarray | None:
     """Send every rank's array to the root, which adds them in rank order."""
+    # Every message goes straight to the root.
     if comm.rank != root:
         comm.send(array, root)
         return None
+
+    # The root has memory for all n contributions, because it adds in rank order, not in the order of arrival.
     parts = [array if other == root else np.empty_like(array) for other in range(comm.size)]
     comm.waitall([comm.irecv(parts[other], other) for other in range(comm.size) if other != root])
+
+    # 0 + 1 + ... + (n-1); the root's own array is not overwritten.
     total = parts[0].copy() if root == 0 else parts[0]
     for part in parts[1:]:
         accumulate(op, total, part)
@@ -62,6 +67,7 @@ def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -
     if comm.rank != root:
         comm.send(shard.reshape(-1), root)
         return None
+    # The root: each shard arrives at its place in the whole, and nothing is copied afterwards.
     start = offsets(sizes)
     whole = np.empty_like(shard, shape=(start[-1],))
     whole[start[root] : start[root + 1]] = shard.reshape(-1)
@@ -80,6 +86,7 @@ def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out:
     if comm.rank != root:
         comm.recv(out.reshape(-1), root)
         return out
+    # The root sends views of its array: a chunk is contiguous.
     assert array is not None
     flat, start = array.reshape(-1), offsets(sizes)
     sends = [comm.isend(flat[start[r] : start[r + 1]], r) for r in range(comm.size) if r != root]
@@ -135,10 +142,13 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
 )
 def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """Exchange chunks with one partner after the other; a rank sends everything but the chunk that it keeps."""
+    # The own chunk is copied, not sent.
     n, rank = comm.size, comm.rank
     flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)
     out = np.empty_like(flat, shape=(place[-1],))
     out[place[rank] : place[rank + 1]] = flat[start[rank] : start[rank + 1]]
+
+    # In each step the ranks' partners are a permutation: no two ranks send to the same one.
     for step in range(1, n):
         to, source = (rank + step) % n, (rank - step) % n
         comm.sendrecv(flat[start[to] : start[to + 1]], to, out[place[source] : place[source + 1]], source)

@@ -28,11 +28,15 @@ class TwoLevel:
     def __init__(self, comm: Comm, color: int) -> None:
         if color < 0:
             raise UsageError(f"rank {comm.rank}: a node needs a color of at least 0, got {color}")
+        # A duplicate, so that `comm` itself keeps the network's nodes.
         self.comm, self.color = comm.dup(), int(color)
+
+        # What travels: each rank's color, 8 B, around the ring.
         colors = np.empty(comm.size, dtype=np.int64)
         with purpose("startup"):
             call = self.comm.collective("two_level")
             ring.all_gather(call, np.array([color], dtype=np.int64), [1] * comm.size, colors)
+
         # in the order of their first ranks
         self.nodes = [np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())]
         self.comm.set_nodes(self.nodes)

@@ -32,6 +32,8 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
         raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
     try:  # dates, text and records cannot
         nothing = np.empty(0, dtype)
+
+        # An empty array is enough for NumPy to say whether it has this operation for this dtype.
         _UFUNCS[op](nothing, nothing, out=nothing)
     except TypeError:
         raise UsageError(f"{dtype} values have no {op!r}; reduce numbers, or send this array as bytes") from None
@@ -43,6 +45,7 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
+    # Half precision: upcast, add in float32, downcast, in pieces that stay in the cache.
     if op in ("sum", "avg") and isinstance(total, np.ndarray) and is_half(total.dtype):
         add_into(total, contribution)
         return

@@ -34,6 +34,7 @@ def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float)
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Send chunk j to rank j (`array.nbytes - chunk r` leave rank r) and add what arrives in rank order."""
+    # contributions[r]: rank r's part of this rank's chunk. All n are kept, so that they can be added in order.
     n, rank, chunks = comm.size, comm.rank, cut(array.reshape(-1), sizes)
     contributions = [
         chunks[rank] if other == rank else track(np.empty_like(out), "communication") for other in range(n)
@@ -65,6 +66,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Ordered reduce-scatter, then the ring's all-gather, which only copies: the ring's volume and messages."""
+    # The sum of this rank's chunk goes to its place in `array`, from where the ring passes it on.
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
     mine = cut(flat, sizes)[comm.rank]
     mine[...] = reduce_scatter(comm, flat, sizes, np.empty_like(mine), op)

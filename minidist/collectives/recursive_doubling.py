@@ -25,14 +25,14 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """The whole array in each of floor(log2 n) rounds; a folded pair: the whole there and back."""
+    """Return what is sent: the whole array in each of floor(log2 n) rounds; a folded pair: the whole there and back."""
     fold = Fold(len(sizes))
     messages = 1 if fold.gives(rank) else fold.power.bit_length() - 1 + fold.takes(rank)
     return messages, messages * sum(sizes)
 
 
 def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """log2 n whole arrays for n = 2^k; at most floor(log2 n) + 2 of them otherwise."""
+    """Return the seconds of log2 n whole arrays for n = 2^k; otherwise of at most floor(log2 n) + 2 of them."""
     fold = Fold(ranks)
     rounds = [(1 << i, [nbytes] * fold.power) for i in range(fold.power.bit_length() - 1)]
     return folded_seconds(fold, [nbytes] * fold.extra, rounds, [nbytes] * fold.extra, alpha, beta)
@@ -61,6 +61,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         combine(op, *((incoming, array) if partner < rank else (array, incoming)), out=array)
         distance *= 2
 
+    # Unfold: the neighbour that gave gets the result.
     if op == "avg":
         divide(array, comm.size)
     if fold.takes(rank):
@@ -69,7 +70,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
 
 
 def all_gather_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """What is known so far in each of floor(log2 n) rounds; a folded pair: its shard there, the whole back."""
+    """Return what is sent: in each round all that is known so far; a folded pair: its shard there, the whole back."""
     fold = Fold(len(sizes))
     if fold.gives(rank):
         return 1, sizes[rank]
@@ -79,7 +80,10 @@ def all_gather_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
 
 
 def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float) -> float:
-    """sizes: bytes of each rank's shard. With equal shards log2 n alpha + (n-1)/n beta nbytes for n = 2^k."""
+    """Return the seconds; with equal shards log2 n alpha + (n-1)/n beta nbytes for n = 2^k.
+
+    sizes: bytes of each rank's shard.
+    """
     fold = Fold(len(sizes))
     first, last = sizes[: 2 * fold.extra : 2], [sum(sizes)] * fold.extra  # the folded pairs' messages
     return folded_seconds(fold, first, doubling_rounds(fold.merge(sizes)), last, alpha, beta)
@@ -94,15 +98,20 @@ def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float) -> flo
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Exchange log2 n messages, each twice as long as the one before: everything but the own shard in all."""
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
+    # This rank's shard goes to its place in `out`, from where it is sent.
     mine = out[start[rank] : start[rank + 1]]
     if not same_memory(mine, shard):
         mine[...] = shard.reshape(-1)
+
+    # Fold: a rank that gives waits for the whole; its neighbour brings in both shards.
     if fold.gives(rank):
         comm.send(mine, rank + 1)
         comm.recv(out, rank + 1)
         return out
     if fold.takes(rank):
         comm.recv(out[start[rank - 1] : start[rank]], rank - 1)
+
+    # The rounds of the picture, in blocks of the folded numbers; then the whole goes back to the neighbour.
     gather_doubling(comm, fold, out, offsets(fold.merge(sizes)))
     if fold.takes(rank):
         comm.send(out, rank - 1)
@@ -111,6 +120,7 @@ def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.
 
 def gather_doubling(comm: PointToPoint, fold: Fold, out: np.ndarray, start: list[int]) -> None:
     """Folded number v holds elements [start[v], start[v+1]) of `out`; afterwards each holds them all."""
+    # Known before a round: an aligned block of `distance` numbers; its partner knows the block beside it.
     me, distance = fold.number(comm.rank), 1
     while distance < fold.power:
         first = me // distance * distance  # this rank's block of `distance` numbers, which are known

@@ -26,7 +26,7 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """All but the (folded) own chunk in floor(log2 n) rounds; a folded pair: the whole there, one chunk back."""
+    """Return what is sent: all but the (folded) own chunk; a folded pair: the whole there, one chunk back."""
     fold = Fold(len(sizes))
     if fold.gives(rank):
         return 1, sum(sizes)
@@ -35,7 +35,10 @@ def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
 
 
 def reduce_scatter_seconds(sizes: Sequence[float], alpha: float, beta: float) -> float:
-    """sizes: bytes of each rank's chunk. With equal chunks log2 n alpha + (n-1)/n beta nbytes for n = 2^k."""
+    """Return the seconds; with equal chunks log2 n alpha + (n-1)/n beta nbytes for n = 2^k.
+
+    sizes: bytes of each rank's chunk.
+    """
     fold = Fold(len(sizes))
     first, last = [sum(sizes)] * fold.extra, sizes[: 2 * fold.extra : 2]  # the folded pairs' messages
     return folded_seconds(fold, first, halving_rounds(fold.merge(sizes)), last, alpha, beta)
@@ -66,6 +69,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     # The rounds of the picture; then each folded number has the sum of its one or two chunks.
     scatter_halving(comm, fold, total, offsets(fold.merge(sizes)), op)
     if fold.takes(rank):
+        # Unfold: the neighbour that gave gets its chunk.
         theirs = total[start[rank - 1] : start[rank]]
         if op == "avg":
             divide(theirs, comm.size)
@@ -77,8 +81,9 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 
 
 def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """Halving gives away all but the own chunk of q; doubling sends what is known; a folded pair: the whole, twice."""
+    """Return what is sent: halving's chunks, doubling's chunks and, of a folded pair, the whole there and back."""
     fold, size = Fold(len(sizes)), sum(sizes)
+    # Fold: a rank that gives waits for the result, its neighbour works for both.
     if fold.gives(rank):
         return 1, size
     chunks, me = chunk_sizes(size, fold.power), fold.number(rank)
@@ -87,16 +92,16 @@ def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
 
 
 def all_reduce_seconds(shares: Sequence[float], ranks: int, alpha: float, beta: float) -> float:
-    """shares: bytes of each folded number's chunk. With equal ones 2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k.
+    """Return the seconds; with equal shares 2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k.
 
-    For other n at most 2 (alpha + beta nbytes) more than that of q.
+    For other n at most 2 (alpha + beta nbytes) more than that of q. shares: bytes of each folded number's chunk.
     """
     whole = [sum(shares)] * ranks
     return folded_seconds(Fold(ranks), whole, halving_rounds(shares) + doubling_rounds(shares), whole, alpha, beta)
 
 
 def equal_shares(nbytes: float, ranks: int) -> list[float]:
-    """`nbytes` cut for the folded numbers."""
+    """Return `nbytes` cut into equal shares of the folded numbers."""
     power = Fold(ranks).power
     return [nbytes / power] * power
 
@@ -115,6 +120,8 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         comm.send(flat, rank + 1)
         comm.recv(flat, rank + 1)
         return array
+
+    # Unfold: the neighbour that gave gets the whole.
     if fold.takes(rank):
         incoming = np.empty_like(flat)
         comm.recv(incoming, rank - 1)
@@ -132,8 +139,12 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
 
 
 def scatter_halving(comm: PointToPoint, fold: Fold, total: np.ndarray, start: list[int], op: str) -> None:
-    """Folded number v ends with the sum over all in elements [start[v], start[v+1]) of `total`; the rest is overwritten
-    with partial sums."""
+    """Reduce-scatter `total` in place among the folded numbers.
+
+    Number v ends with the sum over all in elements [start[v], start[v+1]); the rest is overwritten with partial sums.
+    """
+    # Before a round the sums that this rank still works on are an aligned block of 2 distance chunks; it keeps the half
+    # with its own chunk.
     me, distance = fold.number(comm.rank), fold.power // 2
     while distance:
         first = me // distance * distance  # the block of `distance` numbers that this rank stays in

@@ -80,7 +80,7 @@ def algorithm(
 
 
 def formulas(operation: str, name: str) -> dict[str, Callable[..., Any]]:
-    """The two formulas of a registered algorithm, for another one that sends the same."""
+    """Return the two formulas of a registered algorithm, for another one that sends the same."""
     entry = ALGORITHMS[operation][name]
     return {"sends": entry.sends, "seconds": entry.seconds}
 
@@ -94,6 +94,7 @@ def volume(
     options: what a formula needs beyond that: `itemsize` (segmented_ring), `rows` (bruck).
     """
     sizes = chunk_sizes(elements, ranks) if isinstance(elements, int) else list(elements)
+    # The formulas of these count ranks from the root.
     if operation in ("broadcast", "reduce", "gather", "scatter"):
         sizes, rank = sizes[root:] + sizes[:root], (rank - root) % ranks
     return Volume(*ALGORITHMS[operation][algorithm].sends(sizes, rank, **options))
@@ -109,6 +110,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
+    # A pipelined broadcast carries every byte over each link once; an all-reduce is a reduce-scatter and an all-gather.
     if operation in ("broadcast", "reduce"):
         return 1.0
     return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks

@@ -32,6 +32,7 @@ from minidist.comm.point_to_point import PointToPoint
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Send every chunk but the own to the next rank: `array.nbytes - chunk r` leave rank r, in n-1 messages."""
     n, rank = comm.size, comm.rank
+    # chunks[j]: this rank's part of chunk j. The first to leave is r-1: it ends at rank r-1 after n-1 steps.
     chunks = cut(array.reshape(-1), sizes)
     travelling = chunks[(rank - 1) % n]  # what this rank sends next
     for step in range(1, n):  # the steps of the picture
@@ -40,6 +41,8 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
         comm.sendrecv(travelling, (rank + 1) % n, incoming, (rank - 1) % n)
         accumulate(op, incoming, mine)
         travelling = incoming
+
+    # A ring of one takes no step.
     if n == 1:
         out[...] = chunks[0]
     if op == "avg":
@@ -56,8 +59,11 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Send every chunk but the next rank's to the next rank, in n-1 messages."""
     n, rank, chunks = comm.size, comm.rank, cut(out, sizes)
+    # The own shard goes to its place in `out`, from where it is sent.
     if not same_memory(chunks[rank], shard):
         chunks[rank][...] = shard.reshape(-1)
+
+    # What arrives in one step is what leaves in the next.
     for step in range(n - 1):
         comm.sendrecv(chunks[(rank - step) % n], (rank + 1) % n, chunks[(rank - step - 1) % n], (rank - 1) % n)
     return out
@@ -81,6 +87,8 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
     chunks = cut(flat, sizes)
     arrived = track(np.empty_like(flat, shape=(sizes[0],)), "communication")  # chunk 0 is a largest one
+
+    # Reduce-scatter: steps 1 to n-1 of the picture. Afterwards chunk r of rank r is complete.
     for step in range(1, n):
         leaving, growing = (rank - step) % n, (rank - step - 1) % n
         incoming = arrived[: sizes[growing]]
@@ -88,6 +96,8 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         accumulate(op, chunks[growing], incoming)
     if op == "avg":
         divide(chunks[rank], n)
+
+    # All-gather: the complete chunks travel once around.
     all_gather(comm, chunks[rank], sizes, flat)
     return array
 
@@ -101,6 +111,8 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
 def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """Pass the whole array along a chain of n-1 messages from the root around the ring."""
     distance = (comm.rank - root) % comm.size
+
+    # The chain begins with the rank after the root: it only sends.
     if distance > 0:
         comm.recv(array, (comm.rank - 1) % comm.size)
     if distance < comm.size - 1:
@@ -126,6 +138,8 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
     if distance < n - 1:
         comm.send(total, (comm.rank + 1) % n)
         return None
+
+    # The root is the end of the chain. One rank alone returns a copy all the same.
     total = total.copy() if total is array else total
     if op == "avg":
         divide(total, n)
@@ -133,7 +147,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
 
 
 def same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    """Do two contiguous arrays of equal size start at the same address?"""
+    """Return whether two contiguous arrays of equal size start at the same address."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return bool(a.ctypes.data == b.ctypes.data) and a.nbytes == b.nbytes
     return a is b

@@ -32,12 +32,12 @@ def segments(nbytes: int) -> int:
 
 
 def in_segments(array: np.ndarray, count: int) -> list[np.ndarray]:
-    """Views of `count` segments of a 1-D array, nearly equal."""
+    """Return views of `count` segments of a 1-D array, nearly equal."""
     return cut(array, chunk_sizes(array.size, count))
 
 
 def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """Broadcast and reduce: the first of k segments makes n-1 hops, the others follow without a gap."""
+    """Return the seconds of broadcast and reduce: the first of k segments makes n-1 hops, the others follow at once."""
     if ranks == 1:
         return 0.0
     first = nbytes / segments(ceil(nbytes))
@@ -54,9 +54,12 @@ def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float
 )
 def broadcast(comm: PointToPoint, array: np.ndarray, root: int) -> np.ndarray:
     """Pass the segments from the root around the ring: each rank but the last sends the array once."""
+    # All receives are posted at once, so that the sender never waits for one.
     n, distance = comm.size, (comm.rank - root) % comm.size
     pieces = in_segments(array.reshape(-1), segments(array.nbytes))
     receives = [comm.irecv(piece, (comm.rank - 1) % n) for piece in pieces] if distance else []
+
+    # A segment leaves as soon as it is here, while the next one arrives. The root's are here from the start.
     sends = []
     for i, piece in enumerate(pieces):
         if distance:
@@ -78,19 +81,25 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
     total = np.empty_like(array) if distance else array
+
+    # growing[i]: segment i of the sum so far; it arrives from the rank before and leaves to the rank after.
     k = segments(array.nbytes)
     mine, growing = in_segments(array.reshape(-1), k), in_segments(total.reshape(-1), k)
     receives = [comm.irecv(piece, (comm.rank - 1) % n) for piece in growing] if distance else []
+
+    # As in the broadcast, with one addition between a segment's arrival and its departure.
     sends = []
     for i, piece in enumerate(growing):
         if distance:
             comm.wait(receives[i])
             accumulate(op, piece, mine[i])
+
         if distance < n - 1:
             sends.append(comm.isend(piece, (comm.rank + 1) % n))
     comm.waitall(sends)
     if distance < n - 1:
         return None
+
     total = total.copy() if total is array else total
     if op == "avg":
         divide(total, n)
@@ -98,13 +107,16 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
 
 
 def all_reduce_sends(sizes: Sequence[int], rank: int, itemsize: int = 8) -> tuple[int, int]:
-    """The ring's elements; every chunk is cut into as many segments as the largest one, chunk 0, needs."""
+    """Return what is sent: the ring's elements; every chunk in as many segments as the largest one, chunk 0, needs."""
     n = len(sizes)
     return 2 * (n - 1) * segments(sizes[0] * itemsize), 2 * sum(sizes) - sizes[rank] - sizes[(rank + 1) % n]
 
 
 def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """2 (n-1) steps of one chunk. A step takes the chunk's time on the port or, if that is longer, a segment's way."""
+    """Return the seconds of 2 (n-1) steps of one chunk.
+
+    A step takes the chunk's time on the port or, if that is longer, a segment's way.
+    """
     if ranks == 1:
         return 0.0
     chunk = nbytes / ranks
@@ -119,10 +131,14 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     What arrives in one step is what leaves in the next, segment by segment: steps 1 to n-1 add, the others copy.
     """
     n, rank = comm.size, comm.rank
+    # No steps, and no segments.
     if n == 1:
         if op == "avg":
             divide(array, n)
         return array
+
+    # chunks[j][i]: segment i of chunk j. All chunks have the same number of segments, so that both sides agree on the
+    # messages.
     sizes = chunk_sizes(array.size, n)
     k = segments(sizes[0] * array.itemsize)
     chunks = [in_segments(chunk, k) for chunk in cut(array.reshape(-1), sizes)]

@@ -39,10 +39,13 @@ class Levels:
     """
 
     def __init__(self, comm: CollectiveCall) -> None:
+        # The same list of nodes on every rank, from what `TwoLevel` was told or from the world's links or hosts.
         self.comm = comm
         self.nodes = nodes = comm.nodes or comm.world.nodes(comm.members)
         self.node = next(i for i, node in enumerate(nodes) if comm.rank in node)
         place = nodes[self.node].index(comm.rank)
+
+        # With equal nodes every place has a partner in each node; else only place 0, the leaders, has.
         self.equal = len({len(node) for node in nodes}) == 1
         self.inside = comm.sub(nodes[self.node])
         together = self.equal or place == 0
@@ -70,6 +73,7 @@ def reordered(flat: np.ndarray, sizes: Sequence[int], order: Sequence[int], back
     """Copy the chunks of `flat` from rank order into `order`, or back. No copy when the two are the same."""
     if list(order) == list(range(len(sizes))):
         return flat
+    # start: of each rank's chunk in rank order. moved: of the chunks in `order`.
     result, start, moved = np.empty_like(flat), offsets(list(sizes)), offsets([sizes[rank] for rank in order])
     for i, rank in enumerate(order):
         here, there = (moved[i], moved[i + 1]), (start[rank], start[rank + 1])
@@ -86,6 +90,7 @@ def sends_inside_and_across(
     operation: all_reduce, reduce_scatter or all_gather. sizes[m][l]: elements of the chunk of rank l of node m; an
     all-reduce cuts the array first into L parts, then each part into M.
     """
+    # Inside the ring runs over the L places, each with the chunks of all nodes; across over the M chunks of one place.
     places = [sum(place) for place in zip(*sizes, strict=True)]
     inside = volume(operation, "ring", places, len(places), rank)
     return inside, volume(operation, "ring", [row[rank] for row in sizes], len(sizes), node)
@@ -98,6 +103,7 @@ def two_level_seconds(
 
     A reduce-scatter or an all-gather takes half of it.
     """
+    # Steps 1 and 3 on the whole array, step 2 on a place's share of it.
     inside = ALGORITHMS["all_reduce"]["ring"].seconds(nbytes, ranks, *fast)
     return inside + ALGORITHMS["all_reduce"]["ring"].seconds(nbytes / ranks, nodes, *slow)
 
@@ -106,6 +112,7 @@ def two_level_seconds(
 @algorithm("all_reduce", "two_level", **formulas("all_reduce", "ring"))
 def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
     """Sum inside, across and inside again; of equal nodes a rank sends 2 (M-1)/M of 1/L of the array across."""
+
     levels = Levels(comm)
     inner, inside, across = "sum" if op == "avg" else op, levels.inside, levels.across  # divided once, at the end
 
@@ -114,6 +121,8 @@ def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
         flat, sizes = array.reshape(-1), chunk_sizes(array.size, inside.size)
         start = offsets(sizes)
         mine = np.empty_like(flat, shape=(sizes[inside.rank],))
+
+        # [1] to [3]: place l gets chunk l of its node's sum, then of the sum over all, then every chunk.
         ring.reduce_scatter(inside, flat, sizes, mine, inner)
         ring.all_reduce(across, mine, inner)
         if op == "avg":
@@ -141,6 +150,7 @@ def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], ou
 
     # Steps 1 and 2: each place gets the chunks of that place in all nodes, then each rank its own.
     if levels.equal:
+        # totals[l]: elements of place l, over all nodes. held: this place's chunks, node by node.
         totals = levels.totals(sizes)
         held = np.empty_like(flat, shape=(totals[inside.rank],))
         ring.reduce_scatter(inside, reordered(flat, sizes, levels.order), totals, held, inner)
@@ -197,7 +207,9 @@ def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: n
 def broadcast(comm: CollectiveCall, array: np.ndarray, root: int) -> np.ndarray:
     """Broadcast inside the root's node, among the leaders, inside the other nodes: M-1 slow messages in all."""
     levels = Levels(comm)
+
     at_root = levels.node_of(root)
+    # The root's node first, then one slow message to each other leader, then the other nodes.
     if levels.node == at_root:
         binomial_tree.broadcast(levels.inside, array, levels.nodes[at_root].index(root))
     if levels.inside.rank == 0:
@@ -210,7 +222,10 @@ def reduce(comm: CollectiveCall, array: np.ndarray, root: int, op: str) -> np.nd
     """Reduce inside the other nodes, among the leaders, inside the root's node: M-1 slow messages in all."""
     levels = Levels(comm)
     inner, at_root = "sum" if op == "avg" else op, levels.node_of(root)
+    # The broadcast turned round: inside the other nodes, then one slow message from each of their leaders.
     part: np.ndarray | None = array
+
+    # Now the leader of the root's node holds the sum of the other nodes and of its own array.
     if levels.node != at_root:
         part = binomial_tree.reduce(levels.inside, array, 0, inner)
     if levels.inside.rank == 0 and len(levels.nodes) > 1:
@@ -228,6 +243,7 @@ def reduce(comm: CollectiveCall, array: np.ndarray, root: int, op: str) -> np.nd
 def barrier(comm: CollectiveCall) -> None:
     """Synchronize inside each node, among the leaders, and inside again."""
     levels = Levels(comm)
+    # No leader enters before its whole node has; no rank leaves before all leaders have met.
     levels.inside.barrier()
     if levels.inside.rank == 0:
         levels.leaders().barrier()
