@@ -69,7 +69,8 @@ def warm_up(
         losses.append(tuple(found.values()))
         first, mine = next(iter(found.items()))
         for name in found if compared is None else compared:
-            if not abs(mine - found[name]) <= tolerance * max(1.0, abs(found[name])):  # also when one is not a number
+            # `not ... <=` refuses NaN, too.
+            if not abs(mine - found[name]) <= tolerance * max(1.0, abs(found[name])):
                 raise MinidistError(
                     f"{where}: the loss of step {number} is {mine} ({first}) and {found[name]} ({name}); no ratio is"
                     " given"
@@ -99,6 +100,7 @@ def mpi_world(kind: type[MPIWorld] = MPIWorld, *, with_torch: bool = False, **se
 
     with_torch: the ranks are a process group of PyTorch's gloo too.
     """
+    # Speed depends on the allocator and on the number of threads.
     tune_process()
     world = kind(**{"checks": False, "timeout": 300, "record": False, **settings})
     if with_torch:
@@ -118,6 +120,8 @@ def join_gloo(world: MPIWorld) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+
+    # Rank 0 makes a folder, and the ranks find each other by a file in it.
     folder = world.base.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
     rendezvous = f"file://{Path(folder) / 'rendezvous'}"
     dist.init_process_group("gloo", init_method=rendezvous, rank=world.rank, world_size=world.size)
@@ -138,6 +142,7 @@ def interleave_ranks(
     """
 
     def seconds(name: str) -> float:
+        # One call that is not timed, so that memory and connections are there.
         sides[name]()
         world.base.Barrier()
         return slowest(world, seconds_per_call(sides[name], calls if isinstance(calls, int) else calls[name]))

@@ -40,6 +40,7 @@ class ProcessTimer:
         self.seconds, self.inside = 0.0, False
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        # A wait inside an exchange is part of its time already.
         if self.inside:
             return function(*arguments, **keywords)
         self.inside, began = True, time.process_time()
@@ -81,6 +82,7 @@ def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict
     if rounds < 1:
         raise UsageError(f"bench hybrid: --rounds {rounds}; it must be 1 or more")
     layout = {"dp": dp, "tp": tp, "pp": pp, "microbatches": 2, "global_batch": 8}
+    # Both jobs must keep the rules, before mpiexec starts.
     for sizes in (LARGE, SMALL):
         config = TrainConfig.make(**layout, **sizes, data="markov")
         check_rules(config, resolve_batches(config, dp * tp * pp))
@@ -106,6 +108,7 @@ def main(layout: dict[str, int], rounds: int) -> None:
         steps = {name: make_step(world.comm, layout, sizes) for name, sizes in (("large", LARGE), ("small", SMALL))}
         outside: dict[str, list[float]] = {name: [] for name in steps}
         whole: list[float] = []  # of the large model, messages included
+        # Processor time of the step, minus that inside messages; the first round warms up.
         for number in range(rounds + 1):
             for name, step in steps.items():
                 world.base.barrier()

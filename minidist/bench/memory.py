@@ -58,6 +58,7 @@ def _accounted(case: StepCase, account: MemoryAccount) -> Step:
         with watching(account):
             return function(*arguments)
 
+    # The model is made inside the account too, so that weights and optimizer state are counted.
     step = inside(own_step, case, inside(make_model, case))
 
     def accounted() -> float:

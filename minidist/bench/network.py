@@ -70,7 +70,8 @@ def bench_network(
     if not 2 <= hosts <= 200:
         raise UsageError(f"bench network --hosts {hosts}; it must be 2 to 200")
     for name in algorithms:
-        collectives.ALGORITHMS["all_reduce"][name]  # a wrong name is refused before anything starts
+        # A wrong name is refused before anything starts.
+        collectives.ALGORITHMS["all_reduce"][name]
     if rounds < 1:
         raise UsageError(f"bench network --rounds {rounds}; a median takes at least 1 call")
     if any(size < 4 or size % 4 for size in sizes):
@@ -166,6 +167,7 @@ def network(hosts: int, rate: float) -> Iterator[tuple[list[str], Path]]:
     tag = f"md{os.getpid()}"
     names, bridge = [f"{tag}-{i}" for i in range(hosts)], f"{tag}br"[-15:]
     with tempfile.TemporaryDirectory(prefix="minidist-") as folder:
+        # mpiexec calls the agent with the arguments of ssh.
         agent = Path(folder) / "agent"
         agent.write_text(AGENT)
         agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
@@ -186,6 +188,7 @@ def network(hosts: int, rate: float) -> Iterator[tuple[list[str], Path]]:
                 run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *bucket(rate))
             yield names, agent
         finally:
+            # Also after an error: namespaces and bridges outlive the process.
             for name in names:
                 subprocess.run(["ip", "netns", "del", name], capture_output=True)
             subprocess.run(["ip", "link", "del", bridge], capture_output=True)
@@ -224,9 +227,11 @@ def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[s
     """Return one row: the median over rounds of the slowest rank's time; bytes of the last round on this rank."""
     comm, array = world.comm, np.ones(nbytes // 4, np.float32)
     seconds = []
-    for _ in range(rounds + 1):  # the first opens the connections
+    # The first round opens the connections.
+    for _ in range(rounds + 1):
         array[:] = 1
         world.base.Barrier()
+        # Both counters before and after the call, so that only its own bytes are compared.
         wire, trace = sent_by_interface(), sum(message.nbytes for message in world.trace.sent())
         began = time.perf_counter()
         all_reduce(comm, array, algorithm=algorithm)

@@ -81,10 +81,12 @@ def own_side(
 ) -> tuple[Step, Callable[[], dict[str, Any]]]:
     """Return our step of the side `name`, and a function that gathers its gradients and weights by name."""
     model = make_model(case, dtype)
+    # Each rank trains on other rows.
     inputs, targets = make_batch(case, seed=comm.rank)
     forward: Any = model
     tensors: Callable[[], dict[str, Any]]
     if name == "zero 3":
+        # Bottom up: each block is a unit, and the model is the unit of the rest.
         for module in [*model.transformer.h, model]:  # type: ignore[attr-defined]
             fully_shard(module, mesh=comm)
         shards, optimizer = shards_of(model), AdamW(sharded_parameters(model), **ADAMW)
@@ -99,6 +101,7 @@ def own_side(
         stepper = ZeroOptimizer(model, AdamW, comm=comm, stage=int(name[-1]), **ADAMW)
         zero_grad, tensors = stepper.zero_grad, stepper.tensors
     else:
+        # "ddp", or "alone": the same step without communication.
         flat = FlatParameters(model.parameters())
         if name == "ddp":
             forward = DistributedDataParallel(model, comm, flat=flat)
@@ -185,12 +188,16 @@ def check(world: MPIWorld, case: StepCase, steps: int = 5) -> dict[str, Any]:
     largest = {"gradients": 0.0, "weights": 0.0, "losses": 0.0}
     for _ in range(steps):
         largest["losses"] = max(largest["losses"], abs(ours() - theirs()))
+
+        # {kind: {name: whole array}}; on PyTorch's side full_tensor() gathers the shards.
         mine = tensors()
         for name, parameter in module.named_parameters():
             pairs = {"weights": parameter.detach(), "gradients": parameter.grad}
             for kind, tensor in pairs.items():
                 whole = tensor.full_tensor().numpy()
                 largest[kind] = max(largest[kind], float(np.abs(mine[kind][name] - whole).max()))
+
+    # The largest entry is the scale by which a reader judges the differences.
     entry = max(float(np.abs(gradient).max()) for gradient in mine["gradients"].values())
     return {
         "largest_difference": largest,

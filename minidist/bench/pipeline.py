@@ -57,10 +57,13 @@ def own_pipeline(
     case: StepCase, comm: Comm, schedule: str, microbatches: int, dtype: Any = np.float32
 ) -> tuple[Pipeline, Step]:
     """Return our pipeline and its step."""
-    options: dict[str, Any] = {"backward_order": "forward"} if schedule == "gpipe" else {}  # as PyTorch's
+    # PyTorch's GPipe runs backwards in the order of the forwards.
+    options: dict[str, Any] = {"backward_order": "forward"} if schedule == "gpipe" else {}
     plan = get_schedule(schedule).plan(comm.size, microbatches, **options)
     stages, tied = split_model(make_model(case, dtype), plan.stages, plan.stages_of(comm.rank))
     inputs, targets = make_batch(case)
+
+    # Each micro-batch's loss is its share of the mean over the whole batch.
     divisor = float(targets.size)
     pipe = Pipeline(comm, plan, stages, lambda logits, labels: cross_entropy(logits, labels, divisor), tied=tied)
     optimizers = [AdamW(flat, **ADAMW) for flat in pipe.flats if len(flat)]
@@ -130,6 +133,8 @@ def torch_pipeline(
 
     runner = getattr(pipelining, TORCH_SCHEDULES[schedule])(stage, microbatches, loss_fn=loss_of)
     optimizer = torch_adamw(module.parameters())
+
+    # The tied weight lies on the first and the last stage, which sum its gradients, as ours do.
     tied = module.wte.weight if comm.rank == 0 else module.head if comm.rank == comm.size - 1 else None
     ends = dist.new_group([0, comm.size - 1])
 
@@ -149,7 +154,9 @@ def torch_pipeline(
         loss = (
             torch.stack(losses).mean().reshape(1) if losses else torch.zeros(1, dtype=next(module.parameters()).dtype)
         )
-        dist.broadcast(loss, comm.size - 1)  # known on every rank, as ours is
+
+        # Every rank knows the loss, as on our side.
+        dist.broadcast(loss, comm.size - 1)
         return float(loss.item())
 
     return module, step
@@ -183,6 +190,7 @@ def main(case_name: str, schedule: str, microbatches: int, rounds: int) -> None:
         comm = world.comm
         sides: dict[str, Step] = {
             "pipeline": own_pipeline(case, comm, schedule, microbatches)[1],
+            # Rank 0 makes the whole step alone, and the others wait for it at the barrier.
             "alone": own_step(case, make_model(case)) if comm.rank == 0 else lambda: 0.0,
         }
         if with_torch:

@@ -72,25 +72,33 @@ def staleness_runs(
 def _run(consistency: str, workers: int, pace: Callable[[int, int], float], seconds: float, lr: float) -> StalenessRun:
     data = markov(TOKENS, VOCABULARY)
     tokens = np.asarray(data.tokens, np.int64)
+    # pairs[a, b]: the share of transitions from a to b in the chain, with which its whole loss is a sum.
     pairs = np.zeros((VOCABULARY, VOCABULARY))
     np.add.at(pairs, (tokens[:-1], tokens[1:]), 1 / (tokens.size - 1))
     initial = {"logits": np.zeros((VOCABULARY, VOCABULARY))}
+
     # A gradient is the mean over a batch in which a token occurs about once, hence the large rates.
     config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr))
 
     def gradient(worker: int, clock: int, weights: ps.Weights) -> ps.Weights:
+        # A window of the chain by (worker, clock), so that a replay takes the same one.
         start = (worker * 7919 + clock * 104_729) % (tokens.size - BATCH - 1)
         inputs, targets = tokens[start : start + BATCH], tokens[start + 1 : start + BATCH + 1]
         result = np.zeros_like(initial["logits"])
+
+        # Gradient of the cross-entropy: softmax minus one-hot, added up for each row of the table.
         np.add.at(result, inputs, softmax(weights["logits"][inputs]) - np.eye(VOCABULARY)[targets])
         return {"logits": result / BATCH}
 
     def last(comm: Comm, clock: int) -> bool:
         return comm.time() >= seconds
 
+    # [1] The run, on the virtual clock.
     world = SimWorld(1 + workers, links=LinkModel(alpha=2e-5, beta=1e-9))
     results = world.run(ps.run, config, initial, gradient, last, pace)
     (record,) = ps.read_records(world.traces, config)
+
+    # [2] A replay of the recorded updates, with the loss of the weights after each one.
     curve = [(0.0, float(np.log(VOCABULARY)))]
 
     def observe(server: int, updates: ps.Updates) -> None:
@@ -98,6 +106,8 @@ def _run(consistency: str, workers: int, pace: Callable[[int, int], float], seco
         curve.append((record.times[updates.version - 1], loss))
 
     ps.replay([record], config, initial, gradient, observe)
+
+    # [3] Staleness: the updates between the version that a gradient was computed with and its own.
     pushes = [result.pushes for result in results[1:]]
     staleness = [
         version_at - record.versions[part] for version_at, update in enumerate(record.updates) for part in update

@@ -75,6 +75,7 @@ def time_steps(sides: dict[str, Step], steps: int, rounds: int) -> tuple[Times, 
     def seconds(name: str) -> float:
         nonlocal faults
         sides[name]()
+        # Minor page faults count memory that was returned to the system and taken again.
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         result = seconds_per_call(sides[name], steps)
         if name == "own":
@@ -82,7 +83,9 @@ def time_steps(sides: dict[str, Step], steps: int, rounds: int) -> tuple[Times, 
         return result
 
     gc.collect()
-    gc.disable()  # a collection would fall into one side's time
+
+    # A collection would fall into one side's time.
+    gc.disable()
     try:
         times = interleave(list(sides), rounds, seconds)
     finally:
@@ -94,6 +97,8 @@ def tape_microseconds(count: int = 2000, repeats: int = 9) -> dict[str, float]:
     """Return the microseconds that one operation on four numbers takes to record, and with its backward; minima."""
     other = Tensor(np.ones(4, np.float32))
     forward, both = [], []
+
+    # A chain of operations on four numbers: there is next to nothing but the tape.
     gc.disable()
     for _ in range(repeats):
         y = Tensor(np.ones(4, np.float32), requires_grad=True)

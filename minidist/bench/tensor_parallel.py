@@ -39,6 +39,7 @@ from minidist.parallel import tensor as tp
 
 WIDTH, HEADS, LAYERS, BATCH, LENGTH = 256, 8, 4, 8, 128
 TARGET = 0.65
+# Our name of a layer in a block -> PyTorch's.
 NAMES = {
     "ln_1": "ln_1",
     "ln_2": "ln_2",
@@ -47,6 +48,7 @@ NAMES = {
     "mlp.c_fc": "fc",
     "mlp.c_proj": "out",
 }
+# The styles of `gpt_plan` for one block, by names inside the block.
 PLAN = {name.removeprefix("transformer.h.*."): style for name, style in tp.gpt_plan(2).items() if "h.*." in name}
 
 
@@ -105,6 +107,7 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
             x = x + self.proj(mixed.reshape(BATCH, LENGTH, -1))
             return x + self.out(functional.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
 
+    # [1] PyTorch's blocks get our weights, in its own order.
     whole = whole_blocks(dtype)
     theirs, names = torch.nn.Sequential(*[TorchBlock() for _ in range(LAYERS)]), {}
     with torch.no_grad():
@@ -112,6 +115,8 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
             _, layer, *path, part = name.split(".")
             names[name] = f"{layer}.{NAMES['.'.join(path)]}.{part}"
             theirs.get_parameter(names[name]).copy_(as_torch(name, parameter.data, ranks))
+
+    # [2] They are cut by columns and then by rows, in attention and in the MLP: two all-reduces per block.
     mesh = init_device_mesh("cpu", (ranks,))
     for block in theirs:
         plan = {"qkv": ColwiseParallel(), "proj": RowwiseParallel(), "fc": ColwiseParallel(), "out": RowwiseParallel()}
@@ -145,6 +150,7 @@ def check(comm: Comm) -> dict[str, Any]:
     z = theirs(torch.tensor(x))
     (z * z).sum().backward()
     worst, largest = float(np.abs(y.data - z.detach().numpy()).max()), 0.0
+    # Both gradients are whole, and in PyTorch's order, before they are compared.
     for name, parameter in ours.named_parameters():
         mine = tp.full_tensor(parameter.grad, parameter.layout, {"tp": comm})
         grad = theirs.get_parameter(names[name]).grad

@@ -39,6 +39,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Any) -> Any:
         batch, length, width = x.shape
+        # (batch, heads, length, width / heads)
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.c_attn(x).split(width, dim=2))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
@@ -115,6 +116,7 @@ def torch_twin(case: StepCase, model: Module, dtype: Any = torch.float32) -> Any
     """Return a torch.nn.Module of the same architecture, with the same parameter names and a copy of the weights."""
     twin: Any = TwinMLP(case.sizes) if case.config is None else Twin(case.config)
     twin = twin.to(dtype)
+    # A copy, because from_numpy shares memory with our weights.
     twin.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in model.state_dict().items()})
     return twin
 

@@ -55,6 +55,7 @@ def make_batch(case: StepCase, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     if case.config is None:
         inputs = rng.standard_normal((case.batch, case.sizes[0]), dtype=np.float32)
         return inputs, rng.integers(0, case.sizes[-1], case.batch)
+    # One token more than the length: the targets are the inputs, shifted by one.
     tokens = rng.integers(0, case.config.vocab_size, (case.batch, case.length + 1))
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 

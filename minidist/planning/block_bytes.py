@@ -32,7 +32,8 @@ def composite(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
 
 def fused(s: int, b: int, h: int, a: int, itemsize: int = 4, dropout: bool = False) -> int:
     """Return the bytes that `gpt.Block` keeps."""
-    blocks = [(min(QUERIES, s - first), min(first + QUERIES, s)) for first in range(0, s, QUERIES)]  # queries, keys
+    blocks = [(min(QUERIES, s - first), min(first + QUERIES, s)) for first in range(0, s, QUERIES)]  # (queries, keys)
+    # A value for each score, and a sum, at least in float32, for each query.
     scores = sum(queries * (keys * itemsize + max(itemsize, 4)) for queries, keys in blocks)
     masks = 2 * s * b * h + a * s * s * b if dropout else 0
     return 16 * itemsize * s * b * h + 2 * max(itemsize, 4) * s * b + a * b * scores + masks

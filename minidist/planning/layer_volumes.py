@@ -54,6 +54,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     passes = config.steps * batches.accumulation  # of each replica
     total: Elements = Counter()
     for stage, blocks in enumerate(blocks_of_stages(config, stages)):
+        # Every forward pass and every backward pass of the stage.
         first, last = stage == 0, stage == stages - 1
         forward, backward = layers.forward(blocks, first, last), layers.backward(blocks, first, last)
         total.update(_times(forward, passes))
@@ -67,7 +68,10 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
         if plan is not None and not last:
-            total.update(_times(forward, len(paths_of(plan))))  # the empty pass
+            # The empty pass by which the next stage learns the shapes of its input.
+            total.update(_times(forward, len(paths_of(plan))))
+
+    # So far of one replica; each replica sends the same.
     return _times(total, dims.dp)
 
 
@@ -96,7 +100,7 @@ class Layers:
         self.classes = getattr(load_dataset(config.data), "classes", 0)
 
     def forward(self, blocks: range, first: bool, last: bool) -> Elements:
-        """Of some blocks, with the embedding (first) and with head and loss (last)."""
+        """Return the elements of some blocks' forward pass, with embedding (first) and with head and loss (last)."""
         return Counter(
             {
                 FORWARD: self._tensor(blocks, first, last).forward + self._attention().forward * len(blocks),
@@ -105,7 +109,7 @@ class Layers:
         )
 
     def backward(self, blocks: range, first: bool, last: bool) -> Elements:
-        """As `forward`, for the backward pass."""
+        """Return the elements of some blocks' backward pass, arguments as for `forward`."""
         tensor = self._tensor(blocks, first, last)
         return Counter(
             {
@@ -116,11 +120,11 @@ class Layers:
         )
 
     def attention(self, blocks: int) -> Elements:
-        """Of the attention of so many blocks, forward."""
+        """Return the elements that attention alone sends in the forward pass of so many blocks."""
         return Counter({FORWARD: self._attention().forward * blocks})
 
     def _tensor(self, blocks: range, first: bool, last: bool) -> Volume:
-        """Of tensor, sequence and vocabulary parallelism."""
+        """Return the volume of tensor, sequence and vocabulary parallelism."""
         config, tp = self.config, self.dims.tp
         if tp == 1:
             return Volume()
@@ -141,27 +145,33 @@ class Layers:
         return total
 
     def _block(self) -> Volume:
-        """Of a transformer block: attention is a pair of layers, the MLP another one, or a mixture of experts."""
+        """Return the volume of a transformer block.
+
+        Attention is a pair of layers; the MLP is another pair, or a mixture of experts.
+        """
         config, tp, split = self.config, self.dims.tp, self.config.sequence_parallel
         total = column_row_volume(self.activation, tp, split)
         if config.experts:
             total += expert_tensor_volume(self._slots(), self.activation, tp, split)
         else:
             total += column_row_volume(self.activation, tp, split)
+
+        # Ranks that share a key-value head sum the gradients of its columns.
         key_and_value = 2 * self.key_width * config.width
         return total + kv_replicas_volume(key_and_value, self.kv_replicas) * self.dims.cp
 
     def _replicated(self, blocks: int, first: bool, last: bool) -> int:
-        """Elements of the parameters that every rank holds and uses on its part of the sequence."""
+        """Return the elements of the parameters that every rank holds and uses on its part of the sequence."""
         config = self.config
-        if config.model == "llama":  # two norms' weights in a block, and the last norm's
+        # Llama: the weights of two norms per block, and of the last norm.
+        if config.model == "llama":
             return config.width * (2 * blocks + last)
-        # Two norms of weight and bias in a block, the biases behind its sums, the last norm and the position table.
+        # GPT: two norms of weight and bias per block, the biases behind its sums, the last norm and the position table.
         biases = 1 if config.experts else 2
         return config.width * ((4 + biases) * blocks + 2 * last + config.context * first)
 
     def _mlp(self, blocks: range) -> Volume:
-        """Of an MLP's layers: columns, the last two a pair; the first layer's input needs no gradient."""
+        """Return the volume of an MLP's layers: columns, the last two a pair; the first input needs no gradient."""
         tp, last, hidden = self.dims.tp, self.config.layers, self.rows * self.config.width
         total = Volume()
         for i in blocks:
@@ -172,7 +182,7 @@ class Layers:
         return total
 
     def _attention(self) -> Volume:
-        """Of one block's attention between the parts of the sequences."""
+        """Return the volume of one block's attention between the parts of the sequences."""
         cp, tokens = self.dims.cp, self.rows * self.config.context
         keys = tokens * self.key_width * self.kv_replicas
         if self.config.attention == "ring":
@@ -180,14 +190,16 @@ class Layers:
         return ulysses_volume(tokens * self.config.width, keys, cp)
 
     def _dispatch(self) -> Volume:
-        """Of one block's all-to-alls, on all tensor-parallel ranks."""
+        """Return the volume of one block's all-to-alls, on all tensor-parallel ranks."""
         return dispatch_volume(self._slots() * self.dims.tp, self.dims.ep)
 
     def _slots(self) -> int:
-        """Elements in all experts' slots for one micro-batch, of all groups: each context-parallel rank has one."""
+        """Return the elements in all experts' slots for one micro-batch, of all context-parallel ranks."""
         config, cp = self.config, self.dims.cp
         if not config.experts:
             return 0
+
+        # A capacity is rounded up, and parts may differ by a token, so each rank's slots are counted by themselves.
         parts = [len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)]
         capacities = [
             expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts

@@ -32,6 +32,7 @@ NOT_COUNTED = (
     "not counted: what an allocator adds and this cannot know: fragmentation, caches of freed blocks, the device's"
     " context, workspaces of the BLAS, buffers of the communication library; leave room for them"
 )
+# Kind of state -> bytes of one rank.
 Stage = dict[str, int]
 
 
@@ -60,6 +61,8 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
                 int(18 * parameters / ranks) - int(2 * parameters / ranks),
             ),
         }
+
+    # The two other accountings differ in the gradient: 2 bytes, or these and a float32 sum.
     gradient = 2 if accounting == "zero" else 6
     return {
         f"stage{stage}": _stage(
@@ -79,6 +82,7 @@ def deepspeed_offload(
     device: bytes of a rank. host: bytes of a node, with a factor of 1.5 for buffers. "zero_init" is a model that is
     built in shards.
     """
+    # Ranks of one node share the memory of its host.
     near = min(ranks, ranks_per_node)
     nodes = -(-ranks // near)
     p, layer = parameters, largest_layer
@@ -131,7 +135,9 @@ class Architecture:
         """Return the parameters of one block."""
         h = self.width
         if self.gated:
+            # Attention, the three matrices of the gated MLP, the weights of two norms.
             return 4 * h * h + 3 * h * self.inner + 2 * h
+        # Attention, the two matrices of the MLP, two norms (4 h), and the biases (5 h + inner).
         return 4 * h * h + 2 * h * self.inner + 9 * h + self.inner
 
     @property
@@ -154,8 +160,10 @@ class Architecture:
         """Return the bytes that one block keeps; `recompute`: none, selective (attention's core) or full."""
         s, b, h, a = length, batch, self.width, self.heads
         if recompute == "full":
+            # Only the input of the block.
             return 2 * s * b * h
         if not self.gated:
+            # Without its core, attention keeps no scores: those are the terms in a.
             return unfused(s, b, h, a if recompute == "none" else 0)
         linear = s * b * (16 * h + 8 * self.inner)
         scores = 2 * a * s * s * b  # the softmax; there is no dropout
@@ -215,6 +223,8 @@ def model_peak(
     else:
         activations = model.layers * model.block_activations(batch, length, recompute)
         activations += model.block_activations(batch, length, "none") if recompute == "full" else 0
+
+    # Logits in float32; the inputs of the head and of the last norm in 2 bytes.
     logits = batch * length * (4 * model.vocabulary + 4 * model.width)
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
     if not model.gated:
@@ -224,7 +234,8 @@ def model_peak(
     for stage, states in model_states(model.parameters, ranks, accounting, max(model.block, model.rest)).items():
         parts = {key: value for key, value in states.items() if key != "total"}
         parts |= {"activations": activations, "logits": logits}
-        if stage == "stage3" and accounting != "deepspeed":  # its estimator includes the largest layer
+        # DeepSpeed's estimator includes the largest layer.
+        if stage == "stage3" and accounting != "deepspeed":
             parts["gathered"] = 2 * (model.rest + model.block)
             parts["prefetch"] = 2 * min(prefetch, model.layers - 1) * model.block
             parts["reducing"] = 2 * (model.rest + 2 * model.block)

@@ -47,6 +47,7 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
     """Return the bytes that all pipelines send between their stages. pipeline: sizes of one rank of each stage."""
     dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
+    # Every parameter on every rank that holds it, with the size of that rank's part.
     sites = [
         Site(axis.stage, rank, name, size)
         for rank, axes in enumerate(pipeline)
@@ -62,7 +63,9 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
         + (p - 1) * len(sites) * ROW * 8
         + boundaries_of_paths(plan) * WORDS * 8
     )
-    if config.replicas is not None:  # every rank tells every other which stage it holds
+
+    # Replicated stages: every rank tells every other which stage it holds.
+    if config.replicas is not None:
         total["startup"] += p * (p - 1) * 2 * NUMBER
 
     # Gradients of parameters that several ranks of one pipeline have; with ZeRO 2 and 3 each rank sends its shard.
@@ -73,11 +76,13 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
         size = shared[0].size
         if config.zero >= 2:
             size = -(-size // (shards * NORM_BLOCK)) * NORM_BLOCK
-        if plan.updates != "flush" and stages == 1:  # replicas of a stage: an all-reduce per round of mini-batches
+        # Replicas of a stage: an all-reduce per round of mini-batches.
+        if plan.updates != "flush" and stages == 1:
             total["gradient_reduce"] += -(-config.steps // len(shared)) * 2 * (len(shared) - 1) * size * itemsize
         elif stages > 1 or config.zero < 2:
             purpose = "tied" if stages > 1 else "gradient_reduce"
             total[purpose] += config.steps * pipelines * len(shared) * (ranks - 1) * size * itemsize
+    # Sharded units of stages that several ranks of one pipeline hold (bidirectional schedules).
     if config.zero >= 2:
         copied = sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline)
         total["gradient_reduce"] += config.steps * copied * itemsize
@@ -100,6 +105,7 @@ def crossing_elements(config: TrainConfig, batches: Batches) -> int:
         return sum(rank_of[stage - 1, i] != rank_of[stage, i] for i in range(plan.microbatches))
 
     sent = sum(map(crossings_into, range(1, plan.stages))) * boundary
+
     # An MLP's last layer is row-parallel: each of its ranks needs only its shard of the columns.
     if config.model == "mlp" and blocks_of_stages(config, plan.stages)[-1][0] == config.layers:
         sent -= crossings_into(plan.stages - 1) * (boundary - boundary // batches.dims.tp)
@@ -124,7 +130,8 @@ def _boundary(config: TrainConfig, batches: Batches) -> int:
     if config.model != "mlp":
         boundary *= config.context
     boundary *= 1 if config.sequence_parallel else dims.tp
-    if config.experts:  # with the auxiliary loss, one float32
+    # The auxiliary loss travels with the activation, as one float32.
+    if config.experts:
         boundary += dims.dp * dims.cp * dims.tp * max(1, 4 // ITEMSIZE[config.precision])
     return boundary
 

@@ -43,10 +43,13 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     inputs = as_input(tokens, job.dtype)
     times: list[list[tuple[float, float]]] = []
     sizes: list[int] = []
-    for _ in range(rounds + 1):  # the first one warms up
+
+    # The first round warms up, and does not count.
+    for _ in range(rounds + 1):
         row, sizes = _one_round(job, stages, inputs, targets)
         times.append(row)
 
+    # The medians over the rounds, in milliseconds; the sizes are the same in every round.
     result = []
     for number, stage in enumerate(stages):
         forward, backward = (statistics.median(row[number][k] for row in times[1:]) * 1e3 for k in (0, 1))

@@ -50,8 +50,11 @@ def closed_form_bytes(
     parameters are gathered after them (ZeRO 1, 2).
     """
     dims = batches.dims
-    pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]  # one rank of each stage
+    # One rank of each stage; the pipeline is the slowest axis of the mesh.
+    pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]
     total: Counter[str] = Counter()
+
+    # Everything on the data axis, inside layers, and between stages.
     for volumes in (
         _data_axes(config, batches, pipeline, skipped),
         _norms(config, batches, pipeline, skipped),
@@ -60,6 +63,8 @@ def closed_form_bytes(
     ):
         total.update(volumes)
     total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
+
+    # Each rank sends its number of shards, then a row for each of them, to every other rank.
     if config.check_replicas:
         parts = sum(axis.held for axes in sizes for axis in axes)
         total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
@@ -83,9 +88,11 @@ def _data_axes(
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
+    # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = group_of(batches, axis)
         k = _microbatches(plan, batches, axis, rank)
+        # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
         reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
         copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
         shared = units - axis.resident  # elements that FSDP gathers for each use
@@ -100,7 +107,8 @@ def _data_axes(
             sent["gradient_reduce"] = fsdp_volume(gradient, n, copies=copies)["gradient_reduce"]
             gathers = steps * k * sent["parameter_gather"]
             gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
-            if plan is not None and axis.stage + 1 < plan.stages:  # the empty pass by which shapes are learned
+            # The empty pass by which shapes are learned gathers the units, too.
+            if plan is not None and axis.stage + 1 < plan.stages:
                 gathers += len(paths_of(plan)) * fsdp_gather_volume(shared, n, copies)
         elif config.zero:
             sent = zero_volume(gradient, units, n)
@@ -108,6 +116,8 @@ def _data_axes(
         else:
             sent = ddp_volume(gradient, n)
             gathers = 0
+
+        # Local SGD averages weights every so many steps; a compressor states the bytes of its own messages.
         if config.local_steps:
             gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
@@ -127,9 +137,13 @@ def _norms(
         n, groups = group_of(batches, axis)
         blocks = sum(-(-unit // NORM_BLOCK) for unit in axis.units)
         all_blocks += blocks
+
+        # Block sums of the shards are gathered; those of tensor- and expert-parallel shards are all-reduced.
         nbytes += (n - config.dp_replicate) * groups * blocks if config.zero else 0
         nbytes += 2 * (dims.tp - 1) * dims.dp * dims.cp * blocks
         nbytes += 2 * (dims.ep - 1) * dims.edp * dims.cp * dims.tp * blocks if axis.experts else 0
+
+    # The stages of a pipeline exchange how many blocks each has, then the blocks: two all-reduces.
     if dims.pp > 1:
         places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
         nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
@@ -138,7 +152,9 @@ def _norms(
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     """Return the bytes of losses, and of the gradient noise scale."""
-    noise = 2 * (batches.dims.dp * batches.dims.cp - 1) if config.noise_scale else 0  # an all-reduce of one number
+
+    # The noise scale is an all-reduce of one number.
+    noise = 2 * (batches.dims.dp * batches.dims.cp - 1) if config.noise_scale else 0
     return Counter(metrics=config.steps * (losses_bytes(batches) + noise * NUMBER))
 
 
@@ -177,11 +193,13 @@ def evaluation_bytes(
     every = config.evaluate_every
     if not every:
         return Counter()
+    # Evaluations follow the multiples of `every` in (first_step, steps].
     times = config.steps // every - first_step // every
     gathered, small = gathered_elements(config, batches, sizes)
     elements = sum(forward_elements(config, batches).values()) + crossing_elements(config, batches) + gathered + small
     itemsize, before_a_step = ITEMSIZE[config.precision], times - (config.steps % every == 0)
     result = Counter(evaluation=times * (elements * itemsize + losses_bytes(batches)))
+    # Steps after an evaluation find the small parameters gathered already.
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize
     return result
