@@ -1,0 +1,101 @@
+"""How the source reads: each module names the tests that prove it, and the way from a gradient to the wire is short."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import minidist
+from minidist.autograd import Tensor, cross_entropy
+from minidist.comm import SimWorld
+from minidist.nn import MLP
+from minidist.parallel import DistributedDataParallel
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.runtime import Pipeline, split_model
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(minidist.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__"))
+
+
+def proofs(path):
+    """The test files that a module's docstring names, or None when its last paragraph is not `Proved by: ...`."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    found = re.search(r"(?:^|\n)Proved by:\s+([^\n].*)\Z", docstring, flags=re.S)
+    return found and [name.strip() for name in re.split(r"[,\s]+", found[1].strip()) if name.strip()]
+
+
+def test_every_module_ends_its_docstring_with_the_tests_that_prove_it():
+    without = [path.relative_to(ROOT).as_posix() for path in MODULES if not proofs(path)]
+    assert without == []
+
+
+def test_the_tests_that_modules_name_exist():
+    wrong = [
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in MODULES
+        for name in proofs(path) or ()
+        if not name.startswith("tests/") or not (ROOT / name).exists()
+    ]
+    assert wrong == []
+
+
+class Entered:
+    """Counts the functions of the package that are entered inside the block, and the files that they are in."""
+
+    def __enter__(self):
+        self.functions = set()
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+    def _event(self, frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(PACKAGE)):
+            self.functions.add((code.co_filename, code.co_qualname))
+
+    def counts(self):
+        return len(self.functions), len({file for file, _ in self.functions})
+
+
+def test_a_gradient_of_data_parallelism_enters_few_functions_on_its_way_to_the_wire():
+    def main(comm):
+        model = DistributedDataParallel(MLP([8, 16, 4]), comm)
+        rows = np.random.default_rng(comm.rank).standard_normal((6, 8)).astype(np.float32)
+        loss = cross_entropy(model(Tensor(rows)), np.arange(6) % 4)
+        comm.barrier()
+        with Entered() as entered:
+            loss.backward()
+        return entered
+
+    both = Entered()
+    both.functions = set().union(*(entered.functions for entered in SimWorld(2).run(main)))
+    functions, files = both.counts()
+    assert functions <= 80
+    assert files <= 20
+
+
+def test_a_step_of_1f1b_enters_few_functions():
+    def main(comm):
+        stages, tied = split_model(MLP([8, 16, 4]), 2, [comm.rank])
+        pipeline = Pipeline(
+            comm, get_schedule("1f1b").plan(2, 4), stages, lambda y, t: cross_entropy(y, t, 24.0), tied=tied
+        )
+        rng = np.random.default_rng(0)
+        inputs = [rng.standard_normal((6, 8)).astype(np.float32) for _ in range(4)]
+        targets = [np.arange(6) % 4] * 4
+        pipeline.step(inputs, targets)  # the first step also exchanges shapes
+        comm.barrier()
+        with Entered() as entered:
+            pipeline.step(inputs, targets)
+        return entered
+
+    both = Entered()
+    both.functions = set().union(*(entered.functions for entered in SimWorld(2).run(main)))
+    functions, files = both.counts()
+    assert functions <= 90
+    assert files <= 24
