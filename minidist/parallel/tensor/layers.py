@@ -14,6 +14,8 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
 """
 
+from typing import Any
+
 from minidist.autograd import Parameter, Tensor, linear, record
 from minidist.autograd.operands import operand
 from minidist.base import arrays as xp
@@ -39,8 +41,8 @@ from minidist.parallel.volume import Volume
 class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
 
-    whole: the layer as one device has it; this rank keeps its columns. name: of the layer in the model, for errors.
-    blocks: so many equal blocks of output features are each split (3 for a fused Q|K|V). replicas > 1: so many
+    in_features, out_features, bias, activation, dtype, seed: of the layer as one device has it; this rank keeps its
+    columns. `from_linear` shards a layer that exists. blocks: so many equal blocks of output features are each split (3 for a fused Q|K|V). replicas > 1: so many
     neighbouring ranks have the same columns (key-value heads, when there are fewer than ranks). Each has a part of
     their gradient, so backward sums it over those ranks: an all-reduce of the shard's size.
 
@@ -51,17 +53,25 @@ class ColumnParallelLinear(Module):
 
     def __init__(
         self,
-        whole: Linear | Conv1D,
-        context: ShardContext,
-        name: str = "the layer",
+        in_features: int,
+        out_features: int,
+        comm: Comm,
+        bias: bool = True,
+        activation: str | None = None,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        dtype: Any = xp.float32,
+        seed: int = 0,
         *,
         blocks: int = 1,
         replicas: int = 1,
-        gather_output: bool = False,
-        sequence_parallel: bool = False,
         copy_input: bool = True,
+        whole: Linear | Conv1D | None = None,
+        context: ShardContext | None = None,
+        name: str = "the layer",
     ) -> None:
-        comm = context.comm
+        whole = whole or Linear(in_features, out_features, bias, activation, dtype, seed)
+        context = context or ShardContext(comm)
         check_divisible(whole.out_features, f"out features of {name}", comm.size // replicas, "tensor", blocks=blocks)
         self.comm, self.name, self.activation = comm, whole.name, whole.activation
         self.gather_output, self.sequence_parallel, self.copy_input = gather_output, sequence_parallel, copy_input
@@ -76,6 +86,14 @@ class ColumnParallelLinear(Module):
         dim = 1 if self.weight_is_in_out else 0
         self.weight = context.shard_of(whole.weight, dim, blocks=blocks, replicas=replicas)
         self.bias = None if whole.bias is None else context.shard_of(whole.bias, 0, blocks=blocks, replicas=replicas)
+
+    @classmethod
+    def from_linear(
+        cls, whole: Linear | Conv1D, context: ShardContext, name: str = "the layer", **options: Any
+    ) -> "ColumnParallelLinear":
+        """This rank's columns of `whole`. name: of the layer in the model, for errors. options: as in the constructor."""
+        sizes = whole.in_features, whole.out_features
+        return cls(*sizes, context.comm, whole=whole, context=context, name=name, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out / t), or (..., out) with gather_output."""
@@ -96,20 +114,28 @@ class ColumnParallelLinear(Module):
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
-    whole, name: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
+    in_features, out_features, bias, dtype, seed: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
     sequence_parallel: y is reduce-scattered to this rank's rows. Sends an all-reduce of y's size in forward (a
     reduce-scatter, and an all-gather in backward).
     """
 
     def __init__(
         self,
-        whole: Linear | Conv1D,
-        context: ShardContext,
-        name: str = "the layer",
-        *,
+        in_features: int,
+        out_features: int,
+        comm: Comm,
+        bias: bool = True,
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
+        dtype: Any = xp.float32,
+        seed: int = 0,
+        *,
+        whole: Linear | Conv1D | None = None,
+        context: ShardContext | None = None,
+        name: str = "the layer",
     ) -> None:
+        whole = whole or Linear(in_features, out_features, bias, None, dtype, seed)
+        context = context or ShardContext(comm)
         if whole.activation is not None:
             raise UsageError(
                 f"{name} has activation {whole.activation!r}, which cannot be applied to the summands of a row-parallel"
@@ -121,6 +147,14 @@ class RowParallelLinear(Module):
         self.weight_is_in_out = isinstance(whole, Conv1D)
         self.weight = context.shard_of(whole.weight, 0 if self.weight_is_in_out else 1)
         self.bias = None if whole.bias is None else context.replica_of(whole.bias)
+
+    @classmethod
+    def from_linear(
+        cls, whole: Linear | Conv1D, context: ShardContext, name: str = "the layer", **options: Any
+    ) -> "RowParallelLinear":
+        """This rank's rows of `whole`. name: of the layer in the model, for errors. options: as in the constructor."""
+        sizes = whole.in_features, whole.out_features
+        return cls(*sizes, context.comm, whole=whole, context=context, name=name, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in / t) -> (..., out), or this rank's rows of it with sequence_parallel."""

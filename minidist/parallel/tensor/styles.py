@@ -71,7 +71,7 @@ class ColwiseParallel(ParallelStyle):
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """A ColumnParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return ColumnParallelLinear(
+        return ColumnParallelLinear.from_linear(
             module,
             context,
             name,
@@ -93,7 +93,7 @@ class RowwiseParallel(ParallelStyle):
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """A RowParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return RowParallelLinear(
+        return RowParallelLinear.from_linear(
             module, context, name, input_is_parallel=self.input_is_parallel, sequence_parallel=self.sequence_parallel
         )
 
@@ -107,8 +107,8 @@ class VocabParallel(ParallelStyle):
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """A VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
-        kind = VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead
-        return kind(module, context, self.sequence_parallel)
+        make = VocabParallelEmbedding.from_embedding if isinstance(module, Embedding) else VocabParallelHead
+        return make(module, context, self.sequence_parallel)
 
 
 @dataclass
