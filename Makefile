@@ -21,6 +21,7 @@ test: lint
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -1,5 +1,5 @@
 """`python -m minidist` is `minidist`."""
 
-from minidist.cli import main
+from minidist.commands.app import main
 
 main()

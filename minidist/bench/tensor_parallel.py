@@ -120,7 +120,7 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
     mesh = init_device_mesh("cpu", (ranks,))
     for block in theirs:
         plan = {"qkv": ColwiseParallel(), "proj": RowwiseParallel(), "fc": ColwiseParallel(), "out": RowwiseParallel()}
-        parallelize_module(block, mesh, plan)  # type: ignore[arg-type]
+        parallelize_module(block, mesh, plan)
     return theirs, names
 
 

@@ -103,10 +103,13 @@ class DelayedDevice(Strategy):
         """Run the micro-batches of a step one after the other, and make the updates that follow from them."""
         k, last = self.job.batches.accumulation, step + 1 == self.job.config.steps
         losses = [self._micro_batch(step, number) for number in range(k)]
+        gradients = {unit: unit.flat.grad for unit in self.units}
         # A tied weight's gradient is the sum over its two stages, and both update alike.
-        total = self.tied_units[0].flat.grad + self.tied_units[1].flat.grad if self.tied_units else None
-        for unit in self.units:
-            unit.add(unit.flat.grad if unit not in self.tied_units else total, last)
+        if self.tied_units:
+            first, second = self.tied_units
+            gradients[first] = gradients[second] = gradients[first] + gradients[second]
+        for unit, gradient in gradients.items():
+            unit.add(gradient, last)
         self.steps += 1
         return losses
 

@@ -88,7 +88,8 @@ class Catch:
             module = importlib.import_module(self.file.removesuffix(".py").replace("/", "."))
         except ModuleNotFoundError as error:
             raise ImportError(f"{error.name} is not installed; pip install -e '.[test]'") from error
-        return getattr(module, self.test)
+        test: Callable[..., Any] = getattr(module, self.test)
+        return test
 
     def run(self) -> None:
         """Run the test, with what it takes of pytest's `monkeypatch` and `tmp_path`; raises what the test raises."""

@@ -372,7 +372,6 @@ def half_of_the_loss() -> Recording:
 
         def loss_of(step: int) -> Tensor:
             inputs, labels = points(step)
-            # type: ignore[no-any-return]
             return cross_entropy(model(Tensor(inputs)), labels, divisor=12) * np.float64(0.5)
 
         return loop(model, loss_of, FlatParameters(model.parameters()))

@@ -32,7 +32,6 @@ def norm_counted_once_a_rank(patch: Patch) -> None:
 
     def repeated(comm: Any, array: Any, **keywords: Any) -> Any:
         whole = right(comm, array, **keywords)
-        # type: ignore[union-attr]
         return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)
 
     patch.setattr(flat_shards, "all_gather", repeated)
@@ -52,7 +51,7 @@ def overflow_of_the_shard(patch: Patch) -> None:
 
 def rank_0_saves(patch: Patch) -> None:
     """`if rank == 0:` around a save in which everybody has a part"""
-    right = trainer.save_job
+    right = resume.save_job
 
     def alone(comm: Any, *arguments: Any) -> Any:
         return right(comm, *arguments) if comm.rank == 0 else None

@@ -9,6 +9,7 @@ from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.pipeline.plan import from_text, get_schedule
 from minidist.pipeline.runtime import Pipeline, PostValidation, messages, pipeline, shared
+from minidist.pipeline.runtime.shapes import exchange_shapes
 from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
@@ -52,7 +53,7 @@ def tied_copies_apart(patch: Patch) -> None:
 
 def largest_buffer(patch: Patch) -> None:
     """all micro-batches are received into buffers of the first one's size"""
-    right = pipeline.exchange_shapes
+    right = exchange_shapes
 
     def largest(comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
         found = right(comm, rank_of, stages, inputs, run)

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.autograd import linear
+from minidist.base import arrays as xp
 from minidist.base.layout import Layout
 from minidist.museum import split_jobs as jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch
@@ -19,7 +21,7 @@ def bias_on_every_rank(patch: Patch) -> None:
     """the bias of a row-parallel layer goes into each rank's product, so the sum holds it once a rank"""
 
     def forward(self: Any, x: Any) -> Any:
-        y = layers.linear(x, self.weight, self.bias, None, self.weight_is_in_out)
+        y = linear(x, self.weight, self.bias, None, self.weight_is_in_out)
         return regions.reduce_from_tensor_parallel_region(y, self.comm)
 
     patch.setattr(layers.RowParallelLinear, "forward", forward)
@@ -64,7 +66,7 @@ def norms_not_reduced(patch: Patch) -> None:
 
 def biases_not_reduced(patch: Patch) -> None:
     """every rank keeps the gradient of a row-parallel bias of its own tokens"""
-    right = layers.copy_to_tensor_parallel_region
+    right = regions.copy_to_tensor_parallel_region
     patch.setattr(layers, "copy_to_tensor_parallel_region", lambda x, comm: x if x.ndim == 1 else right(x, comm))
 
 
@@ -103,7 +105,7 @@ def _restarted(forward: Any) -> Any:
 
 def last_maximum(patch: Patch) -> None:
     """the online softmax keeps the maximum of the last block instead of the largest so far"""
-    patch.setattr(ring_attention.xp, "maximum", lambda a, b: b)
+    patch.setattr(xp, "maximum", lambda a, b: b)
 
 
 def gradients_stay(patch: Patch) -> None:

@@ -42,7 +42,7 @@ def split(sequence_parallel: bool = False, clip: float | None = None) -> Callabl
             return np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
 
         def loss_of(step: int) -> Tensor:
-            return model(*tokens(step), BATCH * LENGTH)  # type: ignore[no-any-return]
+            return model(*tokens(step), BATCH * LENGTH)
 
         before = (lambda: clip_grad_norm_(model, clip, comm)) if clip else (lambda: None)
         return loop(model, loss_of, flat, whole=whole, before_step=before, lr=0.3)
@@ -67,7 +67,6 @@ def shared_heads() -> Recording:
             )
 
         flat = FlatParameters(model.parameters())
-        # type: ignore[no-any-return]
         return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3)
 
     return recorded(2, main)
@@ -90,7 +89,6 @@ def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recordin
 
         def loss_of(step: int) -> Tensor:
             inputs, targets = tokens(step)
-            # type: ignore[no-any-return]
             return parallel(inputs[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
 
         return loop(parallel, loss_of, parallel.flat, total=summed(comm), lr=0.3)
@@ -126,7 +124,7 @@ def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
 
         def loss_of(step: int) -> Tensor:
             inputs, targets = tokens(step)
-            return parallel(inputs[mine], targets[mine], BATCH * LENGTH)  # type: ignore[no-any-return]
+            return parallel(inputs[mine], targets[mine], BATCH * LENGTH)
 
         return loop(parallel, loss_of, Both(), whole=whole, total=summed(comm), lr=0.3)
 

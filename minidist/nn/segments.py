@@ -105,7 +105,7 @@ def checkpointed(
     """
     experts = [module.mlp for module in modules if hasattr(getattr(module, "mlp", None), "auxiliary_loss")]
     if not experts:
-        return checkpoint(function, *arguments, pack=pack)  # type: ignore[no-any-return]
+        return checkpoint(function, *arguments, pack=pack)
 
     def with_losses(*values: Any) -> tuple[Tensor, ...]:
         result = function(*values)
@@ -114,7 +114,7 @@ def checkpointed(
     result, *losses = checkpoint(with_losses, *arguments, pack=pack)
     for mixture, loss in zip(experts, losses, strict=True):
         mixture.auxiliary_loss = loss
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 class CheckpointWrapper(Module):

@@ -100,7 +100,7 @@ def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
 
 def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
     """The values, and every scale that was used; the last one is what the function returned."""
-    shard: Shard = arguments[1].__self__  # type: ignore[attr-defined]
+    shard: Shard = arguments[1].__self__
     if returned is None:
         return None
     whole: Any = all_gather(shard.comm, shard.values)

@@ -49,7 +49,7 @@ class ExpertParallel(ParallelStyle):
         context.replica_of(module.router)
         if comm.size > 1:
             module.dispatch, module.combine = Exchange(comm, True), Exchange(comm, False)
-        return module  # type: ignore[no-any-return]
+        return module
 
 
 class Exchange(Module):

@@ -58,7 +58,7 @@ class ExpertTensorParallel(ParallelStyle):
         if self.sequence_parallel:
             module.register_forward_pre_hook(partial(_gather_sequence, comm))
             module.register_forward_hook(partial(_scatter_sequence, comm))
-        return module  # type: ignore[no-any-return]
+        return module
 
 
 def _gather_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...]) -> Tensor:
