@@ -34,9 +34,12 @@ def checksum(array: np.ndarray) -> int:
     only a change that keeps all sums. (One sum would not do: that of 2**16 times 1.0 and that of 2**16 times 7.0 are
     equal modulo 2**64.)
     """
+    # The array's bytes; a small one goes to crc32 as it is.
     raw: Any = array.reshape(-1).view(np.uint8)
     if raw.size <= 1 << 16:
         return zlib.crc32(raw)
+
+    # Fold the table's rows onto one row, then crc32 that row and the bytes that fill no row.
     whole = raw.size // _ROW * _ROW
     sums = np.add.reduce(raw[:whole].view(np.uint64).reshape(-1, _ROW // 8), axis=0)
     return zlib.crc32(raw[whole:], zlib.crc32(sums.view(np.uint8)))
@@ -68,6 +71,7 @@ class OpenReceives:
 
     def add(self, rank: int, receive: InFlight, keep: bool) -> None:
         """Raise BufferReuseError when the memory is an open receive's; keep: it is open from now on."""
+        # An array on a GPU or an empty one has no memory of this process.
         array = receive.array
         if not isinstance(array, np.ndarray) or array.nbytes == 0:
             return

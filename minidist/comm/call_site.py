@@ -28,6 +28,7 @@ class CallSite(NamedTuple):
     line: int
 
     def __str__(self) -> str:
+        # Relative to where the program was started, as compilers print it.
         path = Path(self.filename)
         if path.parent.name.startswith("ipykernel_"):
             return f"{_cell(self.filename)}, line {self.line}"
@@ -42,6 +43,7 @@ NOWHERE = CallSite("unknown", 0)
 
 def call_site(frame: FrameType | None) -> CallSite:
     """Return the innermost line of the user's program in the stack that ends in `frame`."""
+    # From the innermost frame outwards; the kind of each file is looked up once.
     fallback: FrameType | None = None
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -28,6 +28,7 @@ class Comm(PointToPoint):
 
     def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
         super().__init__(world, name, members, rank, range(len(members)), context=name)
+        # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
         self._calls = 0
         self._children = 0
         world.register(self)
@@ -40,6 +41,8 @@ class Comm(PointToPoint):
 
         equal: what every member must pass equal, beside the operation: compared with each message.
         """
+        # The tag of all messages of this call. It wraps around after 16,384 calls, when the messages of the call that
+        # had it before have long arrived.
         number = self._calls % (MAX_TAG + 1)
         self._calls += 1
         return CollectiveCall(
@@ -67,6 +70,7 @@ class Comm(PointToPoint):
 
         All members must call it.
         """
+        # Part of the name, so that two duplicates of one communicator are two contexts.
         self._children += 1
         return Comm(self.world, f"{self.name}.{self._children}dup", self.members, self.rank)
 
@@ -81,6 +85,8 @@ class Comm(PointToPoint):
             raise UsageError(
                 f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
             )
+
+        # A member is its world rank; its place in `ranks` is its number in the new communicator.
         name = f"{self.name}.{self._children}{label}"
         return Comm(self.world, name, [self.members[r] for r in ranks], ranks.index(self.rank))
 
@@ -92,6 +98,7 @@ class Comm(PointToPoint):
         """
         if color < 0:
             raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
+        # What travels: rows of (color, key), 16 B each, in rounds like those of a barrier.
         call = self.collective("split")
         table = np.zeros((self.size, 2), dtype=np.int64)
         table[0] = (color, key)

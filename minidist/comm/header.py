@@ -55,6 +55,7 @@ def pack(header: Header) -> bytes:
     shape = header.shape
     if len(shape) > _DIMS:
         shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
+    # One field per dim; unused fields hold a mark of their own, because 0 is a size.
     dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
     return _LAYOUT.pack(_fit(header.operation, 24), _fit(header.dtype, 12), header.nbytes, *dims)
 
@@ -78,12 +79,16 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     """
     if sent == expected:
         return
+
+    # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
     if sent.operation != expected.operation:
         what, remedy = "operation", "every rank of a communicator must call the same collectives in the same order"
     elif sent.dtype != expected.dtype:
         what, remedy = "dtype", "convert one side, or allocate the receive buffer with the sender's dtype"
     else:
         what, remedy = "shape", "both sides must use the same shape"
+
+    # Both were shortened to 24 bytes; show the name in full.
     if name:
         sent = sent._replace(operation=name) if sent.operation == expected.operation else sent
         expected = expected._replace(operation=name)

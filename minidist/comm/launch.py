@@ -181,6 +181,7 @@ def execute(
 
 def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
     """Be one rank. Any exception is printed with this rank's number and ends the whole job: no rank is left waiting."""
+    # An error before this line is raised as usual: without a world there is no job to end.
     world = MPIWorld(**options)
     try:
         try:
@@ -190,6 +191,7 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
                 raise
             world.finish()  # `sys.exit()` is one way to return
             local = [None]
+        # Pickled and sent to rank 0, which alone prints and writes.
         everything = world.base.gather((local[0], world.trace))  # on MPI's own communicator: not in the trace
         world.close()
     except BaseException as error:

@@ -31,6 +31,7 @@ def find_mpiexec() -> str:
 @cache
 def launcher_version(mpiexec: str) -> str:
     """Return what `mpiexec --version` says of itself, on one line."""
+    # Hydra prints a table, Open MPI one line.
     answer = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60)
     text = (answer.stdout or answer.stderr).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -45,6 +46,8 @@ def mpiexec_command(ranks: int, program: Sequence[str]) -> tuple[list[str], dict
     mpiexec = find_mpiexec()
     environment = {**os.environ, "MINIDIST_SIZE": str(ranks)}  # a launcher of another MPI then is noticed at once
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+    # Open MPI alone needs options: to start more ranks than cores, to leave them unbound, and to run as root.
     options: list[str] = []
     if "Open MPI" in launcher_version(mpiexec) or "OpenRTE" in launcher_version(mpiexec):
         options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]

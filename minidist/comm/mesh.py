@@ -21,9 +21,13 @@ from minidist.comm.communicator import Comm
 
 
 class Mesh:
-    """`mesh["tp"]` is this rank's communicator along axis tp; `mesh["dp", "tp"]` the one over both (first slowest)."""
+    """A grid of ranks, seen from one of them.
+
+    `mesh["tp"]` is this rank's communicator along axis tp; `mesh["dp", "tp"]` the one over both (first slowest).
+    """
 
     def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
+        # [1] The product of the axes must be the number of ranks.
         self.comm, self.shape, self.axis_names = comm, tuple(shape), tuple(axis_names)
         if len(self.shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
             raise UsageError(
@@ -35,9 +39,12 @@ class Mesh:
                 f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, "
                 f"but there are {comm.size}; make the product of the axes equal to the number of ranks"
             )
+
+        # [2] ranks[coordinate] is the rank there, the last axis fastest; this rank's coordinate is the inverse.
         self.ranks = np.arange(comm.size).reshape(self.shape)
         self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
-        # Made at once and in order, so that every rank gives them the same numbers.
+
+        # [3] One communicator per axis, made at once and in order, so that every rank gives them the same numbers.
         self._comms: dict[tuple[str, ...], Comm] = {(name,): self._slice((name,)) for name in self.axis_names}
 
     def __repr__(self) -> str:
@@ -53,6 +60,7 @@ class Mesh:
         return self.axis_names.index(name)
 
     def _slice(self, names: tuple[str, ...]) -> Comm:
+        # All ranks that differ from this one on the named axes only.
         axes = [self._index(name) for name in names]
         index = tuple(slice(None) if axis in axes else self.coordinate[axis] for axis in range(len(self.shape)))
         return self.comm.group(self.ranks[index].reshape(-1).tolist(), "x".join(names) + self._others(axes))

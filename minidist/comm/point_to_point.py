@@ -107,7 +107,7 @@ class World(Protocol):
         """Note that a communicator was made on this rank."""
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Places in `members` (world ranks) of those that are near to each other, node by node."""
+        """Return the places in `members` (world ranks) of those that are near to each other, node by node."""
         ...
 
     def post(
@@ -136,14 +136,14 @@ class World(Protocol):
         """Advance the streams, where they need it."""
 
     def time(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         ...
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
         """Record computing, and advance a virtual clock by its time."""
 
     def trace_of(self, comm: "PointToPoint") -> Trace:
-        """The record of the rank that `comm` belongs to."""
+        """Return the record of the rank that `comm` belongs to."""
         ...
 
 
@@ -215,6 +215,7 @@ class PointToPoint:
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
     ) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        # The short way, where nothing is checked or recorded: one call of MPI's own.
         if self.world.unchecked and self.world.exchange(
             self, outgoing, dest, incoming, source, self.tag if tag is None else tag
         ):
@@ -224,6 +225,8 @@ class PointToPoint:
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
                 f" {self.site or call_site(sys._getframe(1))}; give each message a buffer of its own"
             )
+
+        # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
         self.wait(receive)
@@ -231,6 +234,7 @@ class PointToPoint:
 
     def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
         """Send any picklable object: two messages, its length (8 B) and its bytes."""
+        # The receiver cannot know how much to allocate, so the length travels first.
         data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
         self.send(np.array([data.size], dtype=np.int64), dest, tag)
         self.send(data, dest, tag)
@@ -238,6 +242,7 @@ class PointToPoint:
     def recv_object(self, source: int, tag: int | None = None) -> Any:
         """Receive what `send_object` sent."""
         length = np.empty(1, dtype=np.int64)
+
         source = self.recv(length, source, tag)
         data = np.empty(int(length[0]), dtype=np.uint8)
         self.recv(data, source, tag)
@@ -274,6 +279,8 @@ class PointToPoint:
 
     def barrier(self) -> None:
         """Return when every rank has entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""
+        # Round k: tell rank + 2^k, hear from rank - 2^k. Afterwards this rank knows of 2^(k+1) ranks that they have
+        # entered.
         call = self.collective("barrier")
         nothing = np.empty(0, dtype=np.uint8)
         distance = 1
@@ -289,6 +296,7 @@ class PointToPoint:
 
         arrays: what it reads and writes; the program must leave them alone until the wait.
         """
+        # The line that a report names: the user's call, found once for all messages of the work.
         site = call_site(sys._getframe(1)) if self.site in (None, NOWHERE) else self.site
         assert site is not None
         return self.world.run_async(Work(self, function, site, self.world.time(), arrays))
@@ -298,7 +306,7 @@ class PointToPoint:
         self.world.progress()
 
     def time(self) -> float:
-        """Seconds since the run began, on this stream's clock (virtual or real)."""
+        """Return the seconds since the run began, on this stream's clock (virtual or real)."""
         return self.world.time()
 
     def compute(

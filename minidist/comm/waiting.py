@@ -24,6 +24,7 @@ class Waiting:
 
 def error_line(error: BaseException | None) -> str:
     """Return an exception, its text and the line that raised it, as one line."""
+    # The innermost frame of the traceback is where it was raised.
     assert error is not None
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
@@ -37,6 +38,7 @@ def find_cycle(waiting: list[Waiting]) -> list[int]:
 
     A rank with several streams may wait for several ranks at once, and each of them may be the one in the circle.
     """
+    # An edge for each wait that one rank alone could end. A receive from any rank has no such edge.
     nexts: dict[int, list[int]] = {}
     for w in waiting:
         if len(w.peers) == 1:

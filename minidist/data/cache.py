@@ -39,12 +39,14 @@ def cached(path: str | Path, what: str, make: Callable[[], np.ndarray], cache: P
     what: the name of what is made of the content. Where the cache cannot be written, the array is returned as it was
     made: slower the next time, but not wrong.
     """
+    # The usual case: made by an earlier run, or by a process that was faster.
     place = (cache or folder()) / f"{what}-{content_hash(path)}.npy"
     try:
         return _mapped(place)
     except (OSError, ValueError, EOFError):  # not there, or cut short by a full disk
         array = make()
     try:
+        # A file of its own name first: the rename makes it appear whole, or not at all.
         place.parent.mkdir(parents=True, exist_ok=True)
         own = place.with_suffix(f".{os.getpid()}.npy")
         np.save(own, array, allow_pickle=False)

@@ -42,6 +42,7 @@ class TokenDataset:
 
     def rows(self, indices: np.ndarray, context: int) -> Rows:
         """Return inputs and targets of the samples: two int64 arrays of shape (len(indices), context)."""
+        # windows: (samples, T + 1). Inputs are all but the last token, targets all but the first.
         windows = np.empty((len(indices), context + 1), np.int64)
         for row, index in enumerate(indices):
             windows[row] = self.tokens[index * context : (index + 1) * context + 1]
@@ -72,6 +73,7 @@ class SampleDataset:
 
     def rows(self, indices: np.ndarray, context: int = 0) -> Rows:
         """Return inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),)."""
+        # (samples, features); pixels become numbers in 0..1.
         inputs = self.inputs[indices].reshape(len(indices), self.features)
         if inputs.dtype.kind in "iub":
             inputs = inputs.astype(np.float32) / np.float32(255)

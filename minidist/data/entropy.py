@@ -25,6 +25,7 @@ def unigram_entropy(tokens: bytes | np.ndarray) -> float:
 
 def bigram_entropy(tokens: bytes | np.ndarray) -> float:
     """Return - sum p(a, b) ln p(b | a) over the neighbours a, b that occur (F_2): of a token, given the one before."""
+    # H(b | a) = H(a, b) - H(a). A pair is one number: a V + b.
     numbers = _numbers(tokens).astype(np.int64)
     before, after = numbers[:-1], numbers[1:]
     pairs = before * (int(numbers.max()) + 1) + after

@@ -22,6 +22,7 @@ _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 def _existing(kind: str, path: str) -> Path:
     """Return the path of a file with something in it; a UsageError says what else it is."""
+    # The first thing that is wrong is reported, with what would be right.
     file = Path(path).expanduser()
     if file.is_dir():
         raise UsageError(f"--data {kind}:{path} is a folder; name a file in it")
@@ -35,6 +36,7 @@ def _existing(kind: str, path: str) -> Path:
 
 def text_file(path: str) -> TokenDataset:
     """Return the bytes of any file, vocabulary 256. A .gz file is unpacked once, into the cache (see cache.py)."""
+    # The bytes are the tokens, so a file that is not packed needs no preparation.
     file = _existing("text", path)
     if file.suffix == ".gz":
         return TokenDataset(f"text:{path}", cached(file, "text", lambda: np.frombuffer(_unpacked(file), np.uint8)), 256)
@@ -90,6 +92,7 @@ def idx_folder(path: str) -> SampleDataset:
     The format (Y. LeCun, C. Cortes, C. Burges, "The MNIST database", file formats): two zero bytes, a dtype, the number
     of dims, then the dims and the data, all big-endian.
     """
+    # Images, then labels.
     folder, arrays = Path(path).expanduser(), []
     if not folder.is_dir():
         raise UsageError(f"--data idx:{path} is not a folder; name the one with train-images-idx3-ubyte in it")
@@ -129,6 +132,7 @@ def npz_file(path: str) -> SampleDataset:
     if not zipfile.is_zipfile(file):
         raise UsageError(f"--data npz:{path} is not a NumPy archive; write it with numpy.savez")
     with np.load(file, allow_pickle=False) as archive:
+        # Keras's names first: such an archive may hold x_test as well.
         for x, y in (("x_train", "y_train"), ("x", "y")):
             if x in archive and y in archive:
                 return _samples(f"npz:{path}", archive[x], archive[y])

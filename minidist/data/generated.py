@@ -42,11 +42,15 @@ def pydoc_text() -> TokenDataset:
 def glyphs(samples: int = 2000, size: int = 12, seed: int = 0) -> SampleDataset:
     """Return grey images of digits, (samples, size, size) float32, at random places, in random ink, with noise."""
     draws = uniform_rows(Key(seed, "glyphs"), 0, samples, (4 + size * size,))
+
     # Columns of the draws: the digit, its place, its ink, and a pixel of noise each.
     targets = (draws[:, 0] * 10).astype(np.int64)
     rows, columns = (draws[:, 1] * (size - 6)).astype(int), (draws[:, 2] * (size - 4)).astype(int)
     ink = 0.6 + 0.4 * draws[:, 3]
+    # Each number's five bits become five pixels.
     font = (np.array(_FONT)[:, :, None] >> np.arange(4, -1, -1)) & 1  # (digit, 7, 5)
+
+    # images: (samples, size, size). Noise everywhere, then the digit's ink at its place.
     images = 0.3 * draws[:, 4:].reshape(samples, size, size)
     for i in range(samples):
         images[i, rows[i] : rows[i] + 7, columns[i] : columns[i] + 5] += ink[i] * font[targets[i]]
@@ -59,6 +63,7 @@ def markov(tokens: int = 100_000, vocab_size: int = 16, seed: int = 0) -> TokenD
     The entropy rate is - sum_i pi_i sum_j P_ij ln P_ij with the stationary pi = pi P (Cover and Thomas, "Elements of
     information theory", theorem 4.2.4). The first token is drawn from pi.
     """
+    # Row i: the probabilities of the tokens after i.
     weights = -np.log1p(-uniform_rows(Key(seed, "markov", name="transitions"), 0, vocab_size, (vocab_size,)))
     transitions = weights**3  # exponential, cubed: some transitions are much likelier than others
     transitions /= transitions.sum(axis=1, keepdims=True)
@@ -66,13 +71,17 @@ def markov(tokens: int = 100_000, vocab_size: int = 16, seed: int = 0) -> TokenD
     # pi = pi P and sum pi = 1, solved together.
     equations = np.vstack([transitions.T - np.eye(vocab_size), np.ones(vocab_size)])
     stationary = np.linalg.lstsq(equations, np.append(np.zeros(vocab_size), 1.0), rcond=None)[0]
+
+    # The entropy rate of the docstring: the mean entropy of a row, weighted by how often its token occurs.
     entropy = -sum(
         pi * p * log(p) for pi, row in zip(stationary.tolist(), transitions.tolist(), strict=True) for p in row if p > 0
     )
 
     # Each draw picks the next token by the cumulative row of the present one.
     cumulative = np.cumsum(transitions, axis=1).tolist()
+    # The first token is drawn from pi, so the chain is stationary from the start.
     token = min(bisect_right(np.cumsum(stationary).tolist(), uniform(Key(seed, "markov"), 0, 1)[0]), vocab_size - 1)
+    # One draw per token; the index of each draw is its place, so the chain is a function of the seed.
     chain = [token]
     for draw in uniform(Key(seed, "markov"), 1, tokens - 1).tolist():
         token = min(bisect_right(cumulative[token], draw), vocab_size - 1)

@@ -25,6 +25,7 @@ def load_dataset(spec: str) -> Dataset:
 
     Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
     """
+    # A name that minidist generates, or kind:path.
     kind, colon, path = spec.partition(":")
     if not colon and spec in GENERATED:
         return _generated(spec)
@@ -32,6 +33,7 @@ def load_dataset(spec: str) -> Dataset:
         if not path:
             raise UsageError(f"--data {spec} names no file; write {kind}:{'DIR' if kind == 'idx' else 'FILE'}")
         return FILES[kind](path)
+    # Neither: name the nearest choice.
     choices = [*GENERATED, *(f"{name}:{'DIR' if name == 'idx' else 'FILE'}" for name in FILES)]
     raise UsageError(f"--data {spec}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of {', '.join(choices)}")
 
@@ -39,6 +41,7 @@ def load_dataset(spec: str) -> Dataset:
 @cache
 def _generated(name: str) -> Dataset:
     """Make the data once per process, read-only, because simulated ranks share them."""
+    # A write by one rank would change the data of all others.
     dataset = GENERATED[name]()
     for array in (dataset.tokens,) if isinstance(dataset, TokenDataset) else (dataset.inputs, dataset.targets):
         array.flags.writeable = False

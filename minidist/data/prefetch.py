@@ -42,11 +42,14 @@ class PrefetchingSampler:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        # The thread looks at `_stop` every 50 ms, also while it waits for a free place in the queue.
         self._stop.set()
         self._thread.join()
 
     def batch(self, step: int, first: int, count: int) -> Any:
         """Return the sampler's batch, made by the thread when it is the next one in its order."""
+        # The oldest result waits for its own request. Any other request is served here, with the lock, because a
+        # sampler keeps state.
         request = (step, first, count)
         ready = self._waiting or self._next()
         if ready is None or ready[0] != request:
@@ -54,6 +57,7 @@ class PrefetchingSampler:
             with self._one_at_a_time:
                 return self.sampler.batch(*request)
 
+        # It is the one: return it, or raise the error that the thread met.
         self._waiting = None
         if ready[2] is not None:
             raise ready[2]
@@ -72,6 +76,7 @@ class PrefetchingSampler:
     def _work(self) -> None:
         """Make the batches one after the other until all are made, one fails, or the context ends."""
         for request in self.requests:
+            # [1] Make the batch. An error is kept, to be raised where the result is asked for.
             result: Any = None
             error: Exception | None = None
             try:
@@ -79,11 +84,15 @@ class PrefetchingSampler:
                     result = self.sampler.batch(*request)
             except Exception as caught:
                 error = caught
+
+            # [2] Wait for a free place in the queue, but not longer than the context lasts.
             while not self._stop.is_set():
                 try:
                     self._queue.put((request, result, error), timeout=0.05)
                     break
                 except Full:
                     continue
+
+            # [3] After an error no further batch is made: the trainer stops there.
             if error is not None or self._stop.is_set():
                 return

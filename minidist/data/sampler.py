@@ -36,6 +36,7 @@ class GlobalBatchSampler:
 
     def sample_indices(self, step: int) -> np.ndarray:
         """Return the sample numbers of the global batch of `step`, int64 of shape (global_batch,)."""
+        # Places in the endless list; each lies in an epoch, at an offset of its permutation.
         places = np.arange(step * self.global_batch, (step + 1) * self.global_batch)
         epochs, offsets = places // self.samples, places % self.samples
         indices = np.empty(self.global_batch, np.int64)
@@ -53,7 +54,9 @@ class GlobalBatchSampler:
         """The permutation of an epoch. Two are kept: a batch may lie across the end of an epoch."""
         order = self._orders.get(epoch)
         if order is None:
+            # The ranks of uniform draws are a permutation; "stable" makes it the same on every machine.
             order = np.argsort(uniform(Key(self.seed, "data", epoch), 0, self.samples), kind="stable")
+            # The older of two goes: steps advance, and only neighbouring epochs meet in a batch.
             while len(self._orders) > 1:
                 self._orders.pop(next(iter(self._orders)))
             self._orders[epoch] = order
@@ -79,6 +82,7 @@ def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]
     """
     if not weights or min(weights) < 0 or not sum(weights) > 0:
         raise UsageError(f"weights {list(weights)}: give one per rank, none below 0 and not all 0")
+    # Every rank gets the whole part of its share.
     exact = [rows * weight / sum(weights) for weight in weights]
     sizes = [int(share) for share in exact]
 
@@ -109,6 +113,7 @@ def sharding_rule(
             f" of {micro_batch} rows each; in step {step}:"
         ),
     ]
+    # A replica's micro-batches lie side by side, so its samples are one range of the global batch.
     indices = sampler.sample_indices(step)
     for replica in range(min(replicas, MAX_SHOWN)):
         numbers = microbatch_numbers(replica, accumulation)

@@ -41,15 +41,18 @@ class Adagrad(Optimizer):
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
+        # g += decay p, in a temporary: the gradient itself must stay as it is
         total, root = work
         if decay:
             xp.multiply(data, decay, out=total)
             total += grad
             grad = total
+
         # s += g^2
         squares = state["sum"]
         xp.square(grad, out=root)
         squares += root
+
         # p -= lr_t g / (sqrt(s) + eps)
         xp.sqrt(squares, out=root)
         root += self.eps

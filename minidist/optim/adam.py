@@ -44,6 +44,7 @@ class Adam(Optimizer):
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
+        # g += decay p: the decay passes through m and v (Loshchilov and Hutter, algorithm 2, line 6)
         if decay:
             total = work[1]
             xp.multiply(data, decay, out=total)
@@ -52,6 +53,7 @@ class Adam(Optimizer):
         self._descend(data, grad, state, work[0], lr)
 
     def _descend(self, data: xp.Array, grad: xp.Array, state: State, work: xp.Array, lr: float) -> None:
+        # scale: sqrt(1 - beta2^t), which the step multiplies instead of every element of v
         beta1, beta2 = self.betas
         scale = math.sqrt(1 - beta2**self.step_count)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
@@ -94,6 +96,7 @@ class AdamW(Adam):
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
+        # Algorithm 2, line 12: the decay multiplies the parameter itself, not the gradient
         if decay:
             data *= 1 - lr * decay
         self._descend(data, grad, state, work[0], lr)

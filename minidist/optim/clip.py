@@ -30,11 +30,13 @@ def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
 
     skip: elements that do not count, because another rank counts them.
     """
+    # A copy, because the gradient itself still has these elements.
     if skip:
         array = xp.array(array)
         for elements in skip:
             array[elements] = 0
 
+    # sums: the result. squares: one piece in float64, at most 64 rows of 1,024, used again for every piece.
     size = array.size
     sums = xp.empty(-(-size // NORM_BLOCK), xp.float64, array)
     squares = xp.empty(min(_CHUNK, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
@@ -46,6 +48,7 @@ def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
         part[piece.size :] = 0  # the last block is summed like a full one, padded with zeros
         xp.copyto(part[: piece.size], piece)
         xp.square(part, out=part)
+
         # One sum per row of 1,024.
         first = start // NORM_BLOCK
         part.reshape(blocks, NORM_BLOCK).sum(axis=1, out=sums[first : first + blocks])
@@ -83,6 +86,7 @@ def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> 
     begins a new block, so a reference that must equal units or stages bit for bit passes one slice for each of them.
     optimizer: as for `clip_by_norm_`.
     """
+    # The same blocks in the same order as on any number of ranks, so the same norm to the last bit.
     sums = [block_square_sums(grad) for grad in gradients(parameters)]
     norm = norm_from_blocks(xp.concatenate(sums)) if sums else 0.0
     return clip_by_norm_(parameters, norm, max_norm, optimizer)
@@ -98,6 +102,8 @@ def clip_by_norm_(parameters: Any, norm: float, max_norm: float, optimizer: Any 
     if optimizer is None:
         scale_gradients_(parameters, clip_coefficient(norm, max_norm))
         return norm
+
+    # The stored gradients are the true ones times 1 / grad_scale; the optimizer scales while it reads them.
     norm *= optimizer.grad_scale
     optimizer.grad_scale *= clip_coefficient(norm, max_norm)
     return norm

@@ -53,6 +53,7 @@ class DynamicLossScaler:
             raise UsageError(
                 f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1"
             )
+        # frexp returns a mantissa of 0.5 for powers of two only.
         for name, value in (
             ("initial_scale", initial_scale),
             ("growth_factor", growth_factor),
@@ -78,6 +79,7 @@ class DynamicLossScaler:
                 f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0"
             )
 
+        # What changes during training is the state of a checkpoint (_STATE, below); the rest are settings.
         self.scale = float(initial_scale)
         self.growth_factor, self.backoff_factor, self.growth_interval = (
             float(growth_factor),
@@ -99,6 +101,7 @@ class DynamicLossScaler:
 
         Raises LossScaleError at the `floor_limit`-th overflow in a row at the smallest scale.
         """
+        # A good step: after `growth_interval` of them in a row the scale grows.
         if not overflow:
             self.overflows_at_floor = 0
             self.good_steps += 1
@@ -119,6 +122,7 @@ class DynamicLossScaler:
                     " in bfloat16, which does not overflow"
                 )
 
+        # The first `hysteresis` - 1 overflows after a growth do not count; from then on each lowers the scale.
         self.patience -= 1
         if self.patience <= 0:
             self.scale = max(self.scale * self.backoff_factor, self.floor)

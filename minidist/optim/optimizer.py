@@ -81,6 +81,8 @@ class Optimizer:
         self.step_count = 0
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}
+
+        # State is kept by name, so a name may occur once only.
         names: set[str] = set()
         for number, piece in enumerate(as_slices(parameters)):
             name = getattr(piece, "name", "") or str(number)
@@ -93,7 +95,9 @@ class Optimizer:
 
     def _add(self, piece: Any, name: str) -> None:
         """Append a slice; one that continues the last run joins it, so that both are updated as one array."""
+        # The last group matches every name, so there always is one.
         group = next(group for group in self.groups if group.matches(name))
+        # Neighbours in memory of one group: one update of the joined array instead of two short ones.
         last = self._runs[-1] if self._runs else None
         if isinstance(piece, FlatSlice):
             size = piece.stop - piece.start
@@ -122,6 +126,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Update every slice that has a gradient, then call `updated()` of their owners."""
+        # step_count is t of the papers, 1 in the first step.
         self.step_count += 1
         owners: dict[int, Any] = {}
         for run in self._runs:
@@ -144,14 +149,19 @@ class Optimizer:
             for start in range(0, data.size, BLOCK):
                 block = slice(start, min(start + BLOCK, data.size))
                 parts = {name: array[block] for name, array in state.items()}
+                # What is updated: the float32 master in half precision, else the parameter itself.
                 values = parts.pop(MASTER) if half else data[block]
+                # The gradient in float32; the loss scale and the clip coefficient are multiplied in here, not in place.
                 gradient = upcast(grad[block])
                 if self.grad_scale != 1.0:
                     gradient = gradient * float(self.grad_scale)
                 self.update(values, gradient, parts, [array[: block.stop - start] for array in work], lr, decay, first)
                 if half:
                     data[block] = downcast(values, data.dtype)
+
             owners[id(source)] = source
+
+        # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has.
         self.grad_scale = 1.0
         for owner in owners.values():
             if hasattr(owner, "updated"):
@@ -172,6 +182,7 @@ class Optimizer:
         return [*([MASTER] if is_half(dtype) else []), *self.initial_state()]
 
     def _make_state(self, run: _Run, data: xp.Array) -> State:
+        # The master begins as the parameter itself; all other state begins as one number.
         run.state, dtype = {}, _computing(data.dtype)
         if is_half(data.dtype):
             run.state[MASTER] = track(data.astype(dtype), "optimizer")
@@ -180,6 +191,7 @@ class Optimizer:
         return run.state
 
     def _workspace(self, data: xp.Array) -> list[xp.Array]:
+        # Temporaries of one block, made once for each dtype and used by every run.
         dtype = _computing(data.dtype)
         arrays = self._work.get(dtype)
         if arrays is None or (arrays and arrays[0].size < min(data.size, BLOCK)):
@@ -207,6 +219,7 @@ class Optimizer:
 
         Raises UsageError for a state that is missing, unknown, or of another shape or dtype, with its parameter's name.
         """
+        # A state of an unknown parameter is a mistake of the caller; silence would lose it.
         states = saved["state"]
         names = [name for run in self._runs for name, _, _ in run.pieces]
         for name in states:
@@ -231,6 +244,7 @@ class Optimizer:
                         f"{type(self).__name__} needs {sorted(own)}"
                     )
                 for key, array in own.items():
+                    # Views into the run's arrays: copied in place, and only when nothing would be converted.
                     value, place = states[name][key], array[start:stop]
                     if value.shape != place.shape or value.dtype != place.dtype:
                         raise UsageError(

@@ -46,6 +46,7 @@ class RMSProp(Optimizer):
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
+        # g += decay p, in a temporary: the gradient itself must stay as it is
         total, root = work
         if decay:
             xp.multiply(data, decay, out=total)
@@ -81,4 +82,5 @@ class RMSProp(Optimizer):
             xp.multiply(buffer, lr, out=root)
         else:
             root *= lr
+
         data -= root

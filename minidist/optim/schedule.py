@@ -45,5 +45,6 @@ class WarmupCosine:
         """Return the factor of step number `step`; beyond `total_steps` it stays at `final_factor`."""
         if step < self.warmup_steps:
             return Warmup(self.warmup_steps)(step)
+        # SGDR, equation 5: eta_min + (eta_max - eta_min) / 2 (1 + cos(pi T_cur / T_i)) with eta_max = 1
         progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))

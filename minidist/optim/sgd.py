@@ -47,6 +47,7 @@ class SGD(Optimizer):
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
+        # g += decay p, in a temporary: the gradient itself must stay as it is
         total, product = work
         if decay:
             xp.multiply(data, decay, out=total)
@@ -56,6 +57,7 @@ class SGD(Optimizer):
         # b = momentum b + (1 - dampening) g; Nesterov looks one step ahead
         if self.momentum:
             buffer = state["momentum_buffer"]
+            # The buffer begins as the first gradient, without dampening.
             if first:
                 xp.copyto(buffer, grad)
             else:
@@ -65,6 +67,7 @@ class SGD(Optimizer):
                     buffer += product
                 else:
                     buffer += grad
+            # g + momentum b for Nesterov, else b itself
             if self.nesterov:
                 xp.multiply(buffer, self.momentum, out=product)
                 product += grad

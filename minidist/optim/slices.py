@@ -51,10 +51,12 @@ def flat_slices(flat: Any, start: int = 0, stop: int | None = None, source: Any 
     flat: has `names`, `offsets` (one more) and `parameters` with `requires_grad`, as `FlatParameters` has.
     source: where `.data` and `.grad` are read, when they hold the elements [start, stop) alone (a shard); else `flat`.
     """
+    # A shard's arrays begin at 0, where the whole ones have `start`.
     stop = flat.offsets[-1] if stop is None else stop
     shift = 0 if source is None else start
     slices = []
     for parameter, name, begin, end in zip(flat.parameters, flat.names, flat.offsets, flat.offsets[1:], strict=False):
+        # The part of this parameter that lies in the range; empty when it lies outside.
         begin, end = max(begin, start), min(end, stop)
         if begin < end and parameter.requires_grad:
             slices.append(FlatSlice(flat if source is None else source, begin - shift, end - shift, name))

@@ -28,6 +28,7 @@ def name_of(queue: Queue, operation: str) -> str:
 
 def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]) -> list[str]:
     """Return at most six sentences. states: what the watchdogs wrote, by rank; traces: each rank's messages so far."""
+    # A rank that has returned sends and receives nothing any more.
     found = []
     waiting = {rank: state for rank, state in states.items() if state["state"] == "waiting"}
     for rank, state in waiting.items():
@@ -47,6 +48,7 @@ def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence
                         f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
                     )
 
+    # All are senders: the program relied on buffering.
     if (
         waiting
         and len(waiting) == len(states)
@@ -58,6 +60,7 @@ def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence
 
 def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> dict[Queue, Message]:
     """Return, by queue, the first message that `theirs` holds for `rank` and for which `ours` has no receive."""
+    # Each receive posted takes one message of its queue; the first message beyond them is still on its way.
     source = theirs[0]["rank"] if theirs else -1
     asked = Counter(queue_of(m) for m in ours if m["kind"] == "receive" and m["peer"] == source)
     result: dict[Queue, Message] = {}

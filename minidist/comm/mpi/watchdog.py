@@ -40,9 +40,12 @@ class Watchdog:
     def __init__(self, world: Watched, timeout: float) -> None:
         self.world, self.timeout = world, timeout
         self.interval = min(INTERVAL, timeout / 4)
+
+        # One folder for the job: rank 0 makes it and tells the others.
         folder = world.base.bcast(tempfile.mkdtemp(prefix="minidist-") if world.rank == 0 else None)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)  # on another host it is not there yet
+
         self.written = 0
         self.main_thread = threading.get_ident()
         self.stopping = threading.Event()
@@ -65,6 +68,7 @@ class Watchdog:
         return self.folder / f"rank{rank}.trace.jsonl"
 
     def _watch(self) -> None:
+        # The clock starts again with each new wait, and with each message that a stream completes meanwhile.
         self.write()
         seen: object = None
         completed, since = -1, time.monotonic()
@@ -134,6 +138,7 @@ class Watchdog:
     def report(self) -> None:
         """Print every rank's pending operation (once for the job) and end the job."""
         try:
+            # Creating this file succeeds on one rank alone: that one reports.
             os.close(os.open(self.folder / "reported", os.O_CREAT | os.O_EXCL))
             self._await_the_others()
             print(self.text(), file=sys.stderr, flush=True)
@@ -146,6 +151,7 @@ class Watchdog:
 
     def _await_the_others(self) -> None:
         """Wait until each has written what it does now: two looks, or more on a busy machine, at most 5 s."""
+        # Their watchdogs write once per interval; a file older than this moment may be out of date.
         began = time.time()
         time.sleep(1.5 * self.interval)
         self.write()

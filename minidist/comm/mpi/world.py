@@ -63,6 +63,7 @@ class MPIWorld:
         record: bool = True,
         on_failure: str = "end",
     ) -> None:
+        # MPI itself, and a check that this launcher started it.
         MPI = import_mpi()
         self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
         self.unchecked = not (checks or record or synchronous)
@@ -106,11 +107,14 @@ class MPIWorld:
 
     def finish(self) -> None:
         """Raise when a request was never waited for or a message never received. Collective."""
+        # What this rank alone can see: a request that was never waited for.
         self.state = "returned"
         for item in self.unwaited.values():
             raise UnwaitedRequestError(
                 f"rank {self.rank}: its {item.describe()} was never waited for; call wait() on every request"
             )
+
+        # What travels: how many messages each rank has sent to each other; a receiver that counts fewer has left one.
         self.waiting = Returned()
         to_me = np.empty(self.size, np.int64)
         self.base.Alltoall(np.array(self.sent, np.int64), to_me)
@@ -145,6 +149,8 @@ class MPIWorld:
             return
         while self.active and self.running is None:  # another member may need our streams before it comes here
             self.progress()
+
+        # A collective call of MPI's, which blocks: the watchdog must know of it.
         before, self.waiting = self.waiting, Entering(comm)
         if comm.size == self.size and list(comm.members) == list(range(self.size)):
             handle = self.base.Dup()
@@ -159,6 +165,7 @@ class MPIWorld:
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> MPIRequest:
+        # Record it: a trace has an event for each side of a message.
         world_peer = comm.members[peer] if peer != ANY else ANY
         event = MessageEvent(
             self.rank,
@@ -179,6 +186,8 @@ class MPIWorld:
         )
         if self.record:
             self.trace.messages.append(event)
+
+        # MPI is given the array itself, or a host copy of one that lies on a GPU.
         request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
         if is_device_array(array):
             event.staged = True
@@ -186,6 +195,7 @@ class MPIWorld:
         if guarded:
             self.unwaited[id(request)] = request
 
+        # `place` is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
         handle, place = self.handles[comm.context], comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
@@ -198,6 +208,7 @@ class MPIWorld:
             start = handle.Issend if self.synchronous else handle.Isend
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
+            # The header is asked for now; the payload when the header has come and fits.
             if self.checks and (guarded or self.open.starts):
                 self.open.add(self.rank, request, guarded)
             if self.checks:
@@ -225,6 +236,7 @@ class MPIWorld:
         self._ask_for_payload(request, source)
 
     def _ask_for_payload(self, request: MPIRequest, source: int) -> None:
+        # The sizes are equal when the headers are, so the payload fits into the buffer.
         self.expected.remove(request)
         self._came_from(request, source)
         assert request.header is not None
@@ -233,6 +245,8 @@ class MPIWorld:
         if request.header != expected:  # unpack both: a long name is shortened in both
             sent = unpack(bytes(request.header))
             compare(sent, unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)", key)
+
+        # From the rank whose header came: a wildcard receives both from the same sender.
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
 
@@ -256,6 +270,8 @@ class MPIWorld:
         handle, BYTE, ranks = self.handles[comm.context], self.MPI.BYTE, comm.ranks
         to, origin = ranks[dest], ranks[source]
         self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
+
+        # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
         if self.oversubscribed:
             requests = [handle.Irecv([incoming, BYTE], origin, tag), handle.Isend([outgoing, BYTE], to, tag)]
             while not self.MPI.Request.Testall(requests):
@@ -269,6 +285,7 @@ class MPIWorld:
         return True
 
     def wait(self, request: Any) -> None:
+        # In a stream hand control back until it is complete; the main program blocks, or polls while streams have work.
         event = request.event
         receiving = request.kind == "receive"
         event.start = self.time() if receiving else event.posted
@@ -283,7 +300,7 @@ class MPIWorld:
                 self._block(request)
             self.waiting = self.handling = None
 
-        # The message is there: look at the buffer, and keep the books.
+        # The message is there: check the buffer, then record when it ended.
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:
@@ -301,6 +318,8 @@ class MPIWorld:
 
     def _block(self, request: MPIRequest) -> None:
         """Wait for the request or any header; the watchdog's thread runs meanwhile."""
+        # handles: the headers that are expected, then the payload. A header that comes is answered with a receive,
+        # because its sender may be blocked until then.
         status = self.MPI.Status()
         while True:
             handles = [expected.header_request for expected in self.expected]
@@ -339,10 +358,13 @@ class MPIWorld:
         stream.waiting = None
 
     def _test(self, request: MPIRequest) -> bool:
+        # Headers first: the payload may not have been asked for yet.
         if self.expected:
             self._take_headers()
         if request.payload is None:
             return False
+
+        # A wildcard without headers learns its source from the payload.
         if request.peer != ANY:
             return bool(request.payload.Test())
         status = self.MPI.Status()
@@ -360,15 +382,19 @@ class MPIWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
+        # One stream per communicator: works run one after the other, in the order of their starts.
         stream = self.streams.get(work.comm.name)
         if stream is None:
             stream = self.streams[work.comm.name] = Stream(f"lane:{work.comm.name}")
         stream.queue.append(work)
         self.unwaited[id(work)] = work
+
+        # A stream whose queue was empty has ended; it starts again.
         if stream.greenlet is None or stream.greenlet.dead:
             stream.greenlet = greenlet(self._run_stream, parent=self.main)
             stream.greenlet.gr_context = contextvars.copy_context()
             self.active.append(stream)
+            # The main program lets all streams run until the work is done.
             if self.running is None:
                 self._resume(stream)  # its first sends leave now
         return work
@@ -430,6 +456,6 @@ class MPIWorld:
         return self.trace
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Places in `members` of the ranks on one host, host by host."""
+        """Return the places in `members` of the ranks on one host, host by host."""
         hosts = [self.hosts[member] for member in members]
         return [[i for i, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]

@@ -63,13 +63,14 @@ def replay(traces: Sequence[Trace]) -> Chooser:
                 recorded[trace.rank, context, message.tag].append(message.peer)
 
     def choose(candidates: Sequence[Candidate]) -> int:
-        # Any candidate that was next in the recorded run will do: the receivers do not influence each other.
+        # Any candidate that was next in the recorded run will do: the queues do not influence each other.
         for index, candidate in enumerate(candidates):
             queue = recorded[candidate.receiver, candidate.context, candidate.tag]
             if queue and queue[0] == candidate.sender:
                 queue.popleft()
                 return index
 
+        # No candidate was next anywhere: this is another program, or another number of ranks.
         wanted = {receiver: queue[0] for (receiver, _, _), queue in recorded.items() if queue}
         raise MismatchError(
             f"the recorded run cannot be replayed: its next messages are {wanted} (receiver: sender), "
@@ -85,11 +86,14 @@ def explore(run: Callable[[Chooser], T], limit: int = 100_000) -> Iterator[T]:
 
     `run` builds a fresh world with the chooser that it is given, runs it and returns what the caller wants to look at.
     """
+    # Each run is one path from the root of the tree to a leaf. `path` says where to go; the run itself says, choice by
+    # choice, how many branches there are.
     path: list[int] = []  # the choice taken at each depth of the run
     for _ in range(limit):
         widths: list[int] = []  # how many candidates there were at each depth
 
         def choose(candidates: Sequence[Candidate], widths: list[int] = widths) -> int:
+            # Follow the path; beyond its end take the first branch.
             depth = len(widths)
             widths.append(len(candidates))
             if depth == len(path):

@@ -55,6 +55,7 @@ class LinkModel:
 
         Ranks joined by the cheapest links form a node; with uniform links all ranks are one node.
         """
+        # (alpha, beta) of each pair of places; with uniform links the table is empty, and all ranks end in one node.
         n = len(members)
         costs = (
             {(i, j): self.cost(members[i], members[j]) for i in range(n) for j in range(n) if i != j}
@@ -62,6 +63,9 @@ class LinkModel:
             else {}
         )
         fastest = min(costs.values(), key=lambda cost: cost[::-1], default=None)
+
+        # Beta counts first, then alpha. A rank joins the first node whose first rank is joined to it by the fastest
+        # link.
         nodes: list[list[int]] = []
         for i in range(n):
             near = next((node for node in nodes if costs.get((node[0], i)) == fastest), None)

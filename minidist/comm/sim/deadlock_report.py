@@ -16,6 +16,7 @@ MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a scr
 
 def deadlock(state: SimState) -> DeadlockError:
     """Return the error for a run in which no stream can run any more."""
+    # What every blocked stream waits in.
     blocked = [stream for stream in state.streams() if stream.waiting is not None]
     waiting = [_waiting(stream) for stream in blocked]
     ranks = {w.rank for w in waiting}
@@ -30,6 +31,7 @@ def deadlock(state: SimState) -> DeadlockError:
     killed = sorted(state.dead.items())[:MAX_LINES]
     lines += [f"  rank {rank} was killed at virtual time {time:.6g} s" for rank, time in killed]
 
+    # The circle of waits, and what was probably meant.
     cycle = find_cycle(waiting)
     if cycle:
         lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
@@ -41,9 +43,12 @@ def _waiting(stream: Stream) -> Waiting:
     """Describe one blocked stream, with the line of the wait when that is another one than the post's."""
     item = stream.waiting
     assert item is not None
+    # A suspended greenlet's stack shows where the program waits, which may be far from where it posted.
     frame = stream.greenlet.gr_frame if stream.greenlet is not None and stream.is_main else None
     site = call_site(frame) if frame is not None else item.site  # no user code is on another stream's stack
     waited_at = "" if site == item.site else f", waited for at {site}"
+
+    # A work has no peers of its own: its stream is blocked too and says which rank it waits for.
     if isinstance(item, Work):
         return Waiting(stream.rank, stream.name, (), f"wait() of {item.describe()}{waited_at}")
     members = item.comm.members
@@ -52,6 +57,7 @@ def _waiting(stream: Stream) -> Waiting:
 
 
 def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+    # A rank that has returned sends and receives nothing any more.
     hints = []
     for w in waiting:
         if len(w.peers) == 1 and w.peers[0] in state.returned:
@@ -71,6 +77,7 @@ def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> li
                     f"{_which(send)} ({send.array.nbytes} B, sent at {send.site})"
                 )
 
+    # All are senders: the program relied on buffering.
     if messages and all(item.kind == "send" for _, item in messages):
         hints.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return hints

@@ -48,6 +48,7 @@ class Failures:
 
     def before_post(self, rank: int) -> None:
         """Stop a rank that is dead, or that dies now, before it posts a message."""
+        # A dead rank's `finally` blocks may still try to send: that ends them.
         if rank in self.state.dead:
             raise GreenletExit
         if rank in self.pending:
@@ -63,6 +64,7 @@ class Failures:
         caller = state.running
         if rank in state.dead:
             return
+        # The time of the death: no earlier than what the rank has done, or than the event that killed it.
         state.dead[rank] = max(state.mains[rank].time, caller.time)
         if not state.isolate:
             raise RankDeadError(
@@ -86,6 +88,7 @@ class Failures:
     def _purge(self, rank: int) -> None:
         """Remove a dead rank's requests, and fail those of the ranks that wait for it by name."""
         state = self.state
+        # In its own record every interval gets an end, and no request is left to wait for.
         for event in state.traces[rank].messages:
             if event.end < 0:  # a dead rank has nothing pending
                 event.start = max(event.start, event.posted)
@@ -113,6 +116,7 @@ class Failures:
 
     def fail(self, request: SimRequest, dead: int) -> None:
         """Let the request's wait raise: it cannot complete any more."""
+        # The error says which request, and why; its wait raises it, which may be much later.
         rank = request.stream.rank
         self.notified.add((rank, dead))
         others = "; no other rank sends to it" if request.peer == ANY else ""
@@ -121,6 +125,8 @@ class Failures:
             f"{self.state.dead[dead]:.6g} s{others}; catch RankDeadError and go on without it, or let it end the run",
             dead,
         )
+
+        # Already in the wait: let it run, so that it raises.
         if request.waiter is not None:
             self.state.ready.append(request.waiter)
             request.waiter = None
@@ -130,6 +136,7 @@ class Failures:
 
         Returns whether there was any. match_waiting: what to do when a receive from any rank has been withdrawn.
         """
+        # Every stream is blocked now: look at what each waits for.
         state, any_news = self.state, False
         for stream in state.streams():
             request = stream.waiting

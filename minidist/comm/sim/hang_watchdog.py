@@ -32,6 +32,7 @@ class HangWatchdog:
         self.thread.start()
 
     def _watch(self) -> None:
+        # Four looks in a row at the same number of switches: one rank has computed for a whole timeout.
         seen, looks = -1, 0  # looks: how many have found the same number of switches
         while not self.stopped.wait(self.timeout / 4):
             looks = looks + 1 if self.state.switches == seen else 0
@@ -41,6 +42,7 @@ class HangWatchdog:
                 self._raise_in_rank()
 
     def _raise_in_rank(self) -> None:
+        # Raised again and again, because the rank's code may catch it; the first error is what the run reports.
         if self.error is None:
             self.error = RankTimeoutError(
                 f"rank {self.state.running.rank} computed for more than {self.timeout:g} s without communicating;"
@@ -50,6 +52,7 @@ class HangWatchdog:
 
     def stop(self) -> None:
         """End the watch. An exception that comes too late for this run must not hit what runs next."""
+        # The exception may hit this thread here too: try again until the watch is over.
         while not self.stopped.is_set() or self.thread.is_alive():
             with suppress(Stopped):
                 self.stopped.set()

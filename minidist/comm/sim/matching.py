@@ -33,6 +33,7 @@ class Matching:
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> SimRequest:
+        # A rank that is to die dies before it posts.
         state = self.state
         stream = state.running
         rank, nbytes, checks = stream.rank, array.nbytes, state.checks
@@ -99,9 +100,11 @@ class Matching:
             state.sends[key].append(request)
             return request
 
+        # A receive from any rank waits until no stream can run: until then more candidates may come.
         if peer == ANY:
             state.wildcards[comm.context, rank, tag].append(request)
         else:
+            # A receive by name meets the oldest send, unless an older wildcard may take that one.
             key = (comm.context, world_peer, rank, tag)
             sends = state.sends.get(key)
             if sends and (comm.context, rank, tag) not in state.wildcards:
@@ -153,20 +156,25 @@ class Matching:
     def match_one_wildcard(self) -> bool:
         """No stream can run: give one receive from any rank its message. Returns False when there is none to give."""
         state = self.state
+        # The chooser decides among all matches that are possible now.
         found = self._candidates() if state.wildcards else []
         if not found:
             return False
         chosen = state.chooser([candidate for candidate, _ in found])
+        # The wildcard now has a source, and meets the oldest message of it.
         context, source, destination, tag = key = found[chosen][1]
         receive = take(state.wildcards, (context, destination, tag))
         send = take(state.sends, key)
         receive.peer, receive.event.peer = receive.comm.members.index(source), source
         self._deliver(send, receive)
+
+        # Receives by name, posted after it, had to let it choose first; they may go on now.
         self.match_waiting(context, destination, tag)
         return True
 
     def _candidates(self) -> list[tuple[Candidate, Key]]:
         """Return every match of a wildcard that there could be now, sorted: not in the order of the schedule."""
+        # A candidate for each sender: its oldest message and the oldest wildcard that it fits.
         found = []
         for key, queue in self.state.sends.items():
             context, source, destination, tag = key
@@ -198,6 +206,8 @@ class Matching:
         receiving = request.kind == "receive"
         if state.unwaited[stream.rank].pop(id(request), None) is not None and receiving:
             state.open[stream.rank].close(request)
+
+        # A receive begins when it is waited for, a send when its bytes leave the port.
         event = request.event
         event.start = stream.time if receiving else request.depart
 
@@ -217,6 +227,7 @@ class Matching:
 
         # When is it complete?
         if receiving:
+            # A receive: `landed` of the picture in `clock`. The in-port takes one message after the other.
             source = request.comm.members[request.peer]
             beta = links.beta if links.link is None else links.link(source, stream.rank)[1]
             stream.in_free = end = max(request.arrival, stream.in_free + beta * event.nbytes, event.posted)
@@ -224,6 +235,8 @@ class Matching:
             end = request.sent
         else:
             end = max(request.sent, request.arrival)
+
+        # What was complete before the wait began costs nothing.
         if end > stream.time:
             stream.time = end
         event.end = stream.time

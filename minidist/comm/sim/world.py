@@ -87,6 +87,7 @@ class SimWorld:
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Call `main(comm, *arguments)` on every rank; return the list of results."""
+        # Everything that belongs to this run is new: streams, queues, clocks, records.
         mains = [Stream(rank, "main") for rank in range(self.size)]
         state = self.state = SimState(
             self.size,
@@ -163,18 +164,20 @@ class SimWorld:
             self.pending_kills[rank] = after_messages
 
     def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
-        """The streams that can run. A test takes a queue of another order: neither times nor results may change."""
+        """Return the queue of streams that can run. A test takes another order: times and results must not change."""
         return deque(streams)
 
     def _new_matching(self) -> Matching:
-        """What pairs the messages of a run. A subclass may limit them."""
+        """Return what pairs the messages of a run. A subclass may limit them."""
         return Matching(self.state, self.failures, self._block)
 
     def _spawn(self, stream: Stream, program: Callable[[Stream], None]) -> None:
+        # A context of its own, because ranks set context variables (purpose, autocast) of their own.
         stream.greenlet = greenlet(program, parent=self.hub)  # where control goes when it ends
         stream.greenlet.gr_context = contextvars.copy_context()  # else it starts from an empty context
 
     def _schedule(self) -> None:
+        # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
         while True:
             while ready:
@@ -208,6 +211,7 @@ class SimWorld:
 
     def _finish(self) -> None:
         """Raise when a message was never received, or a request never waited for."""
+        # A sent message that no rank received.
         state = self.state
         for (context, source, *_), queue in state.sends.items():
             for request in queue:
@@ -217,6 +221,8 @@ class SimWorld:
                 raise UnmatchedMessageError(
                     f"rank {rank}: its {request.describe()} was never received; every send needs a receive"
                 )
+
+        # A request or a work of which no wait has been called.
         for rank, unwaited in enumerate(state.unwaited):
             for item in unwaited.values():
                 raise UnwaitedRequestError(
@@ -224,6 +230,7 @@ class SimWorld:
                 )
 
     def _end_streams(self) -> None:
+        # Blocked greenlets would stay in memory with all their arrays; ending them runs their `finally` blocks.
         for stream in self.state.streams():
             if stream.greenlet is not None and not stream.greenlet.dead:
                 self.state.running = stream
@@ -232,6 +239,7 @@ class SimWorld:
 
     def _block(self, on: Request | Work) -> None:
         """Let the other streams run until `on` wakes this one."""
+        # A killed rank never communicates again: see `failures`.
         stream = self.state.running
         if stream.rank in self.state.dead:
             raise GreenletExit
@@ -250,6 +258,7 @@ class SimWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
+        # One stream per communicator and rank: works run one after the other, in the order of their starts.
         state = self.state
         rank, name = state.running.rank, work.comm.name
         stream = state.side.get((rank, name))
@@ -257,9 +266,13 @@ class SimWorld:
             stream = state.side[rank, name] = Stream(rank, f"lane:{name}")
         stream.queue.append(work)
         state.unwaited[rank][id(work)] = work
+
+        # From here to the wait the program must not write into the arrays.
         if self.checks and work.arrays:
             state.works[rank].append(work)
             work.checksums = list(map(checksum, work.arrays))
+
+        # A stream whose queue was empty has ended; it starts again.
         if stream.greenlet is None or stream.greenlet.dead:
             self._spawn(stream, self._run_stream)
             state.ready.append(stream)
@@ -267,6 +280,7 @@ class SimWorld:
 
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
+            # A work starts when the stream is free, but not before it was asked for.
             work = stream.queue.popleft()
             getcurrent().gr_context = work.context
             stream.time = max(stream.time, work.started)
@@ -276,6 +290,8 @@ class SimWorld:
                 if self.on_failure == "end":
                     raise
                 work.error = error  # raised by its wait
+
+            # Done: its arrays are free again, and the rank that waits for it can run.
             work.end, work.finished = stream.time, True
             if work.checksums:
                 self.state.works[stream.rank].remove(work)
@@ -284,6 +300,7 @@ class SimWorld:
                 work.waiter = None
 
     def wait_work(self, work: Work) -> Any:
+        # The waiting stream's clock moves on to the end of the work; what ended earlier costs nothing.
         stream = self.state.running
         self.state.unwaited[stream.rank].pop(id(work), None)
         if not work.finished:
@@ -303,6 +320,7 @@ class SimWorld:
         return self.state.running.time
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
+        # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
         stream = self.state.running
         start = stream.time
         end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
@@ -338,9 +356,9 @@ class SimWorld:
         """Nothing to do: a context is a name."""
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Places in `members` of the ranks that the fastest links join, node by node."""
+        """Return the places in `members` of the ranks that the fastest links join, node by node."""
         return self.links.nodes(members)
 
     def exchange(self, *_: Any) -> bool:
-        """There is no shorter way for a sendrecv here."""
+        """Return False: a sendrecv has no shorter way here."""
         return False
