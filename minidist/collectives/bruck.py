@@ -28,7 +28,7 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def sends(sizes: Sequence[int], rank: int, rows: Sequence[Sequence[int]] | None = None) -> tuple[int, int]:
-    """The chunk that must go i ranks far is sent once for each one among the binary digits of i.
+    """Return what is sent: the chunk that must go i ranks far once for each one among the binary digits of i.
 
     rows[r][j]: elements from rank r to rank j, where they differ; then their sizes (8 B each) go ahead of the chunks.
     """
@@ -46,7 +46,7 @@ def sends(sizes: Sequence[int], rank: int, rows: Sequence[Sequence[int]] | None 
 
 
 def seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """Equal chunks: ceil(log2 n) alpha, and each chunk's bytes once for each one in its distance."""
+    """Return the seconds for equal chunks: ceil(log2 n) alpha, and each chunk's bytes once per one in its distance."""
     ones = sum(i.bit_count() for i in range(ranks))
     return ceil(log2(ranks)) * alpha + beta * ones * nbytes / ranks
 

@@ -53,7 +53,7 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
 
 
 def divide(total: np.ndarray, ranks: int) -> None:
-    """The last step of "avg": the rank that holds the sum divides it once, at the end."""
+    """Divide a sum in place, once, at the end: the last step of "avg"."""
     if is_half(total.dtype):
         total[...] = downcast(upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
     else:

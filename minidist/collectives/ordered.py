@@ -22,7 +22,7 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """All n-1 chunks leave one after the other and no rank waits in between: one latency for all of them."""
+    """Return the seconds: n-1 chunks leave one after the other without a wait in between, so one latency for all."""
     return alpha + (ranks - 1) * beta * nbytes / ranks if ranks > 1 else 0.0
 
 

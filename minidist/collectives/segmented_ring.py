@@ -126,7 +126,7 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> 
 
 @algorithm("all_reduce", "segmented_ring", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
-    """The ring's steps, chunks and sums (the same bits), each chunk in k segments: 2 (n-1) k messages per rank.
+    """Take the ring's steps, with its sums (the same bits), each chunk in k segments: 2 (n-1) k messages per rank.
 
     What arrives in one step is what leaves in the next, segment by segment: steps 1 to n-1 add, the others copy.
     """

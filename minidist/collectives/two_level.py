@@ -57,11 +57,11 @@ class Levels:
         return [node[place] for place in range(self.inside.size) for node in self.nodes]
 
     def totals(self, sizes: Sequence[int]) -> list[int]:
-        """Elements of each place, over all nodes."""
+        """Return the elements of each place, over all nodes."""
         return [sum(sizes[node[place]] for node in self.nodes) for place in range(self.inside.size)]
 
     def leaders(self) -> CollectiveCall:
-        """The first rank of each node; the caller must be one of them."""
+        """Return the part of the call among the first ranks of the nodes; the caller must be one of them."""
         return self.comm.sub([node[0] for node in self.nodes])
 
     def node_of(self, rank: int) -> int:
@@ -174,7 +174,7 @@ def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], ou
 
 @algorithm("all_gather", "two_level", **formulas("all_gather", "ring"))
 def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
-    """All-gather across the nodes, then inside; a leader works for its node where nodes are unequal."""
+    """Gather across the nodes, then inside; a leader works for its node where nodes are unequal."""
     levels = Levels(comm)
     inside, across, nodes = levels.inside, levels.across, levels.nodes
     flat = shard.reshape(-1)

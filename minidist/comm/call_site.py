@@ -1,6 +1,6 @@
-"""Where the *user's* program started an operation: a report that names a line of this library helps nobody.
+"""Where the *user's* program started an operation: a report that names a line of this library is of no use.
 
-The search walks from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs,
+The search goes from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs,
 to the first frame outside comm/ and collectives/. It costs about a quarter of a microsecond, so a collective call looks
 once and its messages share the result.
 
@@ -69,7 +69,7 @@ def _classify(filename: str) -> int:
 
 
 def _cell(filename: str) -> str:
-    """A notebook's cell is compiled under a name in a temporary directory; readers know it as In[3]."""
+    """Return the name by which a reader knows a notebook's cell, In[3], instead of its temporary file's."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
     return " ".join(found or ("a notebook's", "cell"))

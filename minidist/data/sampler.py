@@ -51,7 +51,7 @@ class GlobalBatchSampler:
         return self.dataset.rows(self.sample_indices(step)[first : first + count], self.context)
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The permutation of an epoch. Two are kept: a batch may lie across the end of an epoch."""
+        """Return the permutation of an epoch. Two are kept: a batch may lie across the end of an epoch."""
         order = self._orders.get(epoch)
         if order is None:
             # The ranks of uniform draws are a permutation; "stable" makes it the same on every machine.

@@ -202,7 +202,7 @@ class Optimizer:
 
     @property
     def state(self) -> dict[str, State]:
-        """{parameter name: {state name: 1-D view}} of the parameters that have had a step."""
+        """The state, {parameter name: {state name: 1-D view}}, of the parameters that have had a step."""
         return {
             name: {key: array[start:stop] for key, array in run.state.items()}
             for run in self._runs

@@ -20,17 +20,21 @@ def table_of(
     traces: Sequence[Trace], closed_form: Mapping[str, float] | None = None
 ) -> dict[str, dict[str, float | None]]:
     """Return {purpose: {"measured": bytes sent by all ranks, "closed_form": those of the formula, or None}}."""
+    # What all ranks sent, summed over the run; every message is counted once, at its sender.
     measured: dict[str, int] = {}
     for trace in traces:
         for purpose, nbytes in trace.bytes_by_purpose().items():
             measured[purpose] = measured.get(purpose, 0) + nbytes
     formula = closed_form or {}
+
+    # A purpose of the formula that was never measured is a row too: it would be a missing message.
     names = dict.fromkeys([*measured, *formula])
     return {name: {"measured": measured.get(name, 0), "closed_form": formula.get(name)} for name in names}
 
 
 def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Figure":
     """Draw `table`, as `minidist train --json` prints it under bytes_by_purpose, or from `table_of`."""
+    # One row per purpose, with two bars each.
     figure = new_figure(8, 1.7 + 0.6 * max(1, len(table)))
     axes = figure.add_subplot()
     widest = max([1.0, *(float(value) for row in table.values() for value in row.values() if value is not None)])
@@ -45,12 +49,16 @@ def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Fi
                 continue
             axes.barh(y + place, value, height=0.32, color=colour, gid=key)
             axes.text(value + 0.01 * widest, y + place, f"{value:,.0f} B", va="center", fontsize=8)
+
+    # The first purpose on top.
     axes.set_yticks(range(len(table)), list(table))
     axes.set_ylim(max(1, len(table)) - 0.5, -0.5)
     axes.set_xlim(0, 1.15 * widest)
     axes.xaxis.set_major_formatter(lambda value, place: byte_text(value))
     axes.set_xlabel("bytes sent")
     tidy(axes)
+
+    # The title says how many rows agree with their formula.
     known = [row for row in table.values() if row.get("closed_form") is not None]
     equal = sum(row["measured"] == row["closed_form"] for row in known)
     verdict = f": {equal} of {len(known)} equal their closed form" if known else ""

@@ -19,6 +19,7 @@ MAX_NUMBERS = 12  # ranks up to which each cell's bytes are written out
 
 def matrix_of(traces: Sequence[Trace], purpose: str | None = None) -> np.ndarray:
     """Return int64 of shape (ranks, ranks): bytes that row sent to column, of one purpose or of all."""
+    # A trace file may lack ranks, but its messages name them.
     size = max(len(traces), *(trace.size for trace in traces))
     matrix = np.zeros((size, size), dtype=np.int64)
     for trace in traces:
@@ -33,12 +34,15 @@ def bytes_matrix(
     """Draw bytes sent by (rows, rank 0 on top) and to (columns)."""
     from matplotlib.colors import LinearSegmentedColormap
 
+    # White is nothing, the darkest colour the most bytes between two ranks.
     matrix = matrix_of(traces, purpose)
     size = len(matrix)
     figure = new_figure(max(6.0, min(8, 0.7 * size + 2)), max(4.0, min(7.5, 0.6 * size + 2)))
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("communication", ["#FFFFFF", "#E9C3D6", "#AA3377"])
     image = axes.imshow(matrix, cmap=colours, vmin=0, vmax=max(int(matrix.max()), 1))
+
+    # Numbers in the cells, as long as they can be read.
     if size <= MAX_NUMBERS:
         axes.set_xticks(range(size))
         axes.set_yticks(range(size))
@@ -46,10 +50,14 @@ def bytes_matrix(
             dark = matrix[source, to] > 0.6 * matrix.max()
             style: Style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "#333333"}
             axes.text(to, source, byte_text(matrix[source, to]), **style)
+
+    # As a matrix is read: rows from top to bottom, columns named above.
     axes.set_xlabel("to rank")
     axes.set_ylabel("from rank")
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
+
+    # The largest sum of a row is what the busiest sender sends.
     rows = matrix.sum(axis=1)
     what = f" of {purpose}" if purpose else ""
     sums = f"{byte_text(matrix.sum())}{what} sent in all; the most by one rank: {byte_text(rows.max())}"

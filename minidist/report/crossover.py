@@ -25,13 +25,17 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
 
     rows: `bytes`, `side` (an algorithm, "auto", an opponent), `algorithm` (the choice of "auto") and `median_s` each.
     """
+    # points[side][bytes]: seconds. taken[bytes]: what "auto" chose.
     points: dict[str, dict[int, float]] = {}
     for row in rows:
         points.setdefault(row["side"], {})[row["bytes"]] = row["median_s"]
     taken = {row["bytes"]: row["algorithm"] for row in rows if row["side"] == "auto"}
     points.pop("best of ours", None)
+
     figure = new_figure(9, 5.2)
     axes = figure.add_subplot()
+
+    # One line per algorithm, always in the same colour; opponents are dashed.
     handles = []
     names = sorted(name for name in points if name != "auto" and name not in OTHERS)
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)} | OTHERS
@@ -40,6 +44,8 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
         style: Style = {"linestyle": "--"} if name in OTHERS else {}
         axes.plot(sizes, [1e6 * points[name][n] for n in sizes], color=colour[name], linewidth=1.4, gid=name, **style)
         handles.append(line(colour[name], name, **style))
+
+    # The dotted line of "auto", and a vertical between two sizes at which its choice differs.
     if taken and "auto" in points:
         sizes = sorted(points["auto"])
         axes.plot(
@@ -51,6 +57,8 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
                 axes.axvline((before * after) ** 0.5, color="#BBBBBB", linewidth=0.8, zorder=0)
             if i == 0 or taken[sizes[i - 1]] != taken[before]:
                 axes.text(before, 0.985, taken[before], transform=axes.get_xaxis_transform(), fontsize=7, va="top")
+
+    # On two logarithmic axes a time that is proportional to the bytes is a line of slope 1.
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("bytes of the array")

@@ -65,6 +65,8 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     """
     if kind not in KINDS:
         raise UsageError(f"there is no picture {kind!r}{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")
+
+    # The caption is a command that draws the picture again.
     header = header or {}
     keywords.setdefault("command", header.get("command") or f"minidist report TRACE --picture {kind}")
     keywords.setdefault("title", header.get("title", ""))

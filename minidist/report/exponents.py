@@ -30,26 +30,36 @@ def exponent_histogram(
     drawn. Bars: the share of entries of each power of two; red ones are zero in float16 at this scale. Shaded: what
     float16 holds at this scale, lighter where it is subnormal.
     """
+    # powers[e]: entries of 2^e <= |x| < 2^(e+1). A scale of 2^shift moves float16's window by shift to the left.
     powers = by_exponent(counts)
     if not powers:
         raise UsageError(
             "there is no gradient entry to count; record the trace of a training job (minidist train --trace FILE)"
         )
     total, shift = sum(powers.values()), math.frexp(scale)[1] - 1
+
     figure = new_figure(8, 3.6)
     axes = figure.add_subplot()
+
+    # The window of float16: its subnormals, then its normal numbers.
     axes.axvspan(SMALLEST - shift - 1, NORMAL - shift, color="#E8EEF4", zorder=0, gid="subnormal")
     axes.axvspan(NORMAL - shift, LARGEST + 1 - shift, color="#C9D8E8", zorder=0, gid="normal")
+
+    # One bar per power of two, red where float16 rounds it to zero at this scale.
     for exponent, count in powers.items():
         held = exponent + shift >= SMALLEST - 1
         axes.bar(
             exponent + 0.5, count / total, width=0.9, color=HELD if held else FLUSHED, gid=f"2^{exponent}", zorder=2
         )
+
+    # Wide enough for all bars and for the whole window.
     left, right = min(min(powers), SMALLEST - shift - 1) - 1, max(max(powers) + 1, LARGEST + 1 - shift) + 1
     axes.set_xlim(left, right)
     axes.set_xlabel("power of two")
     axes.set_ylabel("share of entries")
     tidy(axes)
+
+    # The title names the share that is lost, without and with the scale.
     shares = f"flushed to zero in float16: {flushed_share(counts):.1%} at scale 1"
     if scale != 1:
         shares += f", {flushed_share(counts, scale):.1%} at scale {scale:,.0f}"

@@ -33,15 +33,20 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
     """Put the legend and the caption below the picture; returns the figure."""
+    # How much room the caption and the legend need, as a part of the figure's height.
     handles = list(handles)
     lines = textwrap.wrap(f"drawn by:  {command}", int(15 * figure.get_figwidth()), break_on_hyphens=False)
     columns = min(len(handles), 4) or 1
     height = float(figure.get_figheight())
     caption = CAPTION + 0.12 * (len(lines) - 1)
     below = (caption + LEGEND_ROW * -(-len(handles) // columns)) / height
+
+    # The layout arranges the axes above that room.
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0.01, below, 0.98, 0.99 - below))  # type: ignore[call-arg]
+
+    # The legend, then the caption under it.
     if handles:
         anchor = (0.5, caption / height)
         figure.legend(
@@ -98,10 +103,13 @@ def save(figure: "Figure", path: str | Path) -> Path:
     """Write the figure as svg, pdf or png, by the suffix; the same figure gives the same file."""
     import matplotlib
 
+    # Refused before anything is drawn or written.
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise UsageError(f"cannot save a picture as {path.name!r}; end the name in one of {', '.join(SUFFIXES)}")
     writable(path, "--output")
+
+    # No date and no random ids, so that the same figure gives the same bytes.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[path.suffix]
     with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
         figure.savefig(path, metadata=metadata, dpi=150)
@@ -121,6 +129,7 @@ def png(figure: "Figure", dpi: int = 100) -> bytes:
     """Return the picture in 64 colours: a quarter of the bytes, because notebooks keep their pictures."""
     from PIL import Image
 
+    # Drawn in full, then reduced to a palette; dithering would compress badly.
     full, small = BytesIO(), BytesIO()
     figure.savefig(full, format="png", dpi=dpi)
     Image.open(full).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)

@@ -23,12 +23,15 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
     path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but
     of a space-time diagram with too many messages the last step only.
     """
+    # The trace: of a finished run one file, of a run that hung one file per rank.
     if path.is_dir():
         traces, header = read_unfinished(path)
     elif path.is_file():
         traces, header = read_traces(path)
     else:
         raise UsageError(f"there is no trace {str(path)!r}; `minidist train --trace {path}` writes one")
+
+    # The picture: the one that is named, or the one that the output's suffix asks for.
     names = (*KINDS, "perfetto", "page")
     html = output is not None and output.suffix in (".html", ".htm")
     picture = picture or ("page" if html else "space-time")
@@ -38,10 +41,14 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
         raise UsageError(
             f"a page has all pictures: leave out --picture {picture}, or end the name in .svg, .pdf or .png"
         )
+
+    # The steps: those asked for, else as many as can be read.
     if steps is None and picture == "space-time":
         steps = _readable_steps(traces)
     if steps is not None:
         traces = only_steps(traces, *_range(steps))
+
+    # Write it beside the trace, unless `output` names another place.
     if picture == "page":
         output = output or path.with_suffix(".html")
         if output.suffix not in (".html", ".htm"):
@@ -51,6 +58,8 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
         output = output or path.with_suffix(".perfetto.json")
         write_perfetto(output, traces)
         return output
+
+    # A single picture: its caption says how the run was made, and how this picture was drawn.
     output = output or path.with_name(f"{path.stem}-{picture}.svg")
     made_by = f"{header['command']}; " if header.get("command") else ""
     part = f" --steps {steps}" if steps else ""

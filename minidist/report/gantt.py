@@ -24,7 +24,7 @@ MAX_BARS, MAX_ROWS = 20_000, 40
 
 
 def colour_of(kind: str) -> str:
-    """The palette's name of a kind of action."""
+    """Return the palette's name of a kind of action."""
     return "recompute" if kind == "RECOMPUTE" else kind
 
 
@@ -58,9 +58,12 @@ def text_gantt(
 
     longest: the end of the axis of time.
     """
+    # Without spans there are figures only: a large plan is timed without keeping them.
     spans = timing.spans
     if spans is None:
         return "\n".join([title_of(timing)[:width], *_figures(timing, width, versions)]) + "\n"
+
+    # Characters per unit of time: the widest label fits into the shortest action, unless the line would be too long.
     margin = len(f"rank {len(spans) - 1} ")
     longest = longest or timing.makespan or 1.0
     room = max(width - margin, 10)
@@ -70,6 +73,8 @@ def text_gantt(
     scale = min(room / longest, (widest + 1) / shortest)
     if scale * shortest >= 1:
         scale = int(scale * shortest) / shortest
+
+    # The first and the last ranks, when there are more rows than a terminal shows.
     lines = [title_of(timing)[:width]]
     shown = (
         range(len(spans))
@@ -79,11 +84,13 @@ def text_gantt(
     for at, rank in enumerate(shown):
         if at and rank != shown[at - 1] + 1:
             lines.append("...")
+        # A row begins idle (blanks); each action overwrites its characters with its label and dashes.
         cells = [" "] * min(room, round(longest * scale))
         for item, start, end in spans[rank]:
             first, last = round(start * scale), min(len(cells), round(end * scale))
             text = label(item, chunked)
             if last - first < len(text):
+                # No room for the number: the kind alone, repeated.
                 text = text[0] * (last - first)
             cells[first:last] = text.ljust(last - first, "-") if last > first else ""
         lines.append((f"rank {rank} ".ljust(margin) + "".join(cells)).rstrip())
@@ -102,6 +109,7 @@ def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list
 
 def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     """Draw one panel per timing (made with spans=True), all on the same axis of time."""
+    # What cannot be drawn, or could not be read, is refused before matplotlib begins.
     if not timings:
         raise UsageError("there is no plan to draw; give at least one")
     bars = sum(len(row) for timing in timings for row in timing.spans or [])
@@ -111,6 +119,8 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
         raise UsageError(
             f"a picture of {bars:,} actions would not be readable; draw at most {MAX_BARS:,}, or take --format perfetto"
         )
+
+    # One axis of time for all panels. Heights in inches: for each timing its Gantt, then its strips.
     longest = max(timing.makespan for timing in timings)
     heights = [
         height for timing in timings for height in (0.7 + 0.3 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
@@ -119,11 +129,15 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[
         :, 0
     ]
+
+    # One scale for all strips, too.
     used: set[str] = set()
     highest = max((peak for timing in timings for peak in timing.peak), default=1) or 1
     for number, timing in enumerate(timings):
         _panel(timing, panels[2 * number], longest, used)
         _strips(timing, panels[2 * number + 1], highest)
+
+    # The legend has what was drawn, in the palette's order.
     panels[-1].set_xlabel("time")
     kinds = [kind for kind in ("F", "B", "I", "W", "recompute", "idle") if kind in used]
     handles = [patch(PALETTE[kind], NAMES[kind]) for kind in kinds]
@@ -133,10 +147,12 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
 def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
     chunked = timing.plan.stages > timing.plan.ranks
     for rank, row in enumerate(timing.spans or []):
+        # From the rank's first action to its last: what no bar covers is idle.
         if row:
             axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)
             used.add("idle")
         for item, start, end in row:
+            # Two actions that run as one (F and B overlapped) share the height of the row.
             pieces = actions_of(item)
             for number, action in enumerate(pieces):
                 kind = colour_of(action.kind)
@@ -145,6 +161,7 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
                 y = rank - 0.43 + height * (number + 0.5)
                 style: Style = {"color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.5, "gid": show(item)}
                 axes.barh(y, end - start, left=start, height=height, **style)
+                # The number, where the bar is wide enough for it.
                 text = f"{action.microbatch}" + (f".{action.stage}" if chunked else "")
                 if (end - start) / longest > 0.006 * len(text):
                     dark = kind in ("I", "W")
@@ -166,6 +183,7 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
 
 def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[int]]:
     """Return times, and how many micro-batches' activations are alive on a rank from each time on."""
+    # +1 when a forward begins to keep its input, -1 when the backward that needs it has ended.
     changes: list[tuple[float, int]] = []
     for item, start, end in row:
         for action in actions_of(item):
@@ -185,6 +203,7 @@ def _strips(timing: Timing, axes: Any, highest: int) -> None:
     """Draw one strip per rank, all on one scale, with its peak at the end."""
     for rank, row in enumerate(timing.spans or []):
         times, counts = alive(row)
+        # The strip is filled from its bottom line up to the count; rows grow downwards.
         top = [rank + 0.45 - 0.9 * count / highest for count in counts]
         axes.fill_between(
             times, top, rank + 0.45, step="post", color=PALETTE["other"], linewidth=0, gid=f"alive {rank}"

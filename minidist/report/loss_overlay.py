@@ -30,8 +30,11 @@ def loss_overlay(
     """Draw the loss per step of both runs, and max |difference| of `what` per step; None: of the losses."""
     from matplotlib.ticker import MaxNLocator
 
+    # Without weights to compare, the difference is that of the losses.
     if difference is None:
         difference, what = np.abs(np.subtract(parallel, single)).tolist(), "losses"
+
+    # The single device as a broad line below, so that a parallel run that equals it lies inside.
     figure = new_figure(8, 4)
     axes = figure.add_subplot()
     axes.plot(range(len(single)), single, color=PALETTE["other"], linewidth=4, gid="single")
@@ -40,6 +43,8 @@ def loss_overlay(
     axes.set_ylabel("loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
+
+    # The difference on a logarithmic axis of its own; an exact 0 is drawn at its lower end.
     second = axes.twinx()
     style: Style = {"color": PALETTE["blocked"], "marker": "o", "linestyle": ":", "markersize": 3}
     second.plot(range(len(difference)), np.maximum(difference, SMALLEST), **style, linewidth=0.8, gid="difference")
@@ -47,6 +52,7 @@ def loss_overlay(
     second.set_ylim(SMALLEST, 10)
     second.set_ylabel(f"max |difference| of {what}", color=PALETTE["blocked"])
     second.spines["top"].set_visible(False)
+
     worst = max(difference, default=0.0)
     axes.set_title(title or f"parallel beside single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
     handles = [

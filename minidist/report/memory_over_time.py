@@ -23,11 +23,14 @@ MAX_RANKS = 8
 
 def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
     """Draw one panel per rank that has an account (at most the first 8), rank 0 on top."""
+    # Only ranks with an account of their memory.
     shown = [trace for trace in traces if trace.memory][:MAX_RANKS]
     if not shown:
         raise UsageError("the run recorded no memory; record it with account_memory(timeline=True)")
     figure = new_figure(8, 1.6 + 1.7 * len(shown))
     panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+
+    # All panels share the purposes, the axis of time and the scale, so that ranks can be compared.
     purposes = sorted({name for trace in shown for _, live in trace.memory for name in live}, key=_order)
     ends = [time for trace in shown for time, _ in trace.memory]
     steps = not ends or max(ends) == 0  # nothing moved the clock: draw one event after the other
@@ -35,10 +38,13 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     highest = max([1, *(sum(live.values()) for trace in shown for _, live in trace.memory)])
     scale, size = next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= s), (1.0, "B"))
     for panel, trace in zip(panels, shown, strict=False):
+        # stacks: (purposes, events), in `scale` bytes; each column is what was alive from that event on.
         account = [*trace.memory, trace.memory[-1]] if steps else trace.memory  # the last event has a width too
         times = np.arange(len(account)) if steps else np.array([time for time, _ in account]) * factor
         stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in purposes])
         panel.stackplot(times, stacks, step="post", colors=[_colour(name) for name in purposes])
+
+        # The peak, with its label on the side where there is room.
         totals = stacks.sum(axis=0)
         peak = int(totals.argmax())
         panel.plot(times[peak], totals[peak], "v", color=PALETTE["blocked"], gid="peak", clip_on=False, zorder=5)
@@ -50,6 +56,7 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
             "ha": "right" if left else "left",
         }
         panel.annotate(text, (times[peak], totals[peak]), **place, fontsize=8, color=PALETTE["blocked"])
+
         panel.set_ylabel(f"rank {trace.rank}\n[{size}]")
         panel.set_ylim(0, 1.25 * highest / scale)
         tidy(panel)

@@ -22,14 +22,18 @@ def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "")
 
     mesh: axis name -> ranks, slowest first. One colour for each coordinate on the first axis.
     """
+    # Axes of one rank are left out, unless there is no other. numbers[coordinate] is the rank.
     axes_ = {name: n for name, n in mesh.items() if n > 1} or dict(list(mesh.items())[-1:]) or {"ranks": 1}
     names, shape = list(axes_), list(axes_.values())
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
+
+    # Rows of the last axis: ranks side by side are those that send to each other the most.
     columns = shape[-1]
     rows = numbers.reshape(-1, columns)[: MAX_RANKS // columns or 1, :64]
     figure = new_figure(max(4.0, 1.5 + 0.7 * rows.shape[1]), 1.2 + 0.42 * len(rows))
     axes = figure.add_subplot()
     for y, row in enumerate(rows):
+        # The row's coordinates on all axes but the last are its label.
         coordinate = np.unravel_index(int(row[0]), shape)
         for x, rank in enumerate(row):
             style: Style = {"ha": "center", "va": "center", "fontsize": 9, "color": "white", "gid": "rank"}
@@ -38,6 +42,8 @@ def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "")
             axes.text(x, y, str(rank), bbox={"boxstyle": "square,pad=0.5", "color": colour}, **style)
         label = "  ".join(f"{name} {at}" for name, at in zip(names[:-1], coordinate[:-1], strict=True))
         axes.text(-0.8, y, label, ha="right", va="center", fontsize=8)
+
+    # The coordinates on the last axis are the columns' labels.
     for x in range(rows.shape[1]):
         axes.text(x, -0.75, f"{names[-1]} {x}", ha="center", fontsize=8)
     axes.set_xlim(-1.8 - 0.5 * len(names), rows.shape[1] - 0.4)
@@ -51,6 +57,6 @@ def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "")
 
 
 def mesh_of(header: Mapping[str, object], traces: Sequence[object]) -> Mapping[str, int]:
-    """The mesh in a trace's header; without one, all ranks in a row."""
+    """Return the mesh in a trace's header; without one, all ranks in a row."""
     mesh = header.get("mesh")
     return mesh if isinstance(mesh, Mapping) and mesh else {"ranks": len(traces)}

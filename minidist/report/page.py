@@ -50,6 +50,7 @@ def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source
 
 def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
     """Return the page as HTML."""
+    # Time is drawn for the last step alone: several steps on one axis are too narrow to read.
     last, which = _last_step(traces)
     command = str(header.get("command") or "")
     caption = f"minidist report {source or 'TRACE'}"
@@ -62,6 +63,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         made = {**header, "command": f"{caption} --picture {kind}"}
         return _figure(lambda: draw(kind, of, made, **more), f"{kind} of {command or 'a run'}", kind)
 
+    # The sections, in the order of the page.
     add(
         "Mesh",
         "The last axis is the fastest: its neighbours have neighbouring numbers, and should have the fastest link.",
@@ -73,6 +75,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         + ("virtual." if header.get("world") != "mpi" else "that of the ranks' clocks."),
         picture("gantt", last),
     )
+    # Only a run that can still be read: one arrow per message, one line per stream.
     lines = {(message.rank, message.lane) for trace in last for message in trace.messages}
     if sum(len(trace.sent()) for trace in last) <= MAX_MESSAGES and len(lines) <= MAX_LINES:
         add("Space and time", f"The same with every message as an arrow{which}.", picture("space-time", last))
@@ -121,6 +124,7 @@ def _about_loss(header: Header) -> str:
 
 def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
     try:
+        # A picture that the trace has no data for is a sentence on the page, which says how to record them.
         figure = make()
     except UsageError as error:
         return f"<p>{html.escape(str(error))}</p>"
@@ -139,6 +143,7 @@ def _svg(figure: "Figure", salt: str) -> str:
 
 
 def _table(traces: Sequence[Trace], header: Header) -> str:
+    # The same numbers as the bars, exact, with a verdict in each row.
     rows = []
     for purpose, volume in (header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))).items():
         measured, closed = volume["measured"], volume.get("closed_form")
@@ -155,6 +160,7 @@ def _table(traces: Sequence[Trace], header: Header) -> str:
 
 
 def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str, str, str]]) -> str:
+    # One line of facts about the whole run.
     sent = [message for trace in traces for message in trace.sent()]
     total = sum(message.nbytes for message in sent)
     facts = [
@@ -165,6 +171,8 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
     facts += [f"{len(sent):,} messages, {byte_text(total)}"]
     if header.get("losses"):
         facts.append(f"loss {header['losses'][0]:.4f} to {header['losses'][-1]:.4f}")
+
+    # The command is the user's text, so it is escaped.
     title = html.escape(str(header.get("command") or "A run of minidist"))
     names = [(name.lower().replace(" ", "-"), name) for name, _, _ in parts]
     nav = "".join(f'<a href="#section-{slug}">{name}</a>' for slug, name in names)

@@ -51,6 +51,7 @@ RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBC
 
 def kind_of(name: str) -> str:
     """Return the palette's name for a span: "F3", "2F3" (stage 2) and "forward 3" are F; an unknown one is compute."""
+    # A leading number is the stage; then the kind, in a plan's letter or in a trace's word.
     name = name.lstrip("0123456789")
     if name.startswith("RECOMPUTE"):
         return "recompute"

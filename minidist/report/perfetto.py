@@ -21,7 +21,8 @@ _THREADS = ("compute", "send", "receive")
 
 
 def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
-    """The JSON object: {"traceEvents": [...], "displayTimeUnit": "ns"}."""
+    """Return the JSON object: {"traceEvents": [...], "displayTimeUnit": "ns"}."""
+    # [1] Threads: made at their first use, numbered within their rank.
     events: list[dict[str, Any]] = []
     threads: dict[tuple[int, str, str], int] = {}
 
@@ -35,14 +36,18 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
             events.append({**about, "name": "thread_sort_index", "args": {"sort_index": tid}})
         return threads[key]
 
+    # [2] Slices of messages: the first thread of its kind that is free takes it.
     busy: dict[tuple[int, str, str], list[float]] = {}  # until when each of the threads of a kind is taken
 
     def slice_of(message: MessageEvent, start: float, end: float) -> dict[str, Any]:
+        # A slice may begin when the last one of its thread has ended.
         way = "to" if message.kind == "send" else "from"
         ends = busy.setdefault((message.rank, message.lane, message.kind), [])
         place = next((i for i, taken in enumerate(ends) if taken <= start), len(ends))
         ends[place:] = [end, *ends[place + 1 :]]
         what = message.kind if place == 0 else f"{message.kind} {place + 1}"
+
+        # What the viewer shows when the slice is selected.
         details = {
             "bytes": message.nbytes,
             "tag": message.tag,
@@ -62,6 +67,7 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
         events.append(event)
         return event
 
+    # [3] Per rank: its name, its threads in a fixed order, computing, and memory as a counter.
     for trace in traces:
         events.append({"ph": "M", "name": "process_name", "pid": trace.rank, "args": {"name": f"rank {trace.rank}"}})
         for what in _THREADS:
@@ -80,6 +86,8 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
             )
         for time, live in trace.memory:
             events.append({"ph": "C", "name": "memory [B]", "pid": trace.rank, "ts": time * 1e6, "args": dict(live)})
+
+    # [4] Both sides of each message, in the order of their starts, so that few threads are enough.
     flows = pairs(traces)
     sides: list[tuple[float, float, int, MessageEvent]] = []
     for number, (send, receive) in enumerate(flows):
@@ -90,6 +98,8 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
     drawn: dict[tuple[int, str], dict[str, Any]] = {}
     for start, end, number, message in sorted(sides, key=lambda side: side[:3]):
         drawn[number, message.kind] = slice_of(message, start, end)
+
+    # [5] A flow arrow from the send's slice to the receive's, by the number of the message.
     for number in range(len(flows)):
         out, into = drawn[number, "send"], drawn.get((number, "receive"))
         if into is None:

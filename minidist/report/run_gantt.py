@@ -21,6 +21,7 @@ MAX_RANKS, MAX_BARS = 32, 3000
 
 def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
     """Draw one row per rank (the first 32), rank 0 on top; a bar of a pipeline's action has its micro-batch number."""
+    # What is drawn, and the time from its first event to its last.
     shown = traces[:MAX_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
     everything = [(span.start, span.end) for spans in rows.values() for span in spans]
@@ -30,7 +31,10 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     begin, end = min((a for a, _ in everything), default=0.0), max((b for _, b in everything), default=0.0)
     longest = end - begin
     factor, unit = time_unit(longest)
+
+    # blocked[rank, stream]: when it waited for a partner that had not come.
     blocked = waits(pairs(traces), end)
+
     figure = new_figure(11, 1.5 + 0.32 * len(shown))
     axes = figure.add_subplot()
     used: dict[str, Any] = {}
@@ -41,16 +45,19 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         axes.barh(rank, (stop - start) * factor, left=(start - begin) * factor, **style)
         used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
 
+    # Per rank: grey is the whole run, red where it waited, and what it computed on top.
     busy = 0.0
     for rank, spans in rows.items():
         axes.barh(rank, longest * factor, height=0.86, color=PALETTE["idle"], zorder=0)
         computing = [(span.start, span.end) for span in spans]
         busy += sum(stop - start for start, stop in merged(computing))
+        # Waiting beside computing costs nothing, so only the rest is red.
         for start, stop in without(blocked.get((rank, "main"), ([], []))[0], computing):
             if stop > begin:
                 bar(rank, max(start, begin), min(stop, end), "blocked", "blocked")
         for span in spans:
             bar(rank, span.start, span.end, kind_of(span.name), "compute")
+            # An action of a pipeline: its micro-batch's number, where the bar is wide enough.
             label = span.name.lstrip("0123456789")[1:]
             if text_fits and label.isdigit() and span.end - span.start > 0.006 * len(label) * longest:
                 style: Style = {"ha": "center", "va": "center", "fontsize": 6.5}
@@ -68,6 +75,8 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     axes.set_xlim(0, longest * factor or 1)
     axes.set_xlabel(f"time [{unit}]")
     tidy(axes)
+
+    # The idle share counts all that is not computing, whether it waits or has nothing to do.
     idle = 1 - busy / (longest * len(shown)) if longest else 0.0
     more = f", the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
     axes.set_title(

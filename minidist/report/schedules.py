@@ -37,10 +37,14 @@ def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: boo
     times: the text of --times. profile: a file that replaces it. named: the plan is a registered schedule's, not a
     user's own.
     """
+    # A registered schedule that flushes is valid at any size and keeps one version, so a large one is not validated
+    # again.
     if named and plan.action_count > LARGE and plan.updates == "flush" and not plan.is_lowered:
         versions = [1] * plan.ranks
     else:
         versions = validate(plan, allow_wrong_gradients=True).weight_versions
+
+    # Receives that block are messages of the plan, so they are put in before it is timed.
     costs: Times = read_profile(profile, plan.stages) if profile else parse_times(times, plan.stages)
     timed = lower_blocking(plan) if receives == "blocking" and not plan.is_lowered else plan
     return Judged(plan, time_plan(timed, costs, spans=spans, receives=receives), versions)
@@ -50,6 +54,8 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
     """Yield the pieces of the output in the format `form`."""
     if form not in FORMATS:
         raise UsageError(f"--format {form!r}; it must be one of {', '.join(FORMATS)}")
+
+    # Piece by piece, because a plan may have millions of actions.
     if form == "json":
         if len(judged) == 1:
             yield from _json(judged[0])
@@ -65,6 +71,7 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
             yield "\n" if number else ""
             yield one.plan.to_csv()
     elif form in ("svg", "versions"):
+        # Without a date and random ids: the same plan gives the same file.
         import matplotlib
 
         stream, draw = BytesIO(), gantt if form == "svg" else version_gantt
@@ -76,6 +83,7 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
             raise UsageError("--format perfetto takes one schedule; call it once for each")
         yield json.dumps(perfetto(as_traces(judged[0].timing))) + "\n"
     else:
+        # Text: one axis of time for all, and a table to compare them.
         longest = max(one.timing.makespan for one in judged)
         for number, one in enumerate(judged):
             yield "\n" if number else ""
@@ -85,7 +93,7 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
 
 
 def _json(one: Judged) -> Iterator[str]:
-    """The orders are written rank by rank: there may be millions of actions."""
+    """Yield the JSON of one plan, its orders rank by rank: there may be millions of actions."""
     plan, timing = one.plan, one.timing
     yield '{"orders": ['
     for rank, order in enumerate(plan.orders):

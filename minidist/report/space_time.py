@@ -26,6 +26,8 @@ MAX_ARROWS = 1500  # with more, lines without heads
 
 def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
     """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message."""
+    # [1] The lines, and the axis of time. After a deadlock there is room at the right edge for what each rank waits
+    # for.
     messages = pairs(traces)
     rows = _rows(traces)
     stuck = [event for trace in traces for event in unanswered(trace.messages)]
@@ -38,7 +40,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     axes = figure.add_subplot()
     used: dict[str, Any] = {}
 
-    # What each stream computes, then where it waits (red) or transfers.
+    # [2] What each stream computes, then where it waits (red) or transfers.
     for (rank, lane), y in rows.items():
         axes.plot([begin * factor, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
         spans = compute_of(traces[rank].spans, lane)
@@ -55,7 +57,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
             _bar(axes, interval, rows[key], factor, PALETTE["blocked"], "blocked")
             used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
 
-    # After a deadlock: what each rank waits for, to the edge of the picture.
+    # [3] After a deadlock: what each rank waits for, to the edge of the picture.
     for event in stuck:
         y = rows[event.rank, event.lane]
         if event.kind == "receive":  # a send without a partner is among the pairs
@@ -63,6 +65,8 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
         used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
         style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
         axes.text(right * factor, y - 0.24, _operation(event), **style)
+
+    # [4] The messages, and the circle of waits.
     _arrows(axes, [pair for pair in messages if arrived(pair)], rows, factor, (right - begin) * factor, used)
     circle = _wait_for(axes, stuck, rows, right * factor, used)
 
@@ -79,7 +83,8 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
 
 
 def _rows(traces: Sequence[Trace]) -> Rows:
-    """(rank, stream) -> line, main first."""
+    """Return {(rank, stream): line}, each rank's main stream first."""
+    # A stream has a line when it sent, received or computed anything.
     rows: Rows = {}
     for trace in traces:
         lanes = dict.fromkeys(["main", *(m.lane for m in trace.messages), *(s.lane for s in trace.spans)])
@@ -119,18 +124,23 @@ def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, width: 
     from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
 
+    # From the departure on the sender's line to the arrival on the receiver's.
     colour = PALETTE["communication"]
     ends = []
     for send, receive in delivered:
         assert receive is not None
         tail = (send.start if send.start >= 0 else send.posted) * factor, rows[send.rank, send.lane]
         ends.append((tail, (receive.end * factor, rows[receive.rank, receive.lane])))
+
+    # Many messages: thin lines in one collection, because an arrow for each would take long to draw.
     if ends:
         style: Style = {"marker": ">", "markevery": [1], "markersize": 5}
         used.setdefault("message", line(colour, "message, from its departure to its arrival", **style))
     if len(ends) > MAX_ARROWS:
         axes.add_collection(LineCollection(ends, colors=colour, linewidths=0.3, gid="messages", zorder=3))
         return
+
+    # labels: the places that are taken.
     labels: list[tuple[float, float]] = []
     arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
     for (tail, head), (send, _) in zip(ends, delivered, strict=True):
@@ -147,9 +157,10 @@ def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, width: 
 
 
 def _wait_for(axes: Any, stuck: list[MessageEvent], rows: Rows, edge: float, used: dict[str, Any]) -> list[int]:
-    """An arrow from each waiting rank to the one that it waits for, thick in the circle. Returns the circle."""
+    """Draw an arrow from each waiting rank to the one that it waits for, thick in the circle; return the circle."""
     from matplotlib.patches import FancyArrowPatch
 
+    # The circle, as the deadlock report finds it; a receive from any rank is not in one.
     waiting = [Waiting(event.rank, event.lane, (event.peer,), _operation(event)) for event in stuck if event.peer >= 0]
     circle = find_cycle(waiting)
     steps = set(zip(circle, [*circle[1:], *circle[:1]], strict=True))
@@ -162,6 +173,8 @@ def _wait_for(axes: Any, stuck: list[MessageEvent], rows: Rows, edge: float, use
             "linewidth": 2.2 if inside else 0.9,
             "linestyle": "-" if inside else "--",
         }
+
+        # Beside the right edge, from the waiting stream's line to the main line of the rank that it waits for.
         tail, head = (edge, rows[event.rank, event.lane] + 0.12), (edge, rows[event.peer, "main"] - 0.12)
         shape: Style = {
             "arrowstyle": "-|>,head_length=6,head_width=3",

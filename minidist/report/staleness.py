@@ -24,12 +24,15 @@ def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Fi
     """
     from matplotlib.ticker import MaxNLocator
 
+    # Left: how fast. Middle: how old the weights were that each gradient was computed with. Right: the loss over
+    # virtual time.
     figure = new_figure(9.5, 3.8)
     rate, histogram, losses = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.5))
     used = [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
     for x, (run, colour) in enumerate(zip(runs, used, strict=True)):
         rate.bar(x, run.gradients_per_second, color=colour, width=0.7, gid="rate")
         rate.text(x, run.gradients_per_second, f"{run.gradients_per_second:.0f}", ha="center", va="bottom", fontsize=8)
+        # At each staleness the bars of all runs are side by side.
         counts = Counter(run.staleness)
         total, width = max(1, len(run.staleness)), 0.8 / len(runs)
         places = [value + (x - (len(runs) - 1) / 2) * width for value in sorted(counts)]
@@ -37,6 +40,7 @@ def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Fi
         histogram.bar(places, shares, width=width, color=colour, gid="staleness")
         seconds, values = zip(*run.curve, strict=True)
         losses.plot(seconds, values, color=colour, linewidth=1.4, gid="loss")
+
     rate.set_xticks(range(len(runs)), [run.consistency for run in runs], fontsize=8)
     rate.set_title("gradients per second", fontsize=9, loc="left")
     histogram.set_title("staleness: updates not yet seen", fontsize=9, loc="left")

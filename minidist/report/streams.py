@@ -26,6 +26,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
 
     A row of which the rank has nothing is left out, except compute. A message's bar is red until its partner has come.
     """
+    # What this rank computed, sent, received and moved to or from its host, each with a row of its own.
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
     trace = traces[rank]
@@ -33,6 +34,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     crossing = [span for span in trace.spans if span.category == "offload"]
     bars = _bars(traces, rank)
     rows = ["compute", *(("send", "receive") if bars or not crossing else ()), *(LINK if crossing else ())]
+
     longest = max([0.0, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)])
     factor, unit = time_unit(longest)
     figure = new_figure(9, 1.4 + 0.5 * len(rows))
@@ -49,6 +51,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
             axes.text((start + end) / 2 * factor, y, text, ha="center", va="center", fontsize=7, color="white")
         used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
 
+    # Row 0 is computing; a message is red until its partner has come, then in the colour of communication.
     for span in computing:
         bar(0, span.start, span.end, kind_of(span.name), "compute", span.name)
     for y, start, met, end, nbytes in bars:
@@ -56,12 +59,15 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
         bar(y, met, end, "communication", "send" if y == 1 else "receive", byte_text(nbytes))
     for span in crossing:
         bar(rows.index(span.name), span.start, span.end, "communication", span.name, "")
+
     used["idle"] = patch(PALETTE["idle"], NAMES["idle"])
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, longest * factor or 1)
     axes.set_xlabel(f"time [{unit}]")
     tidy(axes)
+
+    # The title names what overlapping would still have to hide.
     bare = exposed(traces, rank)
     hidden = f"{bare * factor:.4g} {unit} of {longest * factor:.4g} {unit} are communication that no computing hides"
     axes.set_title(title or f"rank {rank}: {hidden}", fontsize=10, loc="left")
@@ -70,6 +76,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:
     """Return the seconds in which the rank communicates, or waits for a message, and computes nothing."""
+    # Communication is the union of all messages and transfers; what is left of it outside all computing is exposed.
     spans = traces[rank].spans
     computing = [(span.start, span.end) for span in spans if span.category == "compute"]
     crossing = [(span.start, span.end) for span in spans if span.category == "offload"]
@@ -82,6 +89,7 @@ def _bars(traces: Sequence[Trace], rank: int) -> list[tuple[int, float, float, f
     bars = []
     for send, receive in pairs(traces):
         if send.rank == rank and send.end >= 0:
+            # The send: from the post until it is complete.
             start = max(send.start, send.posted)
             end, met = send.end, start
             if receive is not None and receive.end >= 0:
@@ -90,6 +98,7 @@ def _bars(traces: Sequence[Trace], rank: int) -> list[tuple[int, float, float, f
                     met = end  # it lay there until its receiver came
             bars.append((1, start, met, end, send.nbytes))
         if receive is not None and receive.rank == rank and receive.end >= 0:
+            # The receive: its partner is there when the message departs.
             met = min(max(receive.start, send.start), receive.end)
             bars.append((2, receive.start, met, receive.end, receive.nbytes))
     return bars

@@ -37,8 +37,9 @@ class Tiles:
 
     @property
     def owners(self) -> dict[Box, list[int]]:
-        """Box to the ranks that hold it."""
+        """Return which ranks hold each box."""
         result: dict[Box, list[int]] = {}
+        # Replicated tiles have several owners; empty tiles have none.
         for rank, mine in enumerate(self.boxes):
             for box in mine:
                 if all(start < stop for start, stop in box):
@@ -46,7 +47,7 @@ class Tiles:
         return result
 
     def kind(self) -> str:
-        """How it is cut, in words."""
+        """Return in words how it is cut."""
         if not self.layout.axes:
             return "whole on every rank"
         words = [f"dim {dim} over {axis}" for axis, dim in zip(self.layout.axes, self.layout.dims, strict=True)]
@@ -57,7 +58,7 @@ class Tiles:
 
 
 def tiles_of(build: Callable[[], Module], cut: Callable[[Module, Any], Module], mesh: Mapping[str, int]) -> list[Tiles]:
-    """The tiles of `cut(build(), device_mesh)` over a mesh {axis: ranks}, on simulated ranks; tied parameters once."""
+    """Return the tiles of `cut(build(), device_mesh)` over a mesh {axis: ranks}; tied parameters once."""
 
     def main(comm: Comm) -> list[tuple[str, Layout, tuple[Box, ...]]]:
         device_mesh = init_device_mesh(comm, list(mesh.values()), list(mesh))
@@ -65,6 +66,7 @@ def tiles_of(build: Callable[[], Module], cut: Callable[[Module, Any], Module], 
         layouts = [(name, p.layout or Layout(tuple(p.shape))) for name, p in model.named_parameters()]
         return [(name, layout, tuple(box for box, _ in boxes(layout, device_mesh))) for name, layout in layouts]
 
+    # Every simulated rank builds and cuts the model, as a job would, and reports the boxes that it holds.
     ranks = 1
     for size in mesh.values():
         ranks *= size
@@ -85,7 +87,8 @@ def model_tiles(
     experts: int = 0,
     ep: int = 1,
 ) -> list[Tiles]:
-    """The tiles of a one-layer GPT or Llama of these sizes, tp ranks per layer and ep ranks for its experts."""
+    """Return the tiles of a one-layer GPT or Llama of these sizes, tp ranks per layer and ep ranks for its experts."""
+    # [1] Sizes that cannot be, and flags that do not belong to the model.
     if model not in ("gpt", "llama"):
         raise UsageError(f"--model {model!r}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
     for flag, size, least in (
@@ -106,11 +109,13 @@ def model_tiles(
             f"--experts {experts} --ep {ep} with --model {model}; experts are the gpt's, and --ep needs --experts"
         )
 
+    # [2] The model, whole on every rank.
     def build() -> Module:
         if model == "gpt":
             return GPT(GPTConfig(vocab, 8, width, 1, heads, n_experts=experts))
         return Llama(LlamaConfig(vocab, width, 2 * width, 1, heads, kv_heads, 8))
 
+    # [3] Cut it: the experts over ep first, then every layer over tp.
     def cut(whole: Module, mesh: Any) -> Module:
         if experts:
             whole = parallelize_module(whole, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
@@ -136,14 +141,19 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     A vector is a strip under its matrix; of a stack of matrices (experts) each is drawn. Vectors that all ranks hold
     are left out.
     """
+    # Vectors that are whole everywhere show nothing.
     ranks = len(tiles[0].boxes)
     shown = [each for each in tiles if each.layout.axes or len(each.shape) > 1]
+
+    # One scale for all matrices, in inches per element, so that their sizes can be compared.
     columns = _columns(shown)
     scale = HIGH / max(sum(_rows(each, 1.0) for each in column) for column in columns)  # inches per element
     widths = [max(LABEL, *(each.shape[-1] * scale for each in column)) + GAP for column in columns]
     heights = [sum(_rows(each, scale) * scale + LINE for each in column) for column in columns]
     figure = new_figure(sum(widths) + 0.3, max(heights) + 1.2)
     axes = figure.add_subplot()
+
+    # Column by column, each parameter under the one before.
     x = 0.0
     for column, width in zip(columns, widths, strict=True):
         y = 0.0
@@ -166,7 +176,7 @@ HIGH, LABEL, GAP, LINE, STRIP = 2.6, 0.95, 0.15, 0.34, 0.13  # inches
 
 
 def _columns(tiles: Sequence[Tiles]) -> list[list[Tiles]]:
-    """Parameters of one module under each other: its weight, then its bias."""
+    """Return columns of parameters: those of one module under each other, its weight, then its bias."""
     columns: dict[str, list[Tiles]] = {}
     for each in tiles:
         module, _, part = each.name.rpartition(".")
@@ -183,7 +193,7 @@ def _label(tiles: Tiles) -> str:
 
 
 def _rows(tiles: Tiles, scale: float) -> float:
-    """Height in elements: a vector is a strip, a stack is its matrices with gaps."""
+    """Return the height in elements: a vector is a strip, a stack is its matrices with gaps."""
     strip = STRIP / scale if scale != 1.0 else 1.0
     each = max(tiles.shape[-2], strip) if len(tiles.shape) > 1 else strip
     number = tiles.shape[0] if len(tiles.shape) > 2 else 1
@@ -191,19 +201,22 @@ def _rows(tiles: Tiles, scale: float) -> float:
 
 
 def _draw(axes: Any, tiles: Tiles, x: float, y: float, ranks: int, scale: float) -> None:
-    """The rectangles of one parameter with its corner at (x, y)."""
+    """Draw the rectangles of one parameter with its corner at (x, y)."""
     from matplotlib.patches import Rectangle
 
+    # number: matrices in a stack. pitch: inches from one to the next. row: inches of one row.
     shape = tiles.shape if len(tiles.shape) > 1 else (1, *tiles.shape)
     number = shape[0] if len(shape) > 2 else 1
     pitch = _rows(tiles, scale) * scale / number
     row = pitch / (1.08 if number > 1 else 1.0) / shape[-2]
     for box, owners in tiles.owners.items():
+        # A box is (rows, columns); of a stack also the range of matrices, which comes first.
         *outer, rows, columns = box if len(box) > 1 else ((0, 1), *box)
         on_every_rank = len(owners) == ranks and ranks > 1
         colour = PALETTE["idle"] if on_every_rank else RANKS[owners[0] % len(RANKS)]
         label = "" if on_every_rank else ",".join(map(str, owners))
         wide, high = (columns[1] - columns[0]) * scale, (rows[1] - rows[0]) * row
+        # One rectangle in each matrix of the stack, named by its owners where there is room.
         for layer in range(*outer[0]) if outer else (0,):
             left, top = x + columns[0] * scale, y + layer * pitch + rows[0] * row
             axes.add_patch(

@@ -25,6 +25,7 @@ class Pair(NamedTuple):
 
 def pairs(traces: Iterable[Trace]) -> list[Pair]:
     """Return every send of a run with its receive, in the order of the traces."""
+    # A queue for each (communicator, collective or not, sender, receiver, tag), on both sides.
     sends: dict[Any, list[MessageEvent]] = defaultdict(list)
     receives: dict[Any, list[MessageEvent]] = defaultdict(list)
     for trace in traces:
@@ -34,6 +35,8 @@ def pairs(traces: Iterable[Trace]) -> list[Pair]:
                 sends[event.communicator, collective, event.rank, event.peer, event.tag].append(event)
             elif event.peer >= 0:
                 receives[event.communicator, collective, event.peer, event.rank, event.tag].append(event)
+
+    # The k-th send of a queue belongs to its k-th receive.
     result = []
     for key, queue in sends.items():
         taken: Sequence[MessageEvent] = receives.get(key, ())
@@ -51,6 +54,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the union as sorted intervals that do not touch; empty ones are dropped."""
     result: list[Interval] = []
     for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        # Sorted by start: it touches the last one, or begins a new one.
         if result and start <= result[-1][1]:
             result[-1] = (result[-1][0], max(end, result[-1][1]))
         else:
@@ -62,6 +66,7 @@ def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[
     """Return the parts of `intervals` that lie in none of `removed`."""
     left = merged(intervals)
     for low, high in merged(removed):
+        # What is left of the removed interval, and what is right of it.
         pieces = [piece for start, end in left for piece in ((start, min(end, low)), (max(start, high), end))]
         left = [(start, end) for start, end in pieces if end > start]
     return left
@@ -78,12 +83,14 @@ def waits(pairs: Iterable[Pair], end: float) -> dict[tuple[int, str], tuple[list
 
     def add(event: MessageEvent, start: float, partner: float, stop: float) -> None:
         key = (event.rank, event.lane)
+        # partner: when the other side came; before that the stream is blocked, after it bytes are on their way.
         met = min(max(partner, start), stop)
         blocked.setdefault(key, []).append((start, met))
         transfer.setdefault(key, []).append((met, stop))
 
     for send, receive in pairs:
         if send.end >= 0:
+            # A send whose receive was posted later waited for it; one that was buffered did not.
             late = receive.posted if receive is not None and send.posted < receive.posted <= send.end else send.posted
             add(send, send.posted, late, send.end)
         elif send.start >= 0:

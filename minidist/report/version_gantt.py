@@ -31,12 +31,16 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
         )
     result = []
     for rank in range(plan.ranks):
+        # updates: how many this rank has made. used[i]: the version that the forward of micro-batch i saw.
         updates, used, row = 0, dict[int, int](), list[tuple[Action, int]]()
         for action in plan.actions(rank):
             i = action.microbatch
             if action.kind == "F":
+                # Vertical sync: the version that stage 0 used for this micro-batch. 2BW: one version behind that of its
+                # batch. Else the newest.
                 rule = {"vertical-sync": max(0, i - (plan.stages - 1)), "2bw": max(i // plan.batch - 1, 0)}
                 used[i] = rule.get(plan.updates, updates)
+            # With stashing the backward sees what its forward saw; without, the newest version.
             newest = plan.updates == "no-stash" and action.kind in ("B", "I")
             row.append((action, updates if newest else used[i]))
             if action.kind in ("B", "W") and (i + 1) % plan.batch == 0:
@@ -47,6 +51,7 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
 
 def version_gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     """Draw one panel per timing (made with spans=True)."""
+    # As in `gantt`: one axis of time, heights in inches, a Gantt and its strips for each timing.
     longest = max(timing.makespan for timing in timings)
     heights = [
         height for timing in timings for height in (0.7 + 0.36 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
@@ -60,6 +65,7 @@ def version_gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
             raise UsageError("the picture of versions needs the spans of a plan; call time_plan(plan, spans=True)")
         _lanes(timing, panels[2 * number], longest)
         _kept(timing, panels[2 * number + 1])
+
     panels[-1].set_xlabel("time")
     handles = [
         patch(shade, f"version {k}{', ' + str(k + len(SHADES)) + ', ...' if k < 1 else ''}")
@@ -73,6 +79,8 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
     plan = timing.plan
     for rank, (row, seen) in enumerate(zip(timing.spans or [], versions_seen(plan), strict=True)):
         for (_, start, end), (action, version) in zip(row, seen, strict=True):
+            # One bar per action in the colour of its version; forwards are lower, so that they can be told from
+            # backwards.
             forward = action.kind == "F"
             axes.barh(
                 rank,
@@ -96,6 +104,7 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
                     color="black",
                     linespacing=0.9,
                 )
+            # The update after a batch's last backward, as a red line.
             if action.kind in ("B", "W") and (action.microbatch + 1) % plan.batch == 0:
                 axes.plot([end, end], [rank - 0.48, rank + 0.48], color=PALETTE["blocked"], linewidth=1.2)
     axes.set_yticks(range(plan.ranks), [f"rank {rank}" for rank in range(plan.ranks)], fontsize=7)
@@ -112,6 +121,7 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
 
 def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
     """Return times, and how many versions a rank keeps from each time on: in use, still to be used, and the latest."""
+    # using[i]: the version of a micro-batch between its forward and its backward.
     plan, seen = timing.plan, versions_seen(timing.plan)[rank]
     assert timing.spans is not None
     times, counts, updates, using = [0.0], [1], 0, dict[int, int]()
@@ -121,6 +131,7 @@ def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
         elif action.kind in ("B", "W"):
             using.pop(action.microbatch)
             updates += (action.microbatch + 1) % plan.batch == 0
+        # An old version must also be kept while a forward to come will use it.
         coming = [v for a, v in seen[number + 1 :] if a.kind == "F" and v < updates]
         older = {*using.values(), *coming} if plan.updates != "no-stash" else set()
         times.append(start if action.kind == "F" else end)
@@ -131,6 +142,7 @@ def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
 
 
 def _kept(timing: Timing, axes: Any) -> None:
+    # One strip per rank, all on one scale, with its peak at the end.
     strips = [kept(timing, rank) for rank in range(timing.plan.ranks)]
     highest = max(max(counts) for _, counts in strips)
     for rank, (times, counts) in enumerate(strips):

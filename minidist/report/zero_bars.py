@@ -26,6 +26,7 @@ COLOURS = {
 
 def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") -> "Figure":
     """Draw `stages`, as `minidist memory --json` prints them: stage -> kind -> bytes, with a total."""
+    # One row per stage, its kinds of bytes one after the other, in GB.
     rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}
     figure = new_figure(8, 1.9 + 0.5 * len(rows))
     axes = figure.add_subplot()
@@ -37,11 +38,14 @@ def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") 
                 axes.barh(y, parts[name] / 1e9, left=left, height=0.6, color=colour, gid=name)
                 left += parts[name] / 1e9
         axes.text(left + 0.01 * widest / 1e9, y, f"{parts['total'] / 1e9:,.1f} GB", va="center", fontsize=8)
+
     axes.set_yticks(range(len(rows)), [stage.replace("stage", "stage ") for stage in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1.15 * widest / 1e9)
     axes.set_xlabel("GB (1e9 B) per rank")
     tidy(axes)
     axes.set_title(title or "bytes that one rank holds", fontsize=10, loc="left")
+
+    # The legend has the kinds that some stage holds.
     used = [name for name in COLOURS if any(parts.get(name) for parts in rows.values())]
     return finish(figure, [patch(COLOURS[name], name) for name in used], command)

@@ -132,7 +132,7 @@ class Watchdog:
         return state | {"state": "waiting", "what": what}
 
     def _site(self) -> CallSite:
-        """Where the main program is. While a stream has the processor, the main program's stack is its greenlet's."""
+        """Return where the main program is. While a stream runs, the main program's stack is its greenlet's."""
         return call_site(self.world.main.gr_frame or sys._current_frames().get(self.main_thread))
 
     def report(self) -> None:
