@@ -79,7 +79,6 @@ class DistributedDataParallel(Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The module's output for this rank's rows, with a hook that tells its backward whether to synchronize."""
-
         # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
         # ended.
         begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
@@ -112,7 +111,6 @@ def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
 
 def check_same_model(flat: FlatParameters, comm: Comm) -> None:
     """Compare a digest of names and shapes (16 B) with rank 0's; raise MismatchError on a rank where it differs."""
-
     # A broadcast of 16 bytes instead of all names: the ranks would hang, or add unrelated gradients, if their models
     # differed.
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])

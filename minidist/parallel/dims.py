@@ -35,7 +35,7 @@ class ParallelDims:
 
     @classmethod
     def of(cls, ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1, ep: int = 1) -> Self:
-        """The degrees on `ranks` ranks; dp None: what the others leave.
+        """Return the degrees on `ranks` ranks; dp None: what the others leave.
 
         Raises UsageError when the product is not `ranks`, naming the missing factor and settings that fit, and when ep
         does not divide dp.
@@ -88,6 +88,7 @@ class Axes:
 
     def __init__(self, dims: ParallelDims, comm: Comm) -> None:
         self.dims, self.comm = dims, comm
+
         # Data parallelism alone needs no mesh, which would be slow to make for 10,000 ranks.
         if dims.dp == comm.size:
             self.dp = self.data = comm
@@ -105,7 +106,7 @@ class Axes:
             self.ep, self.expert_data = mesh["ep"], mesh["edp", "cp"]
 
     def __getitem__(self, name: str) -> Comm:
-        """By name, for `full_tensor` and its kin."""
+        """Return a communicator by name, for `full_tensor` and its kin."""
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
@@ -114,11 +115,13 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
     named = {name: degree for name, degree in asked.items() if degree > 1 or (name == "dp" and product == 1)}
     flags = " ".join(f"--{name} {degree}" for name, degree in named.items())
     choices = []
+
     # Change one degree, and keep the others ...
     for name, degree in named.items():
         others = product // degree
         if ranks % others == 0:
             choices.append(f"use --{name} {ranks // others}")
+
     # ... or change the number of ranks.
     if "dp" in asked:
         choices[1:] = [f"start {product} ranks"]

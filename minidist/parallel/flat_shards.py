@@ -36,7 +36,7 @@ from minidist.parallel.host_pool import HostPool
 
 
 def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
-    """Flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
+    """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
     if alignment < 1:
         raise UsageError(f"alignment is {alignment}; shards begin at multiples of it, so it must be at least 1")
     return FlatParameters(parameters, pad_to=comm.size * alignment)

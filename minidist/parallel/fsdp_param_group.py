@@ -78,6 +78,7 @@ class FSDPParamGroup:
         self.shard, self.flat = shard, shard.flat
         self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
         self.op, self.algorithm, self.pool = op, algorithm, pool
+
         # A frozen parameter that is unfrozen later would have no optimizer on any rank: its hook raises.
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
         for parameter in self.flat.parameters:
@@ -140,7 +141,7 @@ class FSDPParamGroup:
         return track(downcast(values, self.flat.dtype), "communication")
 
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
-        """A gather that begins in its stream when the shard has arrived from the host; it frees the copy that came."""
+        """Return a gather that begins in its stream when the shard has come from the host, and frees the copy."""
         call, out = context.gathers.collective("all_gather"), self.arriving
         return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
@@ -219,6 +220,7 @@ class FSDPParamGroup:
             out = track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         else:
             out = shard.grad_buffer()
+
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
@@ -233,6 +235,7 @@ class FSDPParamGroup:
         assert self.reduction is not None
         piece = self.reduction.wait()
         self.reduction = None
+
         # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
         if self.replicas is not None:
             with purpose("gradient_reduce"):

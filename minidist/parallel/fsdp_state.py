@@ -29,7 +29,7 @@ _states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.W
 
 
 def states_of(module: Module) -> "list[FSDPState]":
-    """The states of `module` and of the modules inside it that have one, in the order of the module tree."""
+    """Return the states of `module` and of the modules inside it that have one, in the order of the module tree."""
     references = (_states.get(m) for m in module.modules())
     return [state for reference in references if reference is not None and (state := reference()) is not None]
 
@@ -57,6 +57,7 @@ class FSDPState(BackwardObserver):
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.in_backward = False
+
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
         _states[module] = weakref.ref(self)
@@ -99,6 +100,7 @@ class FSDPState(BackwardObserver):
         self._advance_clock()
         if recording:
             output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
+
         # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
         if not root.in_backward:
             for group in self.groups:
@@ -115,8 +117,10 @@ class FSDPState(BackwardObserver):
         root = self.root
         root.in_backward = True
         self._advance_clock()
+
         # The root hears of the pass's end, and of every node: `node_done`, `finished`.
         running.attach(root)
+
         # Backward reaches the modules in the reverse order of their forwards' ends.
         self._gather()
         self._prefetch(root.ended_order[::-1])
@@ -170,7 +174,7 @@ class FSDPState(BackwardObserver):
 
 
 def param_groups_of(module: Module) -> list[FSDPParamGroup]:
-    """The parameter groups of a sharded module and of those inside it, in the order of the module tree."""
+    """Return the parameter groups of a sharded module and of those inside it, in the order of the module tree."""
     states = states_of(module)
     if not states:
         raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")

@@ -130,7 +130,7 @@ def fsdp_volume(
 
 
 def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
-    """The communicators over which to shard, and over which shards are equal copies."""
+    """Return the communicators over which to shard, and over which shards are equal copies."""
     if isinstance(mesh, Comm):
         return mesh, None
     if len(mesh.axis_names) == 1:
@@ -141,7 +141,7 @@ def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
 
 
 def _subgroup(comm: Comm, reshard: bool | int) -> Comm | None:
-    """The neighbours among which a unit stays split between forward and backward, when `reshard` is a number."""
+    """Return the neighbours among which a unit stays split between forward and backward, when `reshard` is a number."""
     if isinstance(reshard, bool):
         return None
     if not 1 < reshard < comm.size or comm.size % reshard:
@@ -149,16 +149,17 @@ def _subgroup(comm: Comm, reshard: bool | int) -> Comm | None:
             f"reshard_after_forward={reshard} with {comm.size} shards; a number must divide them and lie between 1 and "
             f"{comm.size}; or pass True or False"
         )
+
     # With 8 shards and reshard 4: {0, 1, 2, 3} and {4, 5, 6, 7}.
     first = comm.rank // reshard * reshard
     return comm.group(range(first, first + reshard), f"reshard{first}")
 
 
 def shards_of(module: Module) -> list[Shard]:
-    """This rank's shard of each unit."""
+    """Return this rank's shard of each unit."""
     return [group.shard for group in param_groups_of(module)]
 
 
 def sharded_parameters(module: Module) -> list[FlatSlice]:
-    """The slices for an ordinary optimizer: `AdamW(sharded_parameters(model), lr=3e-3)`."""
+    """Return the slices for an ordinary optimizer: `AdamW(sharded_parameters(model), lr=3e-3)`."""
     return [piece for shard in shards_of(module) for piece in shard.slices()]

@@ -164,6 +164,7 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
     else:
         target.set(source, stream=stream)
     event = stream.record()
+
     # A copy of the setup: nothing overlaps with it.
     if kept is None:
         event.synchronize()

@@ -37,11 +37,13 @@ def cast_floats(value: Any, dtype: Any) -> Any:
     """Return `value` with every floating-point tensor cast, in tuples, lists and dicts too; None casts nothing."""
     if dtype is None:
         return value
+
     # Integers (tokens, positions) stay as they are: only floats have a precision to choose.
     if isinstance(value, Tensor):
         return value.astype(dtype) if is_floating(value.dtype) else value
     if isinstance(value, dict):
         return {key: cast_floats(item, dtype) for key, item in value.items()}
+
     # A named tuple takes its fields one by one.
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(cast_floats(item, dtype) for item in value))

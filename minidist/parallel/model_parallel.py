@@ -30,7 +30,7 @@ def apply_tensor_parallel(model: Module, comm: Comm, sequence_parallel: bool = F
 
 
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
-    """Megatron's plan for a language model; for an MLP columns, and rows in the last layer."""
+    """Return Megatron's plan for a language model; for an MLP columns, and rows in the last layer."""
     if isinstance(model, MLP):
         return mlp_plan(len(model.layers) - 1)
     if isinstance(model, Llama):

@@ -118,9 +118,11 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
             f"the noise scale compares a rank's batch with the whole one; {batch} samples on {n} ranks have no two such"
             " sizes"
         )
+
     # |g|^2 of every rank's own rows, summed over the ranks.
     with purpose("metrics"):
         total = all_reduce(comm, np.array([local_square]), algorithm="ordered")
+
     # The mean over ranks of |g|^2 of a rank's own rows; with "sum" its gradient was divided by n already.
     mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)
     return estimate(batch // n, mean, batch, square(gradient))

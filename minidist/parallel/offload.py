@@ -141,6 +141,7 @@ class OffloadedOptimizer(HostOptimizer):
         self._send_stepped()
         if index not in self._coming:
             return None
+
         # An optimizer that reads its gradients twice would step on values that the device has already received.
         if index in self._going:
             raise MinidistError(

@@ -52,7 +52,6 @@ def scaled_step(
     `ZeroOptimizer`). gradients: the reduced ones that this rank holds, still scaled. clip: called when the step is
     made, between unscaling and the step.
     """
-
     # Every rank must call the all-reduce, also one whose own gradients are finite.
     finite = all(gradient is None or all_finite(gradient) for gradient in gradients)
     overflow = agree_on_overflow(comm, not finite)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Volume:
-    """Elements that all ranks of an axis together send for one layer in one micro-batch, per pass.
+    """Return the elements that all ranks of an axis together send for one layer in one micro-batch, per pass.
 
     regather: what backward gathers a second time because forward kept the shard only.
     """

@@ -179,6 +179,7 @@ class ShardReducer(GradientReducer):
 
         # The padding travels with the last parameters, so that every element of every shard is reduced.
         last = self.buckets[0] if self.buckets else None
+
         # Frozen parameters at the end have no bucket; then the padding behind them is not reduced and stays zero.
         if last is not None and last.slice.stop == flat.numel:
             self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
@@ -194,6 +195,7 @@ class ShardReducer(GradientReducer):
         bucket = self.bucket_of[parameter]
         size = bucket.slice.stop - bucket.slice.start
         array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
+
         # The parameters' gradients are views of this array. They come from the end; in the flat order the last one is
         # first.
         used = 0

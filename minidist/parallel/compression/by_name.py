@@ -28,6 +28,7 @@ def check_compression(text: str) -> tuple[str, float | None]:
             f"compression {text!r}{nearest(name, NAMES)}; it must be one of none, fp16, bf16, topk:K, sign,"
             " qsgd:LEVELS, powersgd:RANK"
         )
+
     # fp16, bf16 and sign have nothing to choose.
     if name not in NUMBERS:
         if colon:

@@ -49,6 +49,7 @@ class QSGD(Compressor):
         """Do two ring all-gathers: d B of levels and one norm from each rank."""
         x, call = bucket.buffer, self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
+
         # Each rank draws numbers of its own; otherwise the errors of all ranks would add up instead of averaging out.
         key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
         levels, norm = quantize(x, self.levels, uniform(key, 0, x.size))

@@ -24,6 +24,7 @@ class Sign(Compressor):
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""
         x = self.corrected(bucket)
+
         # The scale (1,) is the mean magnitude, so the sum of |x| is kept. Eight signs are packed into a byte.
         scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)
         signs = np.packbits(x >= 0)

@@ -51,8 +51,10 @@ class TopK(Compressor):
         """Do two ring all-gathers: k indices (4 B each) and k values from each rank."""
         x, k = self.corrected(bucket), self.kept(bucket)
         magnitude = np.abs(x)
+
         # NaN would sort last and never be sent.
         magnitude[np.isnan(magnitude)] = np.inf
+
         # A stable sort, so that of equal magnitudes the first are sent, the same on every run.
         largest = np.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
         values = x[largest]

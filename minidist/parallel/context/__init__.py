@@ -1,4 +1,4 @@
-"""The sequence split over ranks, attention included: a ring of keys and values, or heads split (Ulysses).
+"""Context parallelism: the sequence is split over ranks, attention included (ring attention, or Ulysses).
 
 Weights are replicated over the context axis and every rank sees a part of the tokens, so each gradient is a summand:
 it is summed over the context axis *and* the data axis, also when there is one replica only. `gradient_axes(mesh)` is

@@ -48,8 +48,7 @@ Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that th
 
 
 class RingAttention(Module):
-    """Causal attention over a sequence of `length` tokens of which each rank holds its zig-zag part
-    (`sequence_positions`).
+    """Causal attention over `length` tokens, of which each rank holds its zig-zag part (`sequence_positions`).
 
     Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT; with (q, k, v) of shapes
     (batch, T_local, heads or kv_heads, n) one for Llama; a last argument is the dropout of the weights. Every rank must
@@ -62,11 +61,13 @@ class RingAttention(Module):
         self.rows = [sum(s.stop - s.start for s, _ in spans) for spans in self.spans]
 
     def _spans(self, rank: int) -> list[Span]:
+        # Local rows [0, b - a) are global chunk `rank`, those behind them chunk 2P-1-rank.
         (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
         return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
+        # GPT packs Q, K and V in one array, (batch, T_local, 3 D).
         if isinstance(rest[0], int):
             heads, *dropout = rest
             batch, rows, width = x.shape
@@ -82,11 +83,14 @@ class RingAttention(Module):
                 f"ring attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.comm.rank} of {self.comm.size}"
                 f" holds {rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
             )
+
         # Half-precision keys and values travel in 16 bits and are upcast block by block.
         kv_heads = k.shape[2]
         q = operand(q)
         grouped = _grouped(q.data, kv_heads)
         drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
+
+        # One node for the whole ring: backward needs q, k, v, o and the log of the sum, and no block of scores.
         o, log_sum = self._ring_forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
         result = q.save(_ungrouped(o))
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
@@ -99,6 +103,7 @@ class RingAttention(Module):
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
+
         # What was computed was counted block by block, between the messages.
         saved = (log_sum, *(drop or ())[:1])
         return record(
@@ -107,6 +112,7 @@ class RingAttention(Module):
 
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
         """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
+        # Drawn for all queries and keys as one device does; then the rows of this rank's queries.
         mask = dropout.mask(samples, heads, self.length)[
             :, :, sequence_positions(self.length, self.comm.rank, self.comm.size)
         ]
@@ -121,18 +127,28 @@ class RingAttention(Module):
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
         z = xp.zeros(q.shape[:-1], q.dtype, q)
         for owner, here in self._round(xp.stack([k, v]), "tensor_forward"):
+            # At this step the K and V of rank `owner` are here; the next block is on its way.
             keys_here, values_here = upcast(here)
             for rows, keys, diagonal in self._visible(owner):
+                # (batch, kv heads, heads of each, own queries, owner's keys)
                 scores = _scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal)
-                new = xp.maximum(m[..., rows], scores.max(axis=-1))  # [1]
+
+                # [1] The new maximum, and the factor by which what came before shrinks.
+                new = xp.maximum(m[..., rows], scores.max(axis=-1))
                 old = xp.exp(m[..., rows] - new)
+
+                # [2] The sum of the exponentials, dropped weights included.
                 scores -= new[..., None]
                 xp.exp(scores, out=scores)
-                z[..., rows] = z[..., rows] * old + scores.sum(axis=-1)  # [2]
+                z[..., rows] = z[..., rows] * old + scores.sum(axis=-1)
+
+                # [3] The output, without the dropped weights.
                 scores = self._dropped(scores, drop, rows, owner, keys)
-                o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]  # [3]
+                o[..., rows, :] = o[..., rows, :] * old[..., None] + scores @ values_here[..., keys, :]
                 m[..., rows] = new
                 _count("forward", 2, scores, q.shape[-1], diagonal)
+
+        # Every query has met every key that it sees: its own chunk at least, so z is not zero.
         o /= z[..., None]
         return o, m + xp.log(z)
 
@@ -146,6 +162,7 @@ class RingAttention(Module):
         travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
         for owner, here in self._round(xp.stack([k, v]), "tensor_backward"):
             keys_here, values_here = upcast(here)
+            # This rank's part of the block's gradients; what other ranks have added so far arrives meanwhile.
             block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q)
             arriving = None if travelling is None else self._pass_on(travelling, block.shape)
             for rows, keys, diagonal in self._visible(owner):
@@ -163,15 +180,19 @@ class RingAttention(Module):
                 dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
                 block[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
                 _count("input_gradient", 5, p, q.shape[-1], diagonal)
+
+            # Add what the ranks before have computed; the sum goes on with the block.
             travelling = downcast(block if arriving is None else upcast(self._arrived(arriving)) + block, k.dtype)
+
+        # The last hop: the block that this rank saw last belongs to its neighbour.
         assert travelling is not None
-        if self.comm.size > 1:  # the last hop, to the owner
+        if self.comm.size > 1:
             travelling = self._arrived(self._pass_on(travelling, (2, *k.shape)))
         dk, dv = travelling
         return dq, dk, dv
 
     def _dropped(self, weights: xp.Array, drop: Drop, rows: slice, owner: int, keys: slice) -> xp.Array:
-        """A block of weights (own query rows, `owner`'s key rows) without the dropped ones."""
+        """Return a block of weights (own query rows, `owner`'s key rows) without the dropped ones."""
         if drop is None:
             return weights
         keep, scale = drop
@@ -179,7 +200,7 @@ class RingAttention(Module):
         return weights * keep[..., rows, :][..., columns] * xp.as_array(scale, weights.dtype)
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
-        """(own query rows, the owner's key rows, is it a diagonal block) of the chunk pairs in which there is work."""
+        """Return (own query rows, owner's key rows, is it a diagonal block) of the chunk pairs with work."""
         return [
             (rows, keys, query_chunk == key_chunk)
             for rows, query_chunk in self.spans[self.comm.rank]
@@ -193,6 +214,7 @@ class RingAttention(Module):
         """Yield (owner, its block) per rank, this one's first; the next block travels while the caller computes."""
         comm, (n, rank) = self.comm, (self.comm.size, self.comm.rank)
         for step in range(n):
+            # After so many hops the block of the rank `step` places back has come here.
             owner = (rank - step) % n
             requests = []
             if step < n - 1:
@@ -201,6 +223,8 @@ class RingAttention(Module):
                 )
                 with purpose(why):
                     requests = [comm.irecv(following, (rank - 1) % n), comm.isend(block, (rank + 1) % n)]
+
+            # The caller computes with this block while the next one travels; that time passes before the wait.
             yield owner, block
             if requests:
                 advance_clock(comm, why)
@@ -226,9 +250,7 @@ class RingAttention(Module):
 
 
 def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool) -> None:
-    """Count `products` products of a block of scores with vectors of `size`, of which a diagonal block
-    needs half.
-    """
+    """Count `products` products of a block of scores with vectors of `size`; a diagonal block needs half."""
     counter = current_flop_counter()
     if counter is not None:
         counter.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
@@ -237,26 +259,28 @@ def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool
 def _scores(scaled_q: xp.Array, k: xp.Array, diagonal: bool) -> xp.Array:
     scores = scaled_q @ xp.swapaxes(k, -1, -2)
     if diagonal:
+        # Inside a chunk a query sees the keys up to its own place. Other visible chunks are seen whole.
         places = xp.arange(scores.shape[-1])
         scores[..., places[:, None] < places] = -xp.inf
     return scores
 
 
 def _grouped(x: xp.Array, kv_heads: int) -> xp.Array:
-    """(batch, T, heads, n) as (batch, kv heads, heads of each, T, n), contiguous."""
+    """Return (batch, T, heads, n) as (batch, kv heads, heads of each, T, n), contiguous."""
     batch, rows, heads, size = x.shape
     return contiguous(x.reshape(batch, rows, kv_heads, heads // kv_heads, size).transpose(0, 2, 3, 1, 4))
 
 
 def _ungrouped(x: xp.Array) -> xp.Array:
-    """The inverse of `_grouped`."""
+    """Do the inverse of `_grouped`."""
     batch, kv_heads, shared, rows, size = x.shape
     return contiguous(x.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * shared, size))
 
 
 def ring_attention_volume(keys: int, ranks: int) -> Volume:
-    """Elements that a layer's ring attention sends; keys: elements of K (as many as of V) of the whole sequence.
+    """Return the elements that a layer's ring attention sends.
 
-    Forward: K and V make P-1 hops. Backward: K and V make P-1 hops again, their gradients P, the last one home.
+    keys: elements of K (as many as of V) of the whole sequence. Forward: K and V make P-1 hops. Backward: K and V make
+    P-1 hops again, and their gradients P, the last one to the owner.
     """
     return Volume(forward=2 * keys * (ranks - 1), backward=2 * keys * (2 * ranks - 1) if ranks > 1 else 0)

@@ -55,15 +55,19 @@ class UlyssesAttention(Module):
         if isinstance(rest[0], int):
             heads, *dropout = rest
             batch, rows, width = x.shape
+            # GPT packs Q, K and V: each is exchanged by itself, so that a rank gets whole heads, then packed again.
             size = width // (3 * heads)
             split = reshape(x, (batch, rows, 3, heads, size))
             q, k, v = (self.to_heads(split[:, :, part]) for part in range(3))
             own = q.shape[2]
             packed = concatenate([reshape(x, (batch, self.length, own * size)) for x in (q, k, v)], axis=2)
+            # Ordinary attention: all tokens (batch, T, own heads, n), and no message inside.
             mixed = reshape(
                 self.packed_fn(packed, own, *self._own_heads(dropout, own)), (batch, self.length, own, size)
             )
             return reshape(self.to_tokens(mixed), (batch, rows, width // 3))
+
+        # Llama passes them apart, perhaps with fewer key-value heads.
         k, v, *dropout = rest
         q, k, v = (self.to_heads(tensor) for tensor in (x, k, v))
         return self.to_tokens(self.grouped_fn(q, k, v, *self._own_heads(dropout, q.shape[2])))
@@ -74,6 +78,7 @@ class UlyssesAttention(Module):
     def to_heads(self, x: Tensor) -> Tensor:
         """(batch, own tokens, heads, n) -> (batch, all tokens, own heads, n); backward does `to_tokens`."""
         check_divisible(x.shape[2], "(key-value) heads", self.comm.size, "context", or_else="ring attention")
+        # The heads must divide; the tokens need not.
         return x if self.comm.size == 1 else _Swap.apply(x, self.comm, self.length, True)
 
     def to_tokens(self, x: Tensor) -> Tensor:
@@ -93,6 +98,7 @@ class _SomeHeads:
         return self.whole.scale
 
     def mask(self, samples: int, heads: int, length: int, first: int = 0) -> xp.Array:
+        # By the global number of the head, so that masks are those of one device.
         return self.whole.mask(samples, heads, length, self.first + first)
 
 
@@ -125,6 +131,7 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
         pieces = [x[:, starts[j] : starts[j + 1]] for j in range(comm.size)]
         shapes = [(batch, own, mine, size)] * comm.size
 
+    # One message to each rank.
     flat = xp.concatenate([contiguous(piece).reshape(-1) for piece in pieces])
     counts = [batch * shape[1] * mine * size for shape in shapes]
     advance_clock(comm, why)
@@ -138,9 +145,10 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
 
 
 def ulysses_volume(queries: int, keys: int, ranks: int) -> Volume:
-    """Elements that a layer's four all-to-alls send per pass: q, k, v in and the output out.
+    """Return the elements that a layer's four all-to-alls send per pass: q, k, v in and the output out.
 
     queries, keys: elements of Q and of K of the whole sequence; (P-1)/P of each is for another rank.
     """
+    # Q and the output have `queries` elements, K and V `keys`.
     sent = (2 * queries + 2 * keys) // ranks * (ranks - 1)
     return Volume(forward=sent, backward=sent)

@@ -1,4 +1,4 @@
-"""The experts of a mixture sharded over ranks: `ExpertParallel` is the style, `ExpertDataParallel` sums gradients."""
+"""Expert parallelism: a mixture's experts are sharded over ranks, and all-to-alls bring the tokens to them."""
 
 from minidist.parallel.expert.dispatch import ExpertDataParallel, ExpertParallel, exchange
 from minidist.parallel.expert.tensor_parallel import ExpertTensorParallel, expert_gpt_plan

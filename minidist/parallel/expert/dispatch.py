@@ -40,10 +40,12 @@ class ExpertParallel(ParallelStyle):
     """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: each rank keeps its experts."""
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
+        """Return the mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
         self.expect(module, name, MixtureOfExperts)
         comm, experts = context.comm, module.num_experts
         check_divisible(experts, f"experts of {name}", comm.size, "expert")
+
+        # Experts are the first dim. Every rank routes its own tokens, so the router is a replica.
         for part in ("fc_weight", "fc_bias", "proj_weight", "proj_bias"):
             setattr(module, part, context.shard_of(getattr(module, part), 0))
         context.replica_of(module.router)
@@ -79,14 +81,19 @@ def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
     """Exchange slots (experts, C, D) -> (experts / P, P C, D), or with to_experts=False back, by one all-to-all."""
     ranks, width = comm.size, slots.shape[-1]
     if to_experts:
-        outgoing = contiguous(slots)  # the experts of rank j are neighbours
+        # (ranks x local experts, C, D): the experts of rank j are neighbours, so what it receives lies together.
+        outgoing = contiguous(slots)
         local, capacity = slots.shape[0] // ranks, slots.shape[1]
     else:
+        # (local experts, ranks x C, D) -> (ranks, local experts, C, D): what returns to rank j lies together.
         local, capacity = slots.shape[0], slots.shape[1] // ranks
         outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
+
     advance_clock(comm, "dispatch")
     with purpose("dispatch"):
         received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
+
+    # (ranks, local experts, C, D): on the way back the ranks are joined with the experts, before with the slots.
     if not to_experts:
         return received.reshape(ranks * local, capacity, width)
     return contiguous(received.swapaxes(0, 1)).reshape(local, ranks * capacity, width)
@@ -105,12 +112,18 @@ class ExpertDataParallel(Module):
         if "ep" not in mesh.axis_names:
             raise UsageError(f"{mesh!r} has no axis 'ep'; make one with init_device_mesh(comm, (dp, ep), ('dp', 'ep'))")
         self.module = module
+
+        # Replicated parameters, and those of this rank's experts, because they are summed over different ranks.
         groups: dict[bool, list[Parameter]] = {False: [], True: []}
         for parameter in module.parameters():
             groups[bool(parameter.layout and "ep" in parameter.layout.axes)].append(parameter)
+
+        # An expert's own rank has seen the tokens of all ep ranks, so its gradient is complete over ep already.
         data = tuple(name for name in mesh.axis_names if name in ("dp", "cp"))
         shared = mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp", "ep"))]
         comms: list[Comm | None] = [shared, mesh[data] if data else None]
+
+        # One flat unit and one reducer per group; an empty group sends nothing.
         self.flats, self.reducers = [], []
         for parameters, comm in zip(groups.values(), comms, strict=True):
             if not parameters:
@@ -135,9 +148,10 @@ class ExpertDataParallel(Module):
 
 
 def dispatch_volume(slots: int, ranks: int) -> Volume:
-    """Elements that a layer's two all-to-alls send per pass; slots: elements in all slots (experts, capacity, D).
+    """Return the elements that a layer's two all-to-alls send per pass.
 
-    (P-1)/P of them go to another rank, whether the slots are full or not, there and back.
+    slots: elements in all slots (experts, capacity, D). (P-1)/P of them go to another rank, there and back, whether the
+    slots are full or not.
     """
     sent = 2 * slots * (ranks - 1) // ranks
     return Volume(forward=sent, backward=sent)

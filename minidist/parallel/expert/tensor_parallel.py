@@ -45,16 +45,22 @@ class ExpertTensorParallel(ParallelStyle):
     sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The mixture with f and g around its experts' products, and hooks that gather and scatter the sequence."""
+        """Return the mixture with f and g around its experts' products, and hooks for a sequence that is split."""
         self.expect(module, name, MixtureOfExperts)
         comm = context.comm
         check_divisible(module.fc_weight.shape[2], f"inner features of the experts of {name}", comm.size, "tensor")
+
+        # Columns of fc and rows of proj, of each expert; the bias of proj is added after the sum, so it is whole.
         for part, dim in (("fc_weight", 2), ("fc_bias", 2), ("proj_weight", 1)):
             setattr(module, part, context.shard_of(getattr(module, part), dim))
         for whole in (module.router, module.proj_bias):
             context.replica_of(whole)
+
+        # f before the experts' products and g after them, as around an MLP.
         module.f = Region(copy_to_tensor_parallel_region, comm)
         module.g = Region(reduce_from_tensor_parallel_region, comm)
+
+        # The router must see a whole group of tokens.
         if self.sequence_parallel:
             module.register_forward_pre_hook(partial(_gather_sequence, comm))
             module.register_forward_hook(partial(_scatter_sequence, comm))
@@ -62,24 +68,25 @@ class ExpertTensorParallel(ParallelStyle):
 
 
 def _gather_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...]) -> Tensor:
-    """All tokens (batch, T, D): every rank routes all of them alike, so each has the whole gradient of them."""
+    """Return all tokens (batch, T, D): every rank routes all of them alike, so each has the whole gradient of them."""
     return gather_from_sequence_parallel_region(arguments[0], comm, tensor_parallel_output_grad=False)
 
 
 def _scatter_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """This rank's rows (batch, T/t, D) of the mixture's output."""
+    """Return this rank's rows (batch, T/t, D) of the mixture's output."""
     return scatter_to_sequence_parallel_region(output, comm)
 
 
 def expert_gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
-    """`gpt_plan` for a GPT whose MLPs are mixtures of experts."""
+    """Return the `gpt_plan` for a GPT whose MLPs are mixtures of experts."""
+    # Attention, norms and vocabulary as in `gpt_plan`; a mixture takes the place of each MLP.
     plan = {name: style for name, style in gpt_plan(vocab_size, sequence_parallel).items() if ".mlp." not in name}
     plan["transformer.h.*.mlp"] = ExpertTensorParallel(sequence_parallel)
     return plan
 
 
 def expert_tensor_volume(slots: int, activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Elements that `ExpertTensorParallel` sends: an all-reduce of the slots, and a gather of the tokens when split.
+    """Return the elements that `ExpertTensorParallel` sends: an all-reduce of the slots, and a gather of split tokens.
 
     slots: elements in the slots of the experts of one tensor-parallel group; activation: elements of the tokens.
     """

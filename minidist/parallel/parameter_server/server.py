@@ -41,6 +41,7 @@ class Updates:
         total, *rest = gradients
         for gradient in rest:
             total = total + gradient
+
         # The slices' gradients are views of the sum; the optimizer steps all keys at once.
         for piece, view in zip(self.slices, self.shard.views(total).values(), strict=True):
             piece.grad = view.reshape(-1)
@@ -63,6 +64,7 @@ class Server:
         self.comm, self.config, self.shard = comm, config, shard
         self.bound, self.aggregate = parse_consistency(config.consistency)
         self.updates = Updates(config, shard, observe)
+
         # What the server knows of each worker. Workers are numbered from 0, behind the servers' ranks.
         workers = range(comm.size - config.servers)
         self.done: dict[int, float] = dict.fromkeys(workers, 0)  # pushes of each worker; infinite after its last
@@ -92,6 +94,7 @@ class Server:
     def remove_worker(self, error: RankDeadError) -> None:
         """[4] Go on without a dead worker; the trace records after how many messages that was, for the replay."""
         worker = self.comm.members.index(error.rank) - self.config.servers
+
         # Servers are the first ranks. What a dead server held is lost.
         if worker < 0:
             raise error  # a server, and with it its weights
@@ -134,6 +137,7 @@ class Server:
                     self.comm.recv(ids, rank)
                     self.comm.recv(values, rank)
                 contributions[key] = Rows(ids, values)
+
         # Only now is the push whole. It waits here until it may be applied.
         self.receiving = -1
         self.pending[worker].append(shard.gradient(contributions))
@@ -149,6 +153,7 @@ class Server:
                 gradients = [queue.popleft() for queue in self.pending.values() if queue]
                 self.updates.apply(gradients, self.updates.version, staleness=0)
             return
+
         # asp, ssp: every push is an update, in the order of arrival.
         for worker, queue in self.pending.items():
             while queue:

@@ -144,7 +144,6 @@ def replay(
 
     def ready(worker: int, clock: int) -> bool:
         """Compute gradient (worker, clock) if all versions that it needs exist; returns whether it is there."""
-
         # A gradient is computed once, whichever server asks for it first.
         if (worker, clock) not in gradients:
             # One version per server; all of them must have been made.

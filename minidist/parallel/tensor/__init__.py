@@ -1,4 +1,4 @@
-"""Splitting the layer: every matrix in shards, one per rank. `regions` has the borders, `layers` the two splits."""
+"""Tensor parallelism: every matrix is sharded over the ranks. `regions` has the borders, `layers` the two splits."""
 
 from minidist.parallel.tensor.grad_norm import clip_grad_norm_
 from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear

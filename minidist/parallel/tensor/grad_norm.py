@@ -36,10 +36,11 @@ def clip_grad_norm_(module: Module, max_norm: float, mesh: Comm | MeshLike) -> f
 
 
 def global_square_sum(parameters: Iterable[Parameter], mesh: Comm | MeshLike) -> float:
-    """Sum of the squares of all elements of the *global* gradients, in float64; a parameter without one is left out.
+    """Return the sum of the squares of all elements of the *global* gradients, in float64.
 
-    Sends an all-reduce of one float64 over each axis for every set of axes that shard parameters (purpose
-    `clip_norm`): one for tensor parallelism. All ranks must have gradients of the same parameters.
+    A parameter without a gradient is left out. Sends an all-reduce of one float64 over each axis for every set of axes
+    that shard parameters (purpose `clip_norm`): one for tensor parallelism. All ranks must have gradients of the same
+    parameters.
     """
 
     def comm_of(axis: str) -> Comm:
@@ -50,11 +51,13 @@ def global_square_sum(parameters: Iterable[Parameter], mesh: Comm | MeshLike) ->
     for parameter in parameters:
         if parameter.grad is not None:
             grad = xp.as_array(parameter.grad, xp.float64).reshape(-1)
+            # A shard that neighbouring ranks share is counted by the first of them only.
             axes, replicas = sharded_over(parameter)
-            counts = replicas == 1 or comm_of(axes[0]).rank % replicas == 0  # one of those with the same shard
+            counts = replicas == 1 or comm_of(axes[0]).rank % replicas == 0
             squares[axes] = squares.get(axes, 0.0) + (float(grad @ grad) if counts else 0.0)
 
-    # Sorted, so that all ranks send in the same order.
+    # Each set's sum goes over its own axes; replicated parameters have none, and are counted as they are. Sorted, so
+    # that all ranks send in the same order.
     total = 0.0
     for axes in sorted(squares):
         value = np.array([squares[axes]])
@@ -67,5 +70,5 @@ def global_square_sum(parameters: Iterable[Parameter], mesh: Comm | MeshLike) ->
 
 
 def sharded_over(parameter: Parameter) -> tuple[tuple[str, ...], int]:
-    """(the axes over which it is sharded, how many neighbouring ranks hold the same shard)."""
+    """Return (the axes over which it is sharded, how many neighbouring ranks hold the same shard)."""
     return ((), 1) if parameter.layout is None else (parameter.layout.axes, parameter.layout.copies)

@@ -82,6 +82,7 @@ class ColumnParallelLinear(Module):
             comm.group(list(range(first, first + replicas)), f"copies{first}") if replicas > 1 else None
         )
 
+        # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
         self.weight_is_in_out = isinstance(whole, Conv1D)
         dim = 1 if self.weight_is_in_out else 0
         self.weight = context.shard_of(whole.weight, dim, blocks=blocks, replicas=replicas)
@@ -97,10 +98,13 @@ class ColumnParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out / t), or (..., out) with gather_output."""
+        # f: x is the same on every rank, so backward sums its gradient. With the sequence split, x is gathered instead.
         if self.sequence_parallel:
             x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
         elif self.copy_input:
             x = copy_to_tensor_parallel_region(x, self.comm)
+
+        # x (..., in), this rank's columns of W: y (..., out / t).
         weight, bias = self._replicated(self.weight), self.bias and self._replicated(self.bias)
         y = linear(x, weight, bias, self.activation, self.weight_is_in_out)
         return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
@@ -141,6 +145,8 @@ class RowParallelLinear(Module):
                 f"{name} has activation {whole.activation!r}, which cannot be applied to the summands of a row-parallel"
                 " layer; give it ColwiseParallel, or take the activation out"
             )
+
+        # The rows of W are split, and the bias is whole on every rank.
         check_divisible(whole.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, whole.name
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
@@ -158,12 +164,16 @@ class RowParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in / t) -> (..., out), or this rank's rows of it with sequence_parallel."""
+        # This rank's columns of x (..., in / t) meet its rows of W: y (..., out) is a summand.
         if not self.input_is_parallel:
             x = scatter_to_tensor_parallel_region(x, self.comm)
         y = linear(x, self.weight, None, None, self.weight_is_in_out)
+
+        # g: sum the summands; with the sequence split, each rank keeps its own rows of the sum.
         if not self.sequence_parallel:
             return row_parallel_sum(y, self.bias, self.comm)
         y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
+
         # Each rank adds the bias to its own rows only, so the bias's gradient is summed over the ranks.
         return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
 
@@ -172,11 +182,14 @@ def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Ten
     """g and the bias in one node: `product` (..., out), which nothing else holds, is summed over the ranks in place."""
     y, edges = product.data, ((operand(product), None),)
     if comm.size > 1:
+        # In place: `product` is a new array that no other node has saved.
         advance_clock(comm, "tensor_forward")
         with purpose("tensor_forward"):
             all_reduce(comm, y)
     if bias is None:
         return record("row_parallel_sum", y, edges, cost=0)
+
+    # Once, after the sum; added on each rank before it, the bias would count t times.
     y += bias.data
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
@@ -189,13 +202,15 @@ class HeadParallelDropout(AttentionDropout):
     """The masks of the heads that this rank has: the numbers that one device would draw for them."""
 
     def __init__(self, whole: AttentionDropout, comm: Comm) -> None:
+        # Masks are drawn by the global number of a head, so this rank's are those of one device.
         super().__init__(whole.p, whole.heads, first=comm.rank * (whole.heads // comm.size))
         self.name, self.training = whole.name, whole.training
 
 
 def column_parallel_volume(inputs: int, outputs: int, ranks: int, gather_output: bool = False) -> Volume:
-    """Elements sent by a `ColumnParallelLinear`: the gradient of its input is all-reduced, its output gathered or not.
+    """Return the elements sent by a `ColumnParallelLinear`: an all-reduce in backward, perhaps a gather.
 
+    Backward all-reduces the gradient of the input; with gather_output forward gathers the output.
     inputs, outputs: elements of x and of y, all ranks' columns together. A layer whose input needs no gradient sends
     nothing in backward: pass inputs=0.
     """
@@ -203,20 +218,21 @@ def column_parallel_volume(inputs: int, outputs: int, ranks: int, gather_output:
 
 
 def row_parallel_volume(outputs: int, ranks: int) -> Volume:
-    """Elements sent by a `RowParallelLinear`: its output, of `outputs` elements, is all-reduced."""
+    """Return the elements sent by a `RowParallelLinear`: its output, of `outputs` elements, is all-reduced."""
     return Volume(forward=2 * (ranks - 1) * outputs)
 
 
 def column_row_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Elements sent by a column-parallel layer and the row-parallel one after it, x and y of `activation` elements.
+    """Return the elements sent by a column-parallel layer and the row-parallel one after it.
 
-    Megatron's f and g: 2 (t-1) x activation each. With sequence_parallel they are a gather and a reduce-scatter in
-    both passes, the same number, and the column-parallel layer gathers its input once more in backward.
+    activation: elements of x, and of y. Megatron's f and g send 2 (t-1) x activation each. With sequence_parallel they
+    are a gather and a reduce-scatter in both passes, the same number, and the column-parallel layer gathers its input
+    once more in backward.
     """
     both = column_parallel_volume(activation, activation, ranks) + row_parallel_volume(activation, ranks)
     return both + Volume(regather=(ranks - 1) * activation if sequence_parallel else 0)
 
 
 def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Elements sent to sum the gradient of `parameters` elements (all ranks' shards) over groups of `replicas`."""
+    """Return the elements sent to sum the gradient of `parameters` elements (of all shards) over groups of `replicas`."""
     return Volume(backward=2 * (replicas - 1) * parameters)

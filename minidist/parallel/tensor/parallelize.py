@@ -43,11 +43,13 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     """
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
+        # Names are looked up again for each pattern, because a style before may have replaced modules.
         known = [name for name, _ in module.named_modules()]
         names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         if not names:
             raise UsageError(f"the plan names {pattern!r}, which is no module{nearest(pattern, known)}")
         for name in names:
+            # A style may return another module, which takes the place of this one in the tree (or of the whole model).
             for style in styles if isinstance(styles, list) else [styles]:
                 replaced = style.apply(get_module(module, name), name, context)
                 module = _put(module, name, replaced)
@@ -66,7 +68,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
 
 
 def get_module(module: Module, name: str) -> Any:
-    """The module of a qualified name; "" is `module` itself."""
+    """Return the module of a qualified name; "" is `module` itself."""
     for part in name.split(".") if name else []:
         module = module[int(part)] if part.isdigit() else getattr(module, part)  # type: ignore[index]
     return module
@@ -84,11 +86,12 @@ def _put(root: Module, name: str, module: Module) -> Module:
 
 
 def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
-    """Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
+    """Return Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
 
     Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
     reduce-scatters, and 2 all-gathers under purpose `regather`.
     """
+    # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
     sp = sequence_parallel
     plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
         "": LossParallel(vocab_size),
@@ -101,15 +104,16 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, Para
         "transformer.h.*.mlp.c_proj": RowwiseParallel(sequence_parallel=sp),
     }
     if sp:
+        # Whatever lies between two regions works on this rank's rows.
         for name in ("h.*.ln_1", "h.*.ln_2", "ln_f", "wpe", "drop", "h.*.attn.resid_dropout", "h.*.mlp.dropout"):
             plan[f"transformer.{name}"] = SequenceParallel()
     return plan
 
 
 def mlp_plan(layers: int) -> dict[str, ParallelStyle | list[ParallelStyle]]:
-    """An `MLP` with `layers` hidden layers: each splits its output features, the last layer its input features.
+    """Return the plan of an `MLP` with `layers` hidden layers.
 
-    The last two layers are Megatron's pair; those before it gather their outputs.
+    Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those before it gather their outputs.
     """
     plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
         f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)
@@ -118,10 +122,11 @@ def mlp_plan(layers: int) -> dict[str, ParallelStyle | list[ParallelStyle]]:
 
 
 def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
-    """Megatron's split of a `Llama`: heads and key-value heads, the inner width, and the vocabulary.
+    """Return Megatron's split of a `Llama`: heads and key-value heads, the inner width, and the vocabulary.
 
     The three projections of an attention share one f, and the two of an MLP, so the counts are those of `gpt_plan`.
     """
+    # As in `gpt_plan`, with separate projections: one f around all that share an input, so they do not copy it again.
     sp = sequence_parallel
     plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
         "": LossParallel(vocab_size),

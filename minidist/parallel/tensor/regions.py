@@ -46,6 +46,7 @@ def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """
     if comm.size == 1:
         return x
+    # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
     return _Alias(_Copy.apply(x, comm), x)
 
 
@@ -80,6 +81,7 @@ def gather_from_sequence_parallel_region(
     """
     if comm.size == 1:
         return x
+    # The gathered array is used now, and dropped when nothing in forward needs it any more.
     whole = _Gather.apply(x, comm, SEQUENCE, tensor_parallel_output_grad)
     return _Gathered(whole, x, comm) if regather else whole
 
@@ -106,6 +108,7 @@ class Region(Module):
 class _Copy(Function):
     @staticmethod
     def forward(ctx: Any, x: xp.Array, comm: Comm) -> xp.Array:
+        # The same array: forward copies nothing.
         ctx.comm = comm
         return x
 
@@ -121,6 +124,7 @@ class _Reduce(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        # Every rank has the gradient of the sum, which is that of each summand.
         return grad
 
 
@@ -143,6 +147,7 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        # Each rank has a part of the gradient of the whole (of its own columns), or each has all of it.
         if ctx.partial:
             return _scattered_sum(ctx.comm, grad, ctx.dim, "tensor_backward")
         return own_part(ctx.comm, grad, ctx.dim)
@@ -193,6 +198,7 @@ class _Regather:
 
     @property
     def data(self) -> xp.Array:
+        # Gathered once in backward, whichever of the nodes reads it first.
         if self.whole is None:
             self.whole = track(gathered(self.comm, self.shard.data, SEQUENCE, "regather"), "communication")
         return self.whole
@@ -212,6 +218,7 @@ def contiguous(x: xp.Array) -> xp.Array:
 
 def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
     """Return the sum of all ranks' x, a new array; `why` is the messages' purpose."""
+    # A copy, because the all-reduce works in place and x belongs to another node.
     result = xp.empty(x.shape, x.dtype, x)
     xp.copyto(result, x)
     advance_clock(comm, why)
@@ -222,16 +229,20 @@ def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
 
 def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
+    # `dim` comes first, so that the ranks' parts lie one after the other in the gathered array.
     front = contiguous(xp.moveaxis(x, dim, 0))
     advance_clock(comm, why)
     with purpose(why):
         whole = all_gather(comm, front)
+
+    # (ranks, part, ...) -> (ranks x part, ...), and `dim` back in its place.
     return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
 
 
 def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     """Return this rank's part along `dim` of the sum of all ranks' x."""
     _check(comm, x, dim)
+    # `dim` comes first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
     front = contiguous(xp.moveaxis(x, dim, 0))
     advance_clock(comm, why)
     with purpose(why):

@@ -28,14 +28,20 @@ def check_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:
     """
     if comm.size == 1:
         return
+
+    # Every rank selects the same parameters, so the fingerprints match by position.
     compared = [(name, p, _replicas(p, comm, axis)) for name, p in module.named_parameters()]
     compared = [(name, p, replicas) for name, p, replicas in compared if replicas > 1]
+
+    # 8 bytes per parameter, from every rank: (ranks, parameters).
     prints = np.array([fingerprint_number(p.data.tobytes()) for _, p, _ in compared], dtype=np.uint64)
     with purpose("metrics"):
         every = all_gather(comm, prints).reshape(comm.size, -1)
 
+    # All ranks have all fingerprints, so all raise, or none does.
     for i, (name, parameter, replicas) in enumerate(compared):
-        groups = every[:, i].reshape(-1, replicas)  # each row: neighbours that hold the same values
+        # Each row is a group of neighbours that must hold the same values.
+        groups = every[:, i].reshape(-1, replicas)
         different = np.argwhere(groups != groups[:, :1])
         if different.size:
             group, place = (int(n) for n in different[0])
@@ -48,6 +54,6 @@ def check_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:
 
 
 def _replicas(parameter: Parameter, comm: Comm, axis: str | None) -> int:
-    """How many neighbouring ranks of `comm` hold the same values."""
+    """Return how many neighbouring ranks of `comm` hold the same values."""
     axes, replicas = sharded_over(parameter)
     return comm.size if not axes or (axis is not None and axis not in axes) else replicas

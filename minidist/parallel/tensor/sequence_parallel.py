@@ -28,8 +28,10 @@ from minidist.parallel.volume import Volume
 
 
 class SequenceParallelLayerNorm(Module):
-    """Layer norm of this rank's rows; the gradients of weight and bias are summed over `comm` in backward (an
-    all-reduce of `features` elements each)."""
+    """Layer norm of this rank's rows.
+
+    The gradients of weight and bias are summed over `comm` in backward: an all-reduce of `features` elements each.
+    """
 
     def __init__(self, whole: LayerNorm, context: ShardContext) -> None:
         self.comm, self.name, self.eps = context.comm, whole.name, whole.eps
@@ -37,6 +39,7 @@ class SequenceParallelLayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T/t, features) -> the same shape."""
+        # f on the parameters: their gradient from these rows is a summand.
         weight = copy_to_tensor_parallel_region(self.weight, self.comm)
         return layer_norm(x, weight, copy_to_tensor_parallel_region(self.bias, self.comm), self.eps)
 
@@ -61,6 +64,7 @@ class SequenceParallelEmbedding(Module):
 
     def forward(self, indices: Any) -> Tensor:
         """Integers (T,) -> (T/t, width)."""
+        # (T,) -> (T/t,): the positions of this rank's rows.
         own = own_part(self.comm, xp.as_array(indices), 0)
         return embedding(own, copy_to_tensor_parallel_region(self.weight, self.comm))
 
@@ -74,10 +78,11 @@ class SequenceParallelDropout(Dropout):
 
     def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
         """As in `Dropout`, for this rank's part of the rows that the ranks of `comm` hold together."""
+        # The places that the ranks hold together, and this rank's part of them.
         length, positions = super().places(rows * self.comm.size, place)
         return length, own_part(self.comm, xp.arange(length) if positions is None else xp.as_array(positions), 0)
 
 
 def sequence_parallel_volume(parameters: int, ranks: int) -> Volume:
-    """Elements sent to sum the gradients of `parameters` replicated elements, each used on 1/t of the sequence."""
+    """Return the elements sent to sum the gradients of `parameters` elements, each used on 1/t of the sequence."""
     return Volume(backward=2 * (ranks - 1) * parameters)

@@ -35,16 +35,20 @@ class ShardContext:
     def shard_of(
         self, whole: Parameter, dim: int, *, blocks: int = 1, padding: int = 0, replicas: int = 1
     ) -> Parameter:
-        """This rank's shard of `whole` along `dim`; the same one again for a tied parameter.
+        """Return this rank's shard of `whole` along `dim`; the same one again for a tied parameter.
 
         blocks, padding, replicas: as in `Layout` (`copies`). A parameter that is sharded over another axis already is
         sharded once more. Raises UsageError when a tied parameter is sharded in two ways.
         """
         before = whole.layout
+
+        # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         if before is None or not before.axes:
             layout = Layout(tuple(whole.shape), (self.axis,), (dim,), blocks=blocks, padding=padding, copies=replicas)
         else:
             layout = Layout(before.global_shape, (*before.axes, self.axis), (*before.dims, dim))
+
+        # A tied parameter is met once for each module that uses it: the second time it has its shard already.
         if whole not in self.shards:
             self.shards[whole] = shard_parameter(whole, layout, self.comm.rank, self.comm.size)
         elif self.shards[whole].layout != layout:
@@ -55,11 +59,12 @@ class ShardContext:
         return self.shards[whole]
 
     def replica_of(self, whole: Parameter) -> Parameter:
-        """`whole` itself, which every rank holds, carrying a layout that says so."""
+        """Return `whole` itself, which every rank holds, carrying a layout that says so."""
         if self.shards.get(whole, whole) is not whole:
             raise UsageError(
                 f"tied parameter {whole.name!r} is sharded in one place and whole in another; shard it one way"
             )
-        if whole.layout is None or not whole.layout.axes:  # it may be a shard over another axis
+        # A shard over another axis keeps its layout: over this axis it is whole.
+        if whole.layout is None or not whole.layout.axes:
             whole.layout = Layout(tuple(whole.shape))
         return self.shards.setdefault(whole, whole)

@@ -32,6 +32,7 @@ class MeshLike(Protocol):
 def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
     """Return `rank`'s shard of the whole `array`, a new contiguous array; the layout's one axis has `ranks` ranks."""
     (dim,) = layout.dims
+
     # The split dim comes first, with the padding behind it.
     front = xp.moveaxis(array, dim, 0)
     if layout.padding:
@@ -42,10 +43,13 @@ def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Arr
             f"dim {dim} of shape {layout.global_shape} has {length // blocks} entries in each of {blocks} blocks, which"
             f" do not divide over {ranks} ranks"
         )
+
     # Every block is split into as many parts as there are shards; the shard has its part of each block.
     size = length // blocks // shards
     number = rank // layout.copies
     parts = front.reshape(blocks, shards, size, *front.shape[1:])[:, number].reshape(blocks * size, *front.shape[1:])
+
+    # The split dim goes back to its place, in an array of its own: the whole one may be freed.
     shard = xp.empty(xp.moveaxis(parts, 0, dim).shape, array.dtype, array)
     xp.copyto(shard, xp.moveaxis(parts, 0, dim))
     return shard
@@ -54,13 +58,18 @@ def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Arr
 def join_shards(shards: xp.Array, layout: Layout) -> xp.Array:
     """Join the whole from its shards (ranks, *shard shape): the inverse of `take_shard`."""
     (dim,) = layout.dims
+
+    # One of each group of ranks that hold the same shard.
     shards = shards[:: layout.copies]
     ranks, blocks = shards.shape[0], layout.blocks
     fronts = xp.moveaxis(shards, dim + 1, 1)
     rest = fronts.shape[2:]
+
     # (ranks, blocks, size) -> (blocks, ranks, size): the parts of a block lie side by side again.
     split = fronts.reshape(ranks, blocks, fronts.shape[1] // blocks, *rest)
     whole = xp.swapaxes(split, 0, 1).reshape(-1, *rest)[: layout.global_shape[dim]]
+
+    # The padding is cut off above; the split dim goes back to its place.
     result = xp.empty(layout.global_shape, shards.dtype, shards)
     xp.copyto(result, xp.moveaxis(whole, 0, dim))
     return result
@@ -70,6 +79,7 @@ def splits(layout: Layout, mesh: MeshLike) -> Iterator[tuple[Comm, Layout]]:
     """The splits of a layout, one per axis: (the axis's communicator, the one-axis layout of what is split there)."""
     shape = layout.global_shape
     for axis, dim in zip(layout.axes, layout.dims, strict=True):
+        # A later axis splits what the earlier ones have left.
         one = Layout(shape, (axis,), (dim,), (), layout.blocks, layout.padding, layout.copies)
         yield mesh[axis], one
         shape = local_shape(one, mesh[axis].size)
@@ -89,6 +99,7 @@ def full_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike, why: str
     """
     if layout is None or not layout.axes:
         return array if layout is None else array.reshape(layout.global_shape)
+    # The last split is joined first; after each step `array` is the shard of one axis fewer.
     for comm, one in reversed(list(splits(layout, mesh))):
         with purpose(why):
             shards = all_gather(comm, xp.array(array).reshape(-1))
@@ -119,6 +130,8 @@ def boxes(layout: Layout, mesh: MeshLike) -> list[tuple[Box, tuple[slice, ...]]]
     if len(layout.axes) == 1:  # it may have blocks, padding and copies
         ((comm, one),) = splits(layout, mesh)
         return _boxes_of_one_split(one, comm.rank // layout.copies, comm.size // layout.copies)
+
+    # Several axes: each narrows the box along its dim.
     for comm, one in splits(layout, mesh):
         (dim,) = one.dims
         start, stop = whole[dim]
@@ -133,6 +146,7 @@ def _boxes_of_one_split(layout: Layout, number: int, shards: int) -> list[tuple[
     block = (length + layout.padding) // layout.blocks
     size, result = block // shards, []
     for i in range(layout.blocks):
+        # This shard's part of block i; what lies behind `length` is padding, and in no box.
         start = min(i * block + number * size, length)
         stop = min(start + size, length)
         box = [(0, n) for n in layout.global_shape]
@@ -150,6 +164,7 @@ def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
     done: dict[Parameter, xp.Array] = {}
     result = {}
     for name, parameter in module._all_parameters():
+        # A tied parameter is gathered once.
         if parameter not in done:
             done[parameter] = full_tensor(parameter.data, parameter.layout, mesh)
         result[name] = done[parameter]
@@ -191,6 +206,8 @@ def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int)
             f"parameter {parameter.name!r} belongs to a FlatParameters already; shard the model first and make it flat"
             " then"
         )
+
+    # Only the newest axis is split here; the earlier ones have made `parameter` what it is.
     one = layout if len(layout.axes) == 1 else Layout(tuple(parameter.shape), layout.axes[-1:], layout.dims[-1:])
     data = take_shard(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
     shard = Parameter(data, parameter.requires_grad, parameter.name, parameter.init)

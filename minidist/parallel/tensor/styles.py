@@ -45,7 +45,7 @@ class ParallelStyle:
     """How one module is split: `apply` returns what takes its place (or the module itself, with hooks)."""
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The module that takes the place of `module`, which has the qualified name `name`."""
+        """Return what takes the place of `module`, which has the qualified name `name`."""
         raise NotImplementedError
 
     def expect(self, module: Any, name: str, *kinds: type) -> None:
@@ -69,7 +69,7 @@ class ColwiseParallel(ParallelStyle):
     copy_input: bool = True
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """A ColumnParallelLinear."""
+        """Return a ColumnParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
         return ColumnParallelLinear.from_linear(
             module,
@@ -91,7 +91,7 @@ class RowwiseParallel(ParallelStyle):
     sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """A RowParallelLinear."""
+        """Return a RowParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
         return RowParallelLinear.from_linear(
             module, context, name, input_is_parallel=self.input_is_parallel, sequence_parallel=self.sequence_parallel
@@ -105,7 +105,7 @@ class VocabParallel(ParallelStyle):
     sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """A VocabParallelEmbedding or a VocabParallelHead."""
+        """Return a VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
         make = VocabParallelEmbedding.from_embedding if isinstance(module, Embedding) else VocabParallelHead
         return make(module, context, self.sequence_parallel)
@@ -118,12 +118,14 @@ class LossParallel(ParallelStyle):
     vocab_size: int
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The model with its `loss_fn` and `logits_fn` replaced."""
+        """Return the model with its `loss_fn` and `logits_fn` replaced."""
         if not isinstance(module, LanguageModel):
             raise UsageError(
                 f"LossParallel is for a model with lm_head, loss_fn and logits_fn; {name!r} is a"
                 f" {type(module).__name__}"
             )
+
+        # The head's weight may be a shard already; its layout knows the number of words.
         weight = module.lm_head.weight
         words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
         if words != self.vocab_size:
@@ -143,13 +145,16 @@ class HeadParallel(ParallelStyle):
     """
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The attention with the dropout of its own heads."""
+        """Return the attention with the dropout of its own heads."""
         dropout = getattr(module, "attn_dropout", None)
         if not isinstance(dropout, AttentionDropout):
             raise UsageError(f"HeadParallel is for attention; {name!r} is a {type(module).__name__} without heads")
         ranks, heads = context.comm.size, dropout.heads
         check_divisible(heads, f"heads of {name}", ranks, "tensor")
-        if hasattr(module, "k_proj"):  # not fused with the queries: there may be fewer of them
+
+        # Projections that are not fused (Llama) may have fewer key-value heads than ranks: the heads are then shared by
+        # neighbours, which the styles of k_proj and v_proj read from the context.
+        if hasattr(module, "k_proj"):
             kv_heads = module.k_proj.out_features // module.head_size
             if ranks > kv_heads and ranks % kv_heads == 0:
                 context.kv_replicas |= {f"{name}.{part}": ranks // kv_heads for part in ("k_proj", "v_proj")}
@@ -161,13 +166,15 @@ class HeadParallel(ParallelStyle):
 
 @dataclass
 class PrepareModuleInput(ParallelStyle):
-    """The first argument of a module passes f (or the gather of the sequence) once, for all layers inside that share
-    it; those get ColwiseParallel(copy_input=False)."""
+    """The first argument of a module passes f (or the gather of the sequence) once, for all layers that share it.
+
+    Those layers get ColwiseParallel(copy_input=False).
+    """
 
     sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The module with a forward pre-hook."""
+        """Return the module with a forward pre-hook."""
 
         def prepare(_: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             return self._prepared(arguments[0], context), *arguments[1:]
@@ -185,7 +192,7 @@ class SequenceParallel(ParallelStyle):
     """LayerNorm, RMSNorm, Dropout or the position Embedding: works on this rank's rows of the sequence."""
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """The module's class for a part of the sequence."""
+        """Return the module's class for a part of the sequence."""
         self.expect(module, name, LayerNorm, RMSNorm, Dropout, Embedding)
         if isinstance(module, Dropout):
             return SequenceParallelDropout(module, context.comm)

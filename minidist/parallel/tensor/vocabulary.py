@@ -94,6 +94,8 @@ class VocabParallelEmbedding(Module):
                 f"rank {self.comm.rank}: word {worst} is out of range: the vocabulary has words 0.."
                 f"{self.vocab_size - 1}"
             )
+
+        # (batch, T, width), a summand: each word's row is on one rank.
         rows = _own_rows(indices, self.weight, self.first, self.last)
         if self.sequence_parallel:
             return reduce_scatter_to_sequence_parallel_region(rows, self.comm)
@@ -101,7 +103,8 @@ class VocabParallelEmbedding(Module):
 
 
 def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Tensor:
-    """weight[index - first] where first <= index < last, zeros elsewhere."""
+    """Return weight[index - first] where first <= index < last, zeros elsewhere."""
+    # (batch, T) bools: the words that this rank has. The other rows stay zero, and the sum over ranks fills them.
     own = (indices >= first) & (indices < last)
     data = xp.zeros((*indices.shape, weight.shape[1]), weight.dtype, weight.data)
     local = indices[own] - first
@@ -109,6 +112,7 @@ def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Te
     shape = weight.shape
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        # Rows of words that do not occur in the batch get zeros; a word that occurs twice gets both gradients.
         out = xp.empty(shape, g.dtype, g) if out is None else out
         out.fill(0)
         xp.scatter_add_rows(out, local, g[own])
@@ -140,7 +144,7 @@ class VocabParallelHead(Module):
 
 
 def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
-    """This rank's words of a (V, width) weight, with the padding's rows of zeros."""
+    """Return this rank's words of a (V, width) weight, with the padding's rows of zeros."""
     vocab_size = whole.shape[0]
     padding = padded_vocab_size(vocab_size, context.comm.size) - vocab_size
     return context.shard_of(whole, 0, padding=padding)
@@ -173,7 +177,7 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """`cross_entropy` from logits (..., padded V / t) of this rank's words; the same tensor of shape () on all ranks.
 
-    targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number a row in forward
+    targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number per row in forward
     (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
     """
     targets = xp.as_array(targets)
@@ -181,6 +185,8 @@ def vocab_parallel_cross_entropy(
         raise ShapeError(
             f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
         )
+
+    # Check the targets, (batch x T,), and count those that are not ignored.
     first, last = vocab_range(vocab_size, comm.rank, comm.size)
     flat = targets.reshape(-1)
     counted = flat != ignore_index
@@ -198,18 +204,25 @@ def vocab_parallel_cross_entropy(
     scores = x.data.reshape(flat.size, logits.shape[-1])
     advance_clock(comm, "tensor_forward")
     with purpose("tensor_forward"):
+        # [1] The largest logit; a rank that has only padding contributes minus infinity.
         largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
-        all_reduce(comm, largest, "max")  # [1]
+        all_reduce(comm, largest, "max")
         exponentials = scores - largest[:, None]
         exponentials[:, last - first :] = -xp.inf  # the padding
+
+        # [2] The target's logit, less the largest: each target's word is on one rank, the others add zero.
         own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
         column = flat[own] - first
         picked = xp.zeros(flat.size, scores.dtype, scores)
         picked[own] = exponentials[own, column]
-        all_reduce(comm, picked)  # [2], less the largest
+        all_reduce(comm, picked)
+
+        # [3] The sum of the exponentials, (batch x T,); each rank adds those of its own words.
         xp.exp(exponentials, out=exponentials)
         totals = exponentials @ xp.ones(exponentials.shape[1], exponentials.dtype, exponentials)
-        all_reduce(comm, totals)  # [3]
+        all_reduce(comm, totals)
+
+    # -log softmax at the target is log(sum) - (target's logit - largest). All ranks compute the same loss.
     loss = ((xp.log(totals) - picked) * counted).sum() / divisor
     shape = logits.shape
 
@@ -234,6 +247,7 @@ def vocab_parallel_cross_entropy(
 
         edges, saved = ((x, grad_again),), (largest, totals)
         return record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
+
     gradient = gradient_from(exponentials)
 
     def grad(g: xp.Array) -> xp.Array:
@@ -245,14 +259,14 @@ def vocab_parallel_cross_entropy(
 
 
 def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Elements sent by a `VocabParallelEmbedding` whose result has `activation` elements."""
+    """Return the elements sent by a `VocabParallelEmbedding` whose result has `activation` elements."""
     if sequence_parallel:  # a reduce-scatter, and backward gathers
         return Volume(forward=(ranks - 1) * activation, backward=(ranks - 1) * activation)
     return Volume(forward=2 * (ranks - 1) * activation)
 
 
 def head_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Elements sent by a `VocabParallelHead` whose input has `activation` elements."""
+    """Return the elements sent by a `VocabParallelHead` whose input has `activation` elements."""
     if sequence_parallel:
         gathered = (ranks - 1) * activation
         return Volume(forward=gathered, backward=gathered, regather=gathered)
@@ -260,5 +274,5 @@ def head_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
 
 
 def cross_entropy_volume(tokens: int, ranks: int) -> Volume:
-    """Elements sent by `vocab_parallel_cross_entropy`: three all-reduces of one number per token."""
+    """Return the elements sent by `vocab_parallel_cross_entropy`: three all-reduces of one number per token."""
     return Volume(forward=3 * 2 * (ranks - 1) * tokens)
