@@ -84,12 +84,16 @@ def save(
     storage, root = storage or Storage(), Path(directory)
     saving = root / SAVING
     with purpose("checkpoint"):
+        # [1] An empty folder, before any rank writes into it.
         if comm.rank == 0:
             storage.make(saving)
         comm.barrier()
+
+        # [2] Every rank writes its shards, and chooses the name before rank 0 makes that directory.
         _write_shards(comm.rank, saving, shards, storage)
-        name = _unused(root, step)  # every rank, before the barrier after which rank 0 makes the directory
+        name = _unused(root, step)
         comm.barrier()
+        # [3] All files are on disk: the metadata, the folder's final name, and `latest`, each in one step.
         if comm.rank == 0:
             _complete(comm.size, saving, step, state, storage)
             storage.rename(saving, root / name)
@@ -124,6 +128,7 @@ def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], st
         mine[key] = array
         what = {"name": shard.name, "shape": list(shard.shape), "dtype": str(array.dtype), "checksum": _checksum(array)}
         listed.append({**what, **shard.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
+    # A rank whose values are all written by others writes an empty list only.
     content = pack(mine) if mine else b""
     if mine:
         storage.write(folder / f"rank-{rank:04d}.safetensors", content)
@@ -172,6 +177,8 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
     storage.write(
         folder / "metadata.json", json.dumps({**body, "checksum": _digest(json.dumps(body).encode())}).encode()
     )
+
+    # Their content is in the metadata now.
     for rank in range(ranks):
         storage.remove(folder / f"rank-{rank:04d}.json")
 
@@ -180,6 +187,8 @@ def _indices(piece: dict[str, Any], shape: Sequence[int]) -> Any:
     """The elements of a shard in the flat tensor: a slice, or for a box an array of numbers."""
     if "range" in piece:
         return slice(*piece["range"])
+
+    # A box: the numbers of its elements, in C order.
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     return numbers[tuple(slice(*pair) for pair in piece["box"])].reshape(-1)
 
@@ -280,6 +289,7 @@ class Checkpoint:
     def _shard(self, name: str, piece: dict[str, Any]) -> np.ndarray:
         from safetensors import SafetensorError, safe_open
 
+        # The file's size, its header, and the tensor's checksum are checked, in this order.
         path = self.path / piece["file"]
         where = f"checkpoint {str(self.path)!r}: file {piece['file']!r}, which holds tensor {name!r},"
         if not path.exists():

@@ -52,6 +52,7 @@ def error_feedback_shards(strategy: CompressedStrategy) -> list[CheckpointShard]
 
 def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) -> None:
     """Give every compressor its state in the checkpoint. Raises UsageError where a residual would be lost."""
+    # Every residual in the checkpoint must find a compressor that will send it.
     stored = {name.rpartition("/")[0] for name in checkpoint.tensors if name.startswith("local/residual/")}
     wanted = {f"local/residual/{name}" for name, _, compressor in _compressed(strategy) if compressor.error_feedback}
     if stored and not (wanted and wanted <= stored):
@@ -60,6 +61,8 @@ def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) ->
             " this job has no place for them; resume with a --compression with error feedback, and with the --tp, --pp"
             " and --ep of the checkpoint"
         )
+
+    # A residual is this rank's own; the rest of the state is the same on all ranks of the axis.
     for name, axis, compressor in _compressed(strategy):
         (reducer,) = axis.reducers
         if compressor.error_feedback:

@@ -41,6 +41,8 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tu
     if len(shape) <= 1:
         yield start, ((start, stop),) if shape else ()
         return
+
+    # The first box: complete rows, or a part of one row.
     inner = prod(shape[1:])
     row = start // inner
     end = min(stop, (row + 1) * inner)
@@ -51,12 +53,15 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tu
     else:  # a part of one row
         for first, box in boxes_of_range(shape[1:], start - row * inner, end - row * inner):
             yield row * inner + first, ((row, row + 1), *box)
+
+    # What is left begins with a new row.
     yield from boxes_of_range(shape, end, stop)
 
 
 def checkpoint_shards(name: str, local: LocalShard, axes: Axes, replica: ReplicaId = SINGLE) -> list[CheckpointShard]:
     """The boxes of the global tensor `name` that a rank's `local` shard is."""
     parameter, start, stop = local.parameter, local.start, local.stop
+    # Not cut by any axis: the range is one of the global tensor.
     if parameter.layout is None or not parameter.layout.axes:
         return [CheckpointShard(name, parameter.shape, local.values, start, stop, replica=replica)]
 

@@ -45,6 +45,7 @@ def rank_state_shards(rank: int, states: Iterable[RankState]) -> list[Checkpoint
             raise UsageError(
                 f"local state {state.name!r} has the rule {state.rule!r}; it must be one of {', '.join(RULES)}"
             )
+        # Nothing of it is stored: it must be empty.
         if state.rule == "drained":
             if state.value:
                 raise UsageError(

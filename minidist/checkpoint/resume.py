@@ -118,8 +118,10 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
             for key, array in axis.optimizer.state.get(p.name, {}).items():
                 tensors.append((f"optimizer/{p.name}/{key}", LocalShard(p, array, start, stop), axis.state_replica))
         for name, shard, replica in tensors:
+            # A parameter that a pipeline holds on two stages is written by its first.
             if shard.start < shard.stop and strategy.owns(axis, shard.parameter):
                 other = strategy.replica_of(axis, shard.parameter)
+                # Replicas on the data axis times those on the other axes.
                 both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
                 result += checkpoint_shards(name, shard, strategy.axes, both)
     return result
@@ -134,7 +136,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     checkpoint = Checkpoint(directory)
     same_job(checkpoint, job)
 
-    # Read.
+    # [1] Read and check all that this rank needs.
     axes = strategy.axes
     writes = [
         (shard.values, _read(checkpoint, axes, shard.parameter, shard.start, shard.stop))
@@ -146,11 +148,12 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         for axis in strategy.data_axes
     ]
 
-    # Change.
+    # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
         array[...] = values
     strategy.load_scalars(checkpoint.state.get("scalars", {}))
     for axis, state in zip(strategy.data_axes, states, strict=True):
+        # A parameter without state (plain SGD) has no entry.
         known = {name: arrays for name, arrays in state.items() if arrays}
         axis.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
         axis.updated()
@@ -183,6 +186,8 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     layout = parameter.layout
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)
+
+    # The whole tensor, cut as tensor parallelism cuts it, and of that the range.
     return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]
 
 
@@ -196,7 +201,8 @@ def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
 
     saved, config = checkpoint.state["config"], job.config
     for name in FIXED:
-        then = saved.get(name, TrainConfig.model_fields[name].default)  # older checkpoints have fewer settings
+        # Older checkpoints have fewer settings.
+        then = saved.get(name, TrainConfig.model_fields[name].default)
         if then != getattr(config, name):
             raise UsageError(
                 f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {then}, this job has"
@@ -223,6 +229,7 @@ def check_saving(config: TrainConfig) -> None:
     if config.save is not None and not config.resume:
         try:
             Path(config.save).mkdir(parents=True, exist_ok=True)
+            # Only writing shows whether writing is allowed.
             with TemporaryFile(dir=config.save):
                 pass
         except OSError as error:

@@ -37,6 +37,7 @@ class Storage:
     def rename(self, source: Path, target: Path) -> None:
         """Replace the target in one step, and wait until the change is on disk."""
         os.replace(source, target)
+        # A rename is on disk when its directory is.
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             self.sync(folder)

@@ -143,6 +143,7 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             f"--compression {config.compression} changes the gradients, so no single device has the same weights;"
             " compare without it (`train` counts its bytes)"
         )
+
     # The order of all additions is declared.
     if config.reduction == "ordered" and not dims.splits_sums:
         return "ordered"
@@ -200,6 +201,7 @@ def _worst(comm: Comm, mine: Comparison) -> Comparison:
     """Return, on every rank, the first verdict that is not equal, with the largest differences of all ranks."""
     if comm.rank == 0:
         verdicts: list[Comparison] = [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
+        # The first rank that differs gives the verdict, with the largest differences of all.
         differing = [v for v in verdicts if not v.equal]
         worst = differing[0] if differing else verdicts[0]
         worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}

@@ -43,14 +43,18 @@ class DelayedUnit:
         self.gradient, self.state = np.zeros_like(self.flat.data), dict[str, dict[str, Array]]()
         self.updates, self.tied = updates_of(job.config.schedule), tied
         self.accumulation, self.last_stage = job.batches.accumulation, stages - 1
+        # The lag of a forward pass in updates: the mini-batches in flight from this stage to the last one, in rounds.
         self.warm_up = (sum(replicas[stage:]) - 1) // self.round
 
     def version_of(self, t: int) -> int:
         """The version with which micro-batch `t` is computed: the schedule's version rule."""
+        # PipeDream-2BW: one update behind, for all stages.
         if self.updates == "2bw":
             return max(t // self.accumulation - 1, 0)
+        # Vertical sync: every stage uses the version with which the first one began.
         if self.updates == "vertical-sync" or self.tied:
             return max(0, t - self.last_stage)
+        # Weight stashing: each stage uses its newest version.
         return max(0, t // self.round - self.warm_up)
 
     def add(self, gradient: Array, last: bool) -> None:
@@ -59,6 +63,8 @@ class DelayedUnit:
         self.flat.zero_grad()
         if len(self.parts) < self.round and not last:
             return
+
+        # In the order of the mini-batches, then their mean.
         total = self.parts[0]
         for part in self.parts[1:]:
             total = total + part
@@ -66,6 +72,7 @@ class DelayedUnit:
         self.parts = []
 
     def _update(self, gradient: Array) -> None:
+        # A version is an array of its own, so that older ones stay as they were.
         self.flat.bind(self.versions[-1].copy(), len(self.versions) - 1)
         for parameter in self.flat.parameters:
             if parameter.requires_grad:

@@ -26,6 +26,7 @@ Add = Callable[[str, Sites], Array | None]  # (parameter name, its contributions
 
 def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
     """The order in which a layout without a pipeline adds contributions."""
+    # ZeRO 2 and 3 reduce in every micro-batch; hybrid sharding adds inside groups of replicas first.
     each = config.synchronize_each or config.zero >= 2
     groups = config.dp_replicate if config.zero == 3 else 1
     return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), each, groups)
@@ -47,9 +48,12 @@ def add_in_order(contributions: Sites, order: GradientOrder) -> Array | None:
     def of_replica(replica: int, numbers: Iterable[int]) -> Array | None:
         return fold(site for i in numbers for site in contributions[replica * local + i])
 
+    # ZeRO 2, 3: the replicas in every micro-batch, then the micro-batches.
     if order.synchronize_each:
         each = [[of_replica(replica, [i]) for replica in range(order.replicas)] for i in sequence]
         return fold(fold_replicas(parts, order.groups) for parts in each)
+
+    # DDP, ZeRO 1: each replica's micro-batches, then the replicas.
     return fold_replicas([of_replica(replica, sequence) for replica in range(order.replicas)], order.groups)
 
 

@@ -30,6 +30,7 @@ from minidist.config.train_config import TrainConfig, resolve_batches, resolve_d
 from minidist.equality.compare import compare_rank, tier_of
 from minidist.equality.expected import expected_snapshots
 
+# Small, but with everything that a layout could break: several blocks, heads for every degree, clipping.
 JOB: dict[str, Any] = {
     "model": "gpt",
     "layers": 4,
@@ -43,12 +44,13 @@ JOB: dict[str, Any] = {
     "global_batch": 8,
     "reduction": "ordered",
 }
+# Small, so that there are several buckets.
 BUCKETS: dict[int, dict[str, Any]] = {
     0: {"bucket_cap_mb": 0.01},
     1: {"reduce_bucket_size": 3000},
     2: {"reduce_bucket_size": 3000},
     3: {},
-}  # small, so that there are several buckets
+}
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
@@ -126,6 +128,7 @@ def refusal(layout: Layout, ranks: int, **job: Any) -> str:
     try:
         config = config_of(layout, **job)
         batches = resolve_batches(config, ranks)
+        # What no tier covers cannot be compared, so it is refused, too.
         tier_of(config, batches.dims)
         check_rules(config, batches)
     except UsageError as error:
@@ -202,6 +205,7 @@ def run_sweep(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job: 
     if processes == 1:
         yield from map(_judge, tasks)
         return
+    # Each process sets its number of BLAS threads before it computes: bits depend on it.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=tune_process) as pool:
         yield from pool.map(_judge, tasks)
 

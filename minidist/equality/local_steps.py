@@ -25,6 +25,7 @@ from minidist.train.trainer import finish_step
 def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
     """The snapshots of every replica after every step, replica by replica, on one device."""
     n, k = batches.dp, batches.accumulation
+    # A replica adds its own micro-batches in order; there is no sum over replicas.
     order = GradientOrder(1, (tuple(range(k)),), False)
     # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factor n.
     devices = [
@@ -54,6 +55,7 @@ def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snap
 
 
 def _average(devices: Sequence[OneDevice]) -> None:
+    # In rank order, as the ranks' all-reduce adds them.
     total = np.array(devices[0].flat.data)
     for device in devices[1:]:
         total = total + device.flat.data

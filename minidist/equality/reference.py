@@ -54,6 +54,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
     losses = []
     with xp.quiet_overflow():
         for step in range(config.steps):
+            # As in `trainer.train`: forward and backward, the update, the evaluation, the observers.
             losses.append(ordered_sum(device.forward_backward(step)))
             finish_step(job, device, step, losses[-1])
 
@@ -94,6 +95,7 @@ class GroupedExperts(Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs, losses = [], []
         for group in self.groups:
+            # (samples, tokens of the group, width)
             outputs.append(self.mixture(x[:, group]))
             assert self.mixture.auxiliary_loss is not None
             losses.append(self.mixture.auxiliary_loss * (len(group) / x.shape[1]))

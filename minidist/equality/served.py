@@ -36,16 +36,19 @@ def compare_served(config: TrainConfig, served: Sequence[ServedJob], traces: Seq
     batches = resolve_batches(config, len(served))
     worker = Worker(build(config, batches))
     initial, servers = worker.initial_weights(), server_config(worker.job)
+    # The names of each server's parameters.
     keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
 
     # What each server must hold after each update, and the losses and weights at the end.
     if config.consistency == "bsp":
+        # bsp: every update is one of data parallelism.
         judge = Judge([], "ordered")
         whole = expected_snapshots(config, len(served))
         expected = [[_of_keys(step, keys) for step in whole] for keys in keys_of]
         losses = [float(step["loss"]["loss"]) for step in whole]
         final = whole[-1]["weights"]
     else:
+        # Otherwise: the recorded updates, made again in the recorded order.
         judge = Judge([], "replay")
         expected = [[] for _ in keys_of]
 

@@ -18,11 +18,12 @@ from minidist.train.strategies.mesh import MeshStrategy
 
 
 def evaluate(job: Job, strategy: MeshStrategy) -> float:
-    """The mean loss of the first held-out global batch; experts' balancing loss counts as in training.
+    """Return the mean loss of the first held-out global batch; experts' balancing loss counts as in training.
 
     Every rank calls it. Sends what a forward pass sends, and each micro-batch's loss to every rank (8 B each), all with
     purpose evaluation; `planning.volumes.evaluation_bytes` is its closed form.
     """
+    # `whole`: also what is sent inside the forward pass counts as evaluation, whatever its purpose in training.
     with purpose("evaluation", whole=True), job.evaluating() as held_out:
         losses = all_gather(strategy.axes.data, np.array(strategy.held_out_losses(held_out), dtype=np.float64))
     return ordered_sum(losses.tolist())

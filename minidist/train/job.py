@@ -43,12 +43,15 @@ class Job:
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
         """The context in which micro-batch `number` of a step is computed: its samples' coordinates, for dropout."""
+        # The number of its first sample in the global batch: dropout depends on the sample, not on the rank.
         first = number * self.batches.micro_batch
         return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
         """Inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
         inputs, targets = self.sampler.batch(step, number * self.batches.micro_batch, self.batches.micro_batch)
+
+        # With context parallelism each rank has all rows, and the columns of its part of the sequence.
         return (inputs, targets) if self.positions is None else (inputs[:, self.positions], targets[:, self.positions])
 
     def loss(self, step: int, number: int, model: Any = None) -> Tensor:
@@ -64,6 +67,8 @@ class Job:
         """A micro-batch's share of the global mean from the model's outputs, with the experts' auxiliary loss."""
         if self.config.model == "mlp":
             return cross_entropy(outputs, targets, self.divisor)
+
+        # A model with experts returns their auxiliary loss beside the logits.
         logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
         loss: Tensor = self.model.loss_fn(logits, targets, self.divisor)
         if auxiliary:
@@ -101,6 +106,8 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset = load_dataset(config.data)
     held_out = None
+
+    # The last tenth is taken off before anything is sampled, so it is never trained on.
     if config.evaluate_every:
         dataset, rest = hold_out(dataset)
         held_out = GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
@@ -118,6 +125,8 @@ def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
     if config.optimizer in ("sgd", "rmsprop"):
         settings["momentum"] = config.momentum
     kind = {"sgd": SGD, "adagrad": Adagrad, "rmsprop": RMSProp, "adam": Adam, "adamw": AdamW}[config.optimizer]
+
+    # The same class on the host, with its state in the pool's memory.
     if job.pool is not None and config.offload == "optimizer":
         return partial(OffloadedOptimizer, optimizer_class=kind, pool=job.pool), settings
     return kind, settings

@@ -31,6 +31,7 @@ class MetricsFile:
     def __call__(self, state: StepState) -> None:
         if state.rank != 0:
             return
+        # Opened for the first record, so that a job that is refused leaves an older file as it is.
         self._file = self._file or self.path.open("w", encoding="utf-8")
         config, batches = state.job.config, state.job.batches
         record = {
@@ -44,7 +45,8 @@ class MetricsFile:
         if state.held_out_loss is not None:
             record["held_out_loss"] = state.held_out_loss
         self._file.write(json.dumps(record) + "\n")
-        self._file.flush()  # `tail -f` shows each step
+        # So that `tail -f` shows each step.
+        self._file.flush()
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:

@@ -16,6 +16,7 @@ class NoiseMeter:
     """Measures every step of data parallelism without other axes."""
 
     def __init__(self, strategy: MeshStrategy) -> None:
+        # Without other axes there is one data axis, with one flat array and one reducer.
         (axis,) = strategy.data_axes
         (self.flat,), (reducer,) = axis.flats, axis.reducers
         self.comm, self.batch = strategy.axes.data, strategy.job.batches.global_batch

@@ -58,6 +58,7 @@ def run_parameter_server(
     kept: list[Tensors] = []
 
     def observe(updates: Updates) -> None:
+        # Only the last update is needed at the end: its tensors are the checkpoint's.
         last_update[:] = [updates]
         if keep:
             kept.append(server_tensors(updates))
@@ -78,13 +79,16 @@ def run_parameter_server(
         run = ps.run(
             comm, server_config(job, checkpoint), worker.initial_weights(), worker.gradient, steps, observe=observe
         )
+        # Close the span of the worker's last step.
         if worker.losses:
             worker.end_step(steps)
 
+        # The steps' losses are known now that all workers have finished.
         losses = [*(checkpoint.state["losses"] if checkpoint else ()), *_global_losses(comm, worker)]
         if config.save:
             _save(comm, config.save, job, last_update, losses)
 
+    # Observers see the steps in order, as those of the training loop do.
     for step, loss in enumerate(losses):
         for observer in observers:
             observer(StepState(comm.rank, step, loss, job, None, comm=comm))
@@ -108,15 +112,18 @@ def _global_losses(comm: Comm, worker: Worker) -> list[float]:
     config, batches = worker.job.config, worker.job.batches
     steps, number = range(worker.done, config.steps), comm.rank - config.servers
     own = [loss for step in steps for loss in worker.losses.get((number, step), [])]
+    # Servers have no losses.
     counts = [0] * config.servers + [len(steps) * batches.accumulation] * batches.dp
     with purpose("metrics"):
         losses: Any = all_gather(comm, np.array(own, np.float64), counts=counts)
+    # (replica, step, micro-batch)
     table = losses.reshape(batches.dp, len(steps), batches.accumulation)
     return [ordered_sum(table[:, step].reshape(-1).tolist()) for step in range(len(steps))]
 
 
 def _save(comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float]) -> None:
     """Write the job when all steps are made; every rank calls it, and the servers have something to write."""
+    # Workers have made no update, so they write no shard.
     shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
     optimizer_steps = 0
     for updates in last_update:

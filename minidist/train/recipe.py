@@ -62,7 +62,8 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
     # 3, after tensor parallelism, which decides how many heads a rank's attention has.
     if axes.cp.size > 1:
         job.positions = apply_context_parallel(job.model, axes.cp, config.context, config.attention)
-    elif config.model == "llama":  # a stage that holds 1/tp of the sequence needs the angles of all of it
+    # A stage that holds 1/tp of the sequence needs the angles of all of it.
+    elif config.model == "llama":
         use_positions(job.model, xp.arange(config.context))
 
     # 4, after everything that sends inside a layer: recomputing a block must repeat its messages.
@@ -83,8 +84,10 @@ def apply_activation_checkpointing(job: Job) -> None:
     the blocks' inputs are offloaded to the host.
     """
     config = job.config
+    # With --offload activations the kept inputs wait on the host.
     pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
     if config.pp == 1 or config.recompute == "selective" or pack is not None:
+        # The shape of a block's input on this rank, from which a budget follows.
         rows = config.context if job.positions is None else len(job.positions)
         rows //= config.tp if config.sequence_parallel else 1
         shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
@@ -117,12 +120,16 @@ def apply_data_parallel(
         else:
             groups["shared"].append(parameter)
 
+    # How the ranks of a group share it: whole replicas, a sharded optimizer, or sharded parameters.
     kinds = {0: LocalSteps if config.local_steps else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
     kind = kinds.get(config.zero, FullySharded)
     result: list[DataAxis] = []
     for name, parameters in groups.items():
         if parameters:
+            # An expert has replicas on fewer ranks than the other parameters.
             comm = axes.expert_data if name == "experts" else axes.data
+            # In a pipeline each group has a communicator of its own: the reductions of several stages may be in flight
+            # at one time. The second axis wraps the model that the first one returned.
             group = Group(
                 result[-1].model if result else module,
                 parameters,

@@ -32,10 +32,13 @@ def check_replicas(strategy: MeshStrategy, step: int) -> None:
     for axis in strategy.data_axes:
         for shard in axis.weights():
             layout = shard.parameter.layout
+            # Its coordinates on the axes that cut it; ranks with copies of one shard have the same ones.
             cut = [strategy.axes[name].rank // layout.copies for name in layout.axes] if layout is not None else []
             what = fingerprint_number(repr((shard.parameter.name, cut, shard.start, shard.stop)).encode())
             names[what] = shard.parameter.name
             rows.append([what, fingerprint_number(np.ascontiguousarray(shard.values).tobytes())])
+
+    # How many numbers each rank has, then the numbers.
     mine = np.array(rows, np.uint64).reshape(-1)
     with purpose("metrics"):
         counts = np.asarray(all_gather(comm, np.array([mine.size])))

@@ -62,25 +62,28 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
 
         for step in range(done, config.steps):
+            # The scale of this step's gradients: an overflow changes the scaler's.
             began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
 
-            # Forward and backward.
+            # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
             strategy.zero_grad()
             losses.append(global_loss(strategy.axes.data, strategy.forward_backward(step)))
             if noise is not None:
                 noise.measure()
 
-            # The update.
+            # 3: the update.
             finish_step(job, strategy, step, losses[-1])
             if config.check_replicas:
                 check_replicas(strategy, step)
+
+            # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")
             comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
                 account.stop()
                 comm.trace.memory.extend(account.samples())
 
-            # What others want to know about the step.
+            # 4: the held-out loss, the observers, a checkpoint.
             if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
                 held_out[step + 1] = evaluate(job, strategy)
                 comm.compute(flops.take(), name="evaluation")
@@ -118,12 +121,16 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
             f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient"
             " (--clip 1)"
         )
+
+    # float16: every rank divides by the loss scale, or every rank skips the update.
     if job.scaler is not None:
         scale, overflow = job.scaler.scale, strategy.overflow()
         job.scaler.update(overflow)
         if overflow:
             return
         strategy.unscale(1 / scale)
+
+    # After unscaling, so that the norm is that of the true gradient.
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.schedule(step))

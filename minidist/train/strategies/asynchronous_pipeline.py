@@ -54,6 +54,7 @@ class AsynchronousPipeline(MeshStrategy):
         plan = make_plan(job.config, job.batches.accumulation)
         modules, tied = cut_stages(job.config, job.model, plan.stages)
         stages = [PipelineStage(modules[number], number) for number in plan.stages_of(axes.pp.rank)]
+        # Every version is kept with its gradient and state, because the training loop asks for them step by step.
         self.versions = WeightVersions(
             axes.pp,
             plan,
@@ -69,6 +70,7 @@ class AsynchronousPipeline(MeshStrategy):
         self.shown = 0  # the step whose record `tensors` returns
 
     def _coordinates(self, i: int) -> AbstractContextManager[Any]:
+        # Micro-batch i of the stream is micro-batch `number` of step `step`.
         step, number = divmod(i, self.job.batches.accumulation)
         return batch_coordinates(step, number * self.job.batches.micro_batch, self.job.config.seed)
 
@@ -76,7 +78,8 @@ class AsynchronousPipeline(MeshStrategy):
 
     def forward_backward(self, step: int) -> list[float]:
         job, k = self.job, self.job.batches.accumulation
-        if step == 0:  # the whole stream
+        # The first call runs the whole stream.
+        if step == 0:
             self.losses = self.pipe.step(*input_arrays(job, [divmod(i, k) for i in range(k * job.config.steps)]))
         return self.losses[step * k : (step + 1) * k]
 
@@ -107,6 +110,7 @@ class AsynchronousPipeline(MeshStrategy):
             replicas = len(self.versions.replicas.get(stage, [0]))
             number = self.shown // replicas if self.shown < self.job.config.steps else -(-self.shown // replicas)
             for versions in units:
+                # Version 0 is the initial one, to which no gradient belongs.
                 weights = versions.history[number]
                 if number:
                     gradient, state = versions.gradients[number - 1], versions.states[number - 1]

@@ -119,6 +119,7 @@ class DataAxis:
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
+        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
         half = is_half(self.flats[0].dtype)
         clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
 

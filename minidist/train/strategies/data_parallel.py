@@ -34,10 +34,12 @@ class Replicated(DataAxis):
             algorithm=group.reduction,
             bucket_cap_mb=config.bucket_cap_mb,
         )
+        # A pipeline starts the reductions itself, when a stage has its last gradient.
         if group.manual_sync:
             self.parallel.reducer.synchronize_manually()
 
         compressor = None
+        # The compressor takes the place of each bucket's all-reduce.
         if config.compression != "none":
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
             self.parallel.register_comm_hook(compressor, compress)
@@ -62,6 +64,7 @@ class Replicated(DataAxis):
         if self.compressor is None:
             return super().sizes()
         reducer, ranks = self.parallel.reducer, range(self.parallel.comm.size)
+        # What a rank sends of a bucket may depend on its number.
         sent = sum(self.compressor.sent_bytes(bucket, rank) for bucket in reducer.buckets for rank in ranks)
         return replace(super().sizes(), compressed=sent)
 
@@ -80,5 +83,7 @@ class LocalSteps(DataAxis):
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
         self.flat.grad[...] *= self.flat.dtype.type(self.comm.size)
         self.optimizer.step()
+
+        # The last step ends with an average too, where H does not divide the number of steps.
         if not self.average.step() and self.average.steps == self.last:
             self.average.average()

@@ -44,6 +44,7 @@ class MeshStrategy(Strategy):
         losses = []
         for i in range(k):
             number = self.axes.dp.rank * k + i
+            # Gradients are sent while the last backward runs, or each of them with --synchronize-each.
             synchronize = i == k - 1 or job.config.synchronize_each
             with job.coordinates(step, number), nullcontext() if synchronize else self.no_sync():
                 loss = job.loss(step, number, self.model)
@@ -69,8 +70,11 @@ class MeshStrategy(Strategy):
 
     def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
         """One data axis's part of `square_sums`: shards of tp and ep are summed over ranks, replicas count once."""
+        # A parameter that several ranks off the data axis hold counts on the first of them.
         repeated = [p for p in axis.parameters if self.replica_of(axis, p).number]
         blocks = axis.square_sums({*skip, *repeated})
+
+        # Added in rank order, so that every rank has the same bits.
         for comm in (self.axes.tp, *([self.axes.ep] if axis.experts else [])):
             if comm.size > 1:
                 with purpose("clip_norm"):
@@ -90,6 +94,7 @@ class MeshStrategy(Strategy):
         number, count = 0, 1
         for name in ("tp", "ep") if axis.experts else ("tp",):
             comm, layout = self.axes[name], parameter.layout
+            # Of the ranks of an axis, those that hold one shard: `copies`, where the axis cuts the parameter, or all.
             same = layout.copies if layout is not None and name in layout.axes else comm.size
             number, count = number * same + comm.rank % same, count * same
         return ReplicaId(number, count)

@@ -81,6 +81,7 @@ class Worker:
         self.flat.zero_grad()
 
         losses = self.losses[worker, step] = []
+        # Forward and backward of its micro-batches, both on the virtual clock.
         with FlopCounter() as flops:
             for number in range(worker * k, (worker + 1) * k):
                 with job.coordinates(step, number):
@@ -92,6 +93,7 @@ class Worker:
                 if not math.isfinite(losses[-1]):
                     raise NonFiniteError(f"worker {worker}, step {step}: the loss is {losses[-1]}; lower --lr")
 
+        # Of a sparse gradient, only the rows of the tokens that occur are sent.
         result: dict[str, Any] = {
             p.name: xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad) for p in self.flat.parameters
         }
@@ -206,6 +208,7 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
         rows = sum(
             touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers)
         )
+        # In place of the dense matrix: its rows, each with its number, and one more number in the header.
         dense = sizes.parameters[name] * itemsize
         sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
     metrics = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER

@@ -50,6 +50,8 @@ class PipelineParallel(MeshStrategy):
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)
 
+        # Each of this rank's stages has data axes of its own; the pipeline gets their reducers and shards, because it
+        # knows when a stage's gradients are complete.
         stages: list[PipelineStage] = []
         reducers: dict[int, list[GradientReducer]] = {}
         shards: dict[int, list[Shard]] = {}
@@ -85,10 +87,12 @@ class PipelineParallel(MeshStrategy):
     def forward_backward(self, step: int) -> list[float]:
         self.current_step, job = step, self.job
         losses = self.pipe.step(*self._batches(job, step))
+        # Backward started from scaled losses; those that are reported are not scaled.
         return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
 
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:
+            # Made once: the forward passes of the plan, without their backwards.
             self.forward_pipe = self.pipe.forwards(self.job.loss_of)
         return self.forward_pipe.step(*self._batches(job, 0))
 
@@ -143,6 +147,7 @@ def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
     """
     result: Tensors = {kind: {} for kind in local}
     with purpose("checkpoint"):
+        # One sender after the other, so that of equal names the first rank's tensor is kept.
         for rank in range(comm.size):
             for other in range(comm.size):
                 if comm.rank == rank != other:

@@ -103,7 +103,9 @@ class FullySharded(Sharded):
     def __init__(self, job: Job, group: Group) -> None:
         config, replica = job.config, SINGLE
         mesh: Comm | Mesh = group.comm
-        if config.dp_replicate > 1:  # hybrid: shards over neighbours, replicas of them over the groups
+
+        # Hybrid sharding: shards over neighbours, replicas of them over the groups.
+        if config.dp_replicate > 1:
             grid = (config.dp_replicate, group.comm.size // config.dp_replicate)
             mesh = init_device_mesh(group.comm, grid, ("replicate", "shard"))
             replica = ReplicaId(mesh["replicate"].rank, mesh["replicate"].size)
@@ -130,6 +132,7 @@ class FullySharded(Sharded):
             optimizer = HostOptimizer(optimizer, policy.pool)
 
         shards = shards_of(group.module)
+        # Units of small parameters stay gathered between steps, so they are counted apart.
         self.resident = sum(unit.flat.padded_numel for unit in param_groups_of(group.module) if unit.persistent)
         super().__init__(
             [shard.flat for shard in shards],
@@ -171,6 +174,7 @@ def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
         for part in module.modules()
         if part is not module and any(p.name in tied for p in vars(part).values() if isinstance(p, Parameter))
     ]
+    # The blocks of a GPT, of a Llama, and of their pipeline stages.
     for owner, name in (("transformer", "h"), ("model", "layers"), ("", "h"), ("", "layers")):
         inner = getattr(module, owner, None) if owner else module
         if hasattr(inner, name):
@@ -190,6 +194,8 @@ def unit_parameters(
     for part in unit_modules(module, tied):
         units.append([p for p in part.parameters() if p not in seen])
         seen.update(units[-1])
+
+    # The module's own unit comes first; the small parameters of a unit follow its large ones.
     parts = [
         [p for p in unit if (p.size < persistence_threshold) is small]
         for unit in (units[-1], *units[:-1])

@@ -52,6 +52,7 @@ class Strategy(ABC):
 
     def clip(self, max_norm: float) -> float:
         """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
+        # One norm over all axes, so that every rank scales by the same factor.
         norm = norm_from_blocks(self.square_sums())
         for axis in self.data_axes:
             axis.clip(norm, max_norm)
