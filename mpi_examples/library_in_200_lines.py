@@ -3,13 +3,14 @@
     python mpi_examples/library_in_200_lines.py --ranks 3
     mpiexec -n 3 python mpi_examples/library_in_200_lines.py
 
-Start reading here. Everything else in minidist is these three programs with more options, and uses the same four parts:
+Start reading here: the rest of minidist builds on the same four parts.
 
     Tensor, Linear, backward    compute an output and its gradients on one rank (autograd/, nn/)
-    FlatParameters              one array for a unit's parameters and one for their gradients; `bind` makes the
-                                parameters views of an array, `release` lets go of it (nn/flat.py)
+    FlatParameters              one array for the parameters of a unit (here a layer) and one for their gradients;
+                                `bind` makes the parameters views of an array, `release` lets go of it (nn/flat.py)
     comm                        send, recv, isend: messages between ranks, simulated or by MPI (comm/)
-    all_gather, reduce_scatter  what all ranks do together, at once or in a stream of its own (collectives/)
+    all_gather, reduce_scatter  what all ranks do together: the call waits for it, or it runs in a stream beside the
+                                program (collectives/)
 
 Each program is a function of a communicator, and its result equals that of one device bit for bit.
 
@@ -33,7 +34,7 @@ WIDTH, ROWS, LAYERS, LEARNING_RATE = 5, 4, 3, np.float32(0.125)
 
 
 def build_layers(count=LAYERS):
-    """Linear layers with ReLU, of width 5: 30 parameters each, which 3 ranks share evenly and 4 do not."""
+    """Build linear layers with ReLU, of width 5. Each has 30 parameters, which 3 ranks share evenly and 4 do not."""
     layers = [Linear(WIDTH, WIDTH, activation="relu", seed=None) for _ in range(count)]
     for i, layer in enumerate(layers):
         layer.initialize(seed=7, prefix=f"layers.{i}")  # values depend on seed and name, so all ranks have the same
@@ -41,12 +42,12 @@ def build_layers(count=LAYERS):
 
 
 def micro_batch(number):
-    """Inputs of micro-batch `number`, float32, any values."""
+    """Return the inputs of micro-batch `number`: random float32 numbers."""
     return np.random.default_rng(number).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
 def loss_gradient(outputs):
-    """Gradient of the loss sum(outputs ** 2) / 2: the outputs themselves."""
+    """Return the gradient of the loss sum(outputs ** 2) / 2, which is the outputs themselves."""
     return outputs.copy()
 
 
@@ -64,9 +65,9 @@ class Progress(BackwardObserver):
 
 
 def contributions(numbers, weights=None, layers=LAYERS):
-    """Gradient of each layer for each micro-batch: {(layer, number): flat gradient}, each computed whole.
+    """Return the gradient of each layer for each micro-batch on one device: {(layer, number): flat gradient}.
 
-    weights[number]: flat values of each layer to use for that micro-batch, if they differ.
+    weights[number]: the values of each layer to use for that micro-batch; default: the initial ones.
     """
     layers, result = build_layers(layers), {}
     flats = [FlatParameters(layer.parameters()) for layer in layers]
@@ -104,7 +105,7 @@ def zero3(comm, micro_batches=2):
     layers = build_layers()
     units = [FlatParameters(layer.parameters(), pad_to=comm.size) for layer in layers]
     counts = [chunk_sizes(unit.padded_numel, comm.size) for unit in units]
-    mine = [slice(comm.rank * c[0], (comm.rank + 1) * c[0]) for c in counts]
+    mine = [slice(comm.rank * c[0], (comm.rank + 1) * c[0]) for c in counts]  # padded, so all shards are equal
     shards = [unit.release()[place].copy() for unit, place in zip(units, mine, strict=True)]
     sums = [None] * LAYERS
 
@@ -114,7 +115,7 @@ def zero3(comm, micro_batches=2):
         return units[i]
 
     for k in range(micro_batches):
-        # Forward: one layer at a time is whole. Nodes keep the parameter, not its array, so releasing frees the memory.
+        # Forward: one layer at a time is whole. The graph keeps parameters, not their arrays: release frees the memory.
         inputs, outputs, works = [], [], []
         x = micro_batch(comm.rank * micro_batches + k)
         for i, layer in enumerate(layers):
@@ -229,7 +230,7 @@ def weight_stashing(comm, micro_batches=6):
         y.backward(gradient)
         if s > 0:
             sends.append(comm.isend(x.grad, s - 1, tag=m + i))
-        latest, version = latest - LEARNING_RATE * flat.grad, version + 1  # a new array: others still need the old one
+        latest, version = latest - LEARNING_RATE * flat.grad, version + 1  # a new array: the old one is in the stash
         history.append(latest)
 
     run_1f1b(p, s, m, forward, backward)

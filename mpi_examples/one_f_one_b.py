@@ -1,13 +1,13 @@
-"""1F1B by hand, in one page: send, recv, and the order that keeps few activations alive. No pipeline runtime in sight.
+"""1F1B by hand, on one page, without the pipeline runtime: send, recv, and the order that keeps few activations alive.
 
     mpiexec -n 4 python mpi_examples/one_f_one_b.py
     python mpi_examples/one_f_one_b.py --ranks 4
 
     rank 0   F0 F1 F2 F3 B0 F4 B1 ...     p-1-s forwards fill the pipeline, then one forward and one backward in turn
-    rank 3            F0 B0 F1 B1 ...     the last stage needs none: it keeps one micro-batch alive, rank s keeps p-s
+    rank 3            F0 B0 F1 B1 ...     the last rank fills nothing; rank s keeps at most p-s micro-batches alive
 
-The sum of the gradients equals that of one device, which every rank computes too, bit for bit. The same schedule as a
-list of actions is in minidist/pipeline/plan/one_f_one_b.py.
+Each rank also trains the whole model alone and compares: the gradient of its stage is equal bit for bit. The same
+schedule as a list of actions is in minidist/pipeline/plan/one_f_one_b.py.
 """
 
 import numpy as np
@@ -20,15 +20,17 @@ MICROBATCHES, ROWS, WIDTH = 8, 4, 16
 
 
 def layer(s):
-    """Stage s of the model: every rank can build every stage, with the same values."""
+    """Build stage s of the model. Every rank can build every stage, with the same values."""
     return Linear(WIDTH, WIDTH, activation="relu", seed=None).initialize(seed=7, prefix=f"layers.{s}")
 
 
 def micro_batch(i):
+    """Return the inputs of micro-batch i, float32."""
     return np.random.default_rng(i).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
 def train(comm):
+    """Run 1F1B on stage `comm.rank`, and assert that its gradient equals one device's."""
     p, s, m = comm.size, comm.rank, MICROBATCHES
     stage, alive, sends, most = layer(s), {}, [], 0
 

@@ -8,7 +8,10 @@ Reduce-scatter, 4 ranks; chunk j travels once around, collects each rank's part 
 
 All-gather takes the same steps without adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
 which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of
-a sum depend on where the chunk boundaries lie; `ordered` exists for when they must not.
+a sum depend on where the chunk boundaries lie; where they must not, use `ordered`.
+
+The closed forms stand in the decorators. `sends` gives (messages, elements) that leave a rank, from the `sizes` of all
+chunks in elements; elements times the item size are bytes. `seconds` gives the time until the last rank is done.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
 Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_form.py
@@ -30,7 +33,7 @@ from minidist.comm.point_to_point import PointToPoint
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
-    """Send every chunk but the own to the next rank: `array.nbytes - chunk r` leave rank r, in n-1 messages."""
+    """Send every chunk but its own to the next rank: all bytes of the array but those of chunk r leave rank r."""
     n, rank = comm.size, comm.rank
     # chunks[j]: this rank's part of chunk j. The first to leave is r-1: it ends at rank r-1 after n-1 steps.
     chunks = cut(array.reshape(-1), sizes)
@@ -53,7 +56,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 @algorithm(
     "all_gather",
     "ring",
-    sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[(rank + 1) % len(sizes)]),
+    sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[(rank + 1) % len(sizes)]),  # all but the next rank's
     seconds=lambda nbytes, n, alpha, beta: (n - 1) * (alpha + beta * nbytes / n),
 )
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
