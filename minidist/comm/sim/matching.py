@@ -122,6 +122,7 @@ class Matching:
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: compare, copy once, wake the streams that wait."""
+        # Both sides must agree, and neither buffer may have changed since its post.
         source, target = send.array, receive.array
         if self.state.checks:
             if (
@@ -139,6 +140,8 @@ class Matching:
             for request in (send, receive):
                 if request.checksum is not None and checksum(request.array) != request.checksum:
                     raise changed(request.stream.rank, request.describe())
+
+        # The message itself: one copy, from the sender's array into the receiver's.
         target[...] = source
         if receive.watched:
             receive.checksum = checksum(target)
@@ -146,6 +149,8 @@ class Matching:
         # The times of the two are those of the picture in `clock`.
         receive.arrival, receive.matched, send.matched = send.arrival, True, True
         send.arrival = receive.event.posted  # a synchronous send ends no earlier than its receive is posted
+
+        # Whoever waits for one of the two can run again.
         for request in (receive, send):
             if request.waiter is not None:
                 self.state.ready.append(request.waiter)
