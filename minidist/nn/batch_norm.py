@@ -49,12 +49,17 @@ class BatchNorm(Module):
                 self.eps,
                 (xp.as_array(mean, self.weight.dtype), xp.as_array(variance, self.weight.dtype)),
             )
+
+        # A recorded forward counts once per micro-batch; a new step first folds the mini-batch before into the
+        # averages.
         if is_grad_enabled():
             place = current_coordinates()
             if place.step != self._step:
                 self._fold()
                 self._step = place.step
             self._seen[place.sample_offset] = channel_statistics(xp.as_array(upcast(x.data), xp.float64))
+
+        # Normalise by the statistics of these rows alone, as GPipe does.
         return batch_norm(x, self.weight, self.bias, self.eps)
 
     @property
@@ -69,6 +74,7 @@ class BatchNorm(Module):
             return
         parts = [self._seen[offset] for offset in sorted(self._seen)]
         self._seen = {}
+
         # The statistics of the union, from those of the parts: Chan et al., 1979.
         rows = sum(count for _, _, count in parts)
         mean = sum(average * count for average, _, count in parts) / rows

@@ -32,8 +32,12 @@ class CompositeAttention(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
         batch, length, width = x.shape
+
+        # (batch, T, 3 D) -> q, k, v of (batch, heads, T, size) each.
         qkv = reshape(self.c_attn(x), (batch, length, 3, self.heads, width // self.heads))
         q, k, v = (transpose(qkv[:, :, part], (0, 2, 1, 3)) for part in range(3))
+
+        # (batch, heads, T, T), kept for backward by the softmax: the 5 a s^2 b of the formula.
         scores = q @ swapaxes(k, -1, -2) * (width // self.heads) ** -0.5
         probabilities = self.attn_dropout(softmax(scores + Tensor(_causal(length, x.data))))
         return self.resid_dropout(

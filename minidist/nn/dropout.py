@@ -48,8 +48,10 @@ class Dropout(Module):
         """Return bools of `shape`: which elements of the rows of the current batch stay."""
         place = current_coordinates()
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
+        # Draws are made per sample of the global batch, so this rank's rows get the numbers of one device.
         if len(shape) < 3:
             return uniform_rows(key, place.sample_offset, shape[0], shape[1:]) >= self.p
+        # Of a sequence whole texts are drawn, and the tokens that are here are picked.
         length, positions = self.places(shape[1], place)
         draws = uniform_rows(key, place.sample_offset, shape[0], (length, *shape[2:]))
         return (draws if positions is None else draws[:, positions]) >= self.p
@@ -84,6 +86,8 @@ class AttentionDropout(Dropout):
         """Bools (samples, heads, length queries, length keys) of `heads` heads, from the `first` of those here on."""
         place = current_coordinates()
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
+
+        # A sample's numbers are those of all its heads, (heads, queries, keys): this rank's begin at its first head.
         square = length * length
         rows = [
             uniform(key, ((place.sample_offset + n) * self.heads + self.first + first) * square, heads * square)

@@ -38,6 +38,8 @@ class Assignment:
 
     def __init__(self, probabilities: xp.Array, top_k: int, capacity: int) -> None:
         n, experts = probabilities.shape
+
+        # `taken`: the slots of each expert that earlier choices have filled.
         rest = xp.array(probabilities)
         rows = xp.arange(n)
         taken = xp.zeros(experts, xp.int64, probabilities)
@@ -178,6 +180,7 @@ class MixtureOfExperts(Module):
     def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
         """Switch: N sum_e f_e P_e. GShard: (1/E) sum_e (c_e / S) m_e. Shape ()."""
         n, experts = probabilities.shape
+        # The share of first choices is a constant; the gradient flows through the mean probability.
         kind = xp.float32 if is_half(probabilities.dtype) else probabilities.dtype  # n may be too large for two bytes
         share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
         both = (probabilities.mean(0) * share).sum()

@@ -33,6 +33,8 @@ class FlatParameters:
         self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
         self.names = [parameter.name for parameter in self.parameters]
         self.offsets = [0]
+
+        # One owner and one dtype, because the parameters become views of one array.
         for parameter in self.parameters:
             if parameter.flat is not None:
                 raise AutogradError(f"parameter {parameter.name!r} belongs to another FlatParameters already")
@@ -60,6 +62,8 @@ class FlatParameters:
             data[start:end] = parameter.data.reshape(-1)
             parameter.flat = self
         self.bind(data)
+
+        # Gradients that exist already move into the flat gradient, which is made only if there are any.
         kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         for parameter in self.parameters:
             parameter.gradient.release()
@@ -93,6 +97,8 @@ class FlatParameters:
                 f"bind: array of shape {array.shape} for {self._unit()}; "
                 f"expected ({self.padded_numel},) or ({self.numel},)"
             )
+
+        # Every parameter is a view from now on; the array that was bound before is freed when nothing else holds it.
         self._data = track(array, "parameter")
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
             parameter.bind(array[start:end].reshape(parameter.shape))
@@ -103,6 +109,7 @@ class FlatParameters:
         """Unbind the data and return it (dropped, it is freed). Reading a parameter is an error until `bind`."""
         data = self.data
         self._data = None
+        # A parameter that still had its view would keep the whole array alive.
         for parameter in self.parameters:
             parameter._data = None
         return data
@@ -134,6 +141,7 @@ class FlatParameters:
         """
         grad = self.grad_buffer
         for parameter in self.parameters:
+            # A sum of both would add one rank's own gradient to the sum over ranks.
             local, total = parameter.gradient.local, parameter.gradient.total
             if local is not None and total is not None:
                 raise AutogradError(
@@ -152,6 +160,7 @@ class FlatParameters:
     def _make_grad(self) -> xp.Array:
         """Allocate the gradient buffer and make the parameters' gradients views of it."""
         self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
+        # Only the padding is cleared: a first contribution overwrites, `grad` fills in what has none.
         self._grad[self.numel :] = 0
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
             parameter.gradient.buffer = self._grad[start:end].reshape(parameter.shape)

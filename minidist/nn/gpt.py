@@ -75,6 +75,7 @@ class Attention(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
+        # (batch, T, 3 D); under tensor parallelism this rank's heads only, (batch, T, 3 D / t).
         qkv = self.c_attn(x)
         heads = qkv.shape[-1] // (3 * self.head_size)
         dropout = (self.attn_dropout,) if self.attn_dropout.active else ()
@@ -103,7 +104,9 @@ class Block(Module):
         self.attn = Attention(config, dtype, attention_fn)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
         self.mlp: FeedForward | MixtureOfExperts = FeedForward(config, dtype)
-        if config.n_experts:  # in the place of the MLP, with the initial values of its layers
+
+        # A mixture takes the place of the MLP, with the initial values of its layers.
+        if config.n_experts:
             width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
             self.mlp = MixtureOfExperts(
                 width,
@@ -184,6 +187,7 @@ class GPT(LanguageModel):
         output = super().forward(tokens, targets, divisor, positions)
         if targets is None or not self.config.n_experts:
             return output
+        # This group's share of the step, so that the sum over micro-batches and ranks is the mean of the groups.
         size = xp.as_array(tokens).size
         return self.with_auxiliary(output, auxiliary_losses(self.blocks), size / (divisor or size))
 

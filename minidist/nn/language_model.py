@@ -58,5 +58,6 @@ class LanguageModel(Module):
         divisor: as in `cross_entropy`. positions (T,): of the tokens in their text, when they are a part of it
         (context parallelism).
         """
+        # (batch, T, vocab), or this rank's words only when the vocabulary is split.
         logits = self.lm_head(self.decoder(xp.as_array(tokens), positions))
         return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)

@@ -85,9 +85,11 @@ def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: AttentionD
         x = transpose(x, (0, 2, 1, 3))
         if shared == 1:
             return x
+        # A view with the key-value head repeated; backward sums over the query heads that read it.
         x = reshape(x, (batch, x.shape[1], 1, length, size))
         return reshape(broadcast_to(x, (batch, x.shape[1], shared, length, size)), (batch, heads, length, size))
 
+    # All are (batch, heads, T, n) now.
     mixed = causal_attention_heads(transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
     return transpose(mixed, (0, 2, 1, 3))
 
@@ -134,6 +136,7 @@ class LlamaAttention(Module):
 
     def forward(self, x: Tensor, angles: xp.Array) -> Tensor:
         """x (batch, T, width), angles (T, head size / 2) of its tokens -> (batch, T, width)."""
+        # (batch, T, heads, n) and (batch, T, kv_heads, n); queries and keys are turned by the token's angle.
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = rotary(self._heads(q), angles), rotary(self._heads(k), angles), self._heads(v)
         dropout = (self.attn_dropout,) if self.attn_dropout.active else ()
@@ -187,6 +190,7 @@ class LlamaModel(Module):
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
+        # Computed once for all layers, from the global positions.
         angles = self.rotary_emb(xp.arange(tokens.shape[1]) if positions is None else positions)
         return self.norm(run_blocks(self.layers, self.embed_tokens(tokens), angles))
 

@@ -42,8 +42,11 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The usual case, without hooks, is one call.
         if not self._forward_pre_hooks and not self._forward_hooks:
             return self.forward(*args, **kwargs)
+
+        # Each pre-hook sees what the one before has returned.
         for hook, with_kwargs in self._forward_pre_hooks.values():
             if with_kwargs:
                 changed = hook(self, args, kwargs)
@@ -52,6 +55,8 @@ class Module:
                 changed = hook(self, args)
                 if changed is not None:
                     args = changed if isinstance(changed, tuple) else (changed,)
+
+        # The module itself, and the hooks on its output in turn.
         output = self.forward(*args, **kwargs)
         for hook, with_kwargs in self._forward_hooks.values():
             changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
@@ -93,6 +98,7 @@ class Module:
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Yield (name, module or parameter) of the attributes, and of the entries of lists and tuples."""
         for key, value in vars(self).items():
+            # Attributes in the order in which they were set; the entries of a list by position.
             if isinstance(value, (Module, Parameter)):
                 yield key, value
             elif isinstance(value, (list, tuple)):
@@ -139,8 +145,11 @@ class Module:
         the whole model (models of this package do so themselves); a part of a model gets its qualified name as
         `prefix`.
         """
+        # Modules need their names, too: dropout's draws are keyed by them.
         for name, module in self.named_modules(prefix):
             module.name = name
+
+        # Drawn by name and global shape. A shard cannot be: it does not know the rest of the array.
         for name, parameter in self.named_parameters(prefix):
             parameter.name = name
             if parameter.layout is not None and parameter.layout.axes:
@@ -158,10 +167,11 @@ class Module:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
+        # Flat units that lie in this module as a whole are cleared at once, with their shards.
         mine = dict.fromkeys(self.parameters())
         for flat in dict.fromkeys(p.flat for p in mine if p.flat is not None):
             if all(p in mine for p in flat.parameters):
-                flat.zero_grad()  # all of the flat array at once, and its shard
+                flat.zero_grad()
         for parameter in mine:
             parameter.zero_grad()
 

@@ -49,8 +49,12 @@ def recompute(
     budget = budget_of(what)
     if what == "none":
         return model
+
+    # The list of blocks, wherever the model has it.
     owner, name = _place_of_blocks(model)
     blocks = getattr(owner, name)
+
+    # Selective: only the attention core is wrapped, in every attention of the model.
     if what == "selective":
         attentions: list[Any] = [module for module in model.modules() if hasattr(module, "attention_fn")]
         if not attentions:
@@ -60,6 +64,8 @@ def recompute(
         for attention in attentions:
             attention.attention_fn = partial(checkpoint, attention.attention_fn)
         return model
+
+    # The others replace the list of blocks.
     if what == "full":
         replaced: list[Any] = [CheckpointWrapper(block, pack) for block in blocks]
     elif what == "sqrt":
@@ -85,6 +91,8 @@ def _sizes_within(
         raise UsageError(
             f"recompute {what!r} measures one block, and the layers of an MLP differ in size; use 'sqrt' or 'full'"
         )
+
+    # One block stands for all, since they are equal in size.
     angles = (model.model.rotary_emb(xp.arange(shape[1])),) if isinstance(model, Llama) else ()
     nbytes, inside = measured(blocks[0], shape, dtype, *angles)
     sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)

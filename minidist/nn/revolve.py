@@ -30,8 +30,11 @@ def revolve(functions: Sequence[Layer], x: Tensor, slots: int) -> Tensor:
         raise UsageError(f"revolve over {len(functions)} layers with {slots} slots; it needs at least one of each")
     if len(functions) == 1:
         return functions[0](x)
-    if slots == 1:  # nothing can be kept on the way: everything before the last layer runs again for each layer
+
+    # One slot: nothing can be kept on the way, so everything before the last layer runs again for each layer.
+    if slots == 1:
         return functions[-1](checkpoint(lambda value: revolve(functions[:-1], value, 1), x))
+
     # Keep the input of layer `middle`: what is behind it has one slot less, what is before it gets the slot back.
     middle = _best_cut(len(functions), slots)
     y = checkpoint(lambda value: revolve(functions[:middle], value, slots), x)
@@ -48,6 +51,7 @@ def revolve_advances(layers: int, slots: int) -> int:
     """Return how many layers run besides the one recorded run of each, with `slots` kept inputs (x is one of them)."""
     if layers <= 1:
         return 0
+    # The least r with C(slots + r, slots) >= layers: no layer runs more than r times besides.
     repeats = 0
     while comb(slots + repeats, slots) < layers:
         repeats += 1

@@ -34,8 +34,9 @@ def sqrt_segments(layers: int) -> list[int]:
     """Return sizes of about sqrt(layers) segments that differ by at most one; [4, 4, 4, 4] for 16."""
     if layers < 1:
         raise UsageError(f"{layers} layers; at least 1 is needed to make segments")
+    # sqrt(layers), rounded to the nearest; the first segments are longer by one when they do not divide evenly.
     count = isqrt(layers)
-    count += count * (count + 1) < layers  # round to the nearest
+    count += count * (count + 1) < layers
     return [layers // count + (number < layers % count) for number in range(count)]
 
 
@@ -52,7 +53,9 @@ def budgeted_segments(inputs: Sequence[int], insides: Sequence[int], budget: int
             f"{len(inputs)} inputs for {len(insides)} layers; give one for each layer, and at least one layer"
         )
     plan = _budgeted(inputs, insides, budget)
-    if plan is None:  # find the smallest budget that is enough, by halving the interval
+
+    # Too small: find the smallest budget that is enough, by halving the interval, for the error message.
+    if plan is None:
         low, high = budget, sum(inputs) + sum(insides)
         while low + 1 < high:
             middle = (low + high) // 2
@@ -72,10 +75,14 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
     count = len(inputs)
     kept: list[int | None] = [0] + [None] * count
     start_of = [0] * (count + 1)  # of the last segment before i
+
+    # Segments that end before layer `stop`, from the shortest: the segment that runs again is whole in memory, beside
+    # the inputs that are kept.
     for stop in range(1, count + 1):
         inside = 0
         for start in range(stop - 1, -1, -1):
             inside += insides[start]
+            # No way to run the layers before `start`, or the segment does not fit beside what they keep.
             before = kept[start]
             if before is None or before + inputs[start] + inside > budget:
                 continue
@@ -108,6 +115,7 @@ def checkpointed(
         return checkpoint(function, *arguments, pack=pack)
 
     def with_losses(*values: Any) -> tuple[Tensor, ...]:
+        # The losses leave the segment as outputs, so that the tape outside has a node for them.
         result = function(*values)
         return (result, *(mixture.auxiliary_loss for mixture in experts))
 
@@ -183,6 +191,8 @@ def run_segments(
             f"segments of {list(sizes)} layers for a chain of {len(functions)}; each has at least 1, together at"
             " most all"
         )
+
+    # Each segment is one checkpoint; what is left after the last one is recorded as usual.
     first = 0
     for size in sizes:
         segment = slice(first, first + size)
@@ -197,6 +207,7 @@ def measured(block: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, *
     The block runs twice in a row, and the second run counts: its input is an output, as in the model.
     """
     with account_memory() as account, batch_coordinates(0, 0):
+        # The first run makes the input; what the second one adds is a block's share.
         x = Tensor(xp.zeros(shape, dtype), requires_grad=True)
         nbytes, x = x.data.nbytes, block(x, *others)
         once = account.by_purpose["activation"]

@@ -42,9 +42,10 @@ class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
 
     in_features, out_features, bias, activation, dtype, seed: of the layer as one device has it; this rank keeps its
-    columns. `from_linear` shards a layer that exists. blocks: so many equal blocks of output features are each split (3 for a fused Q|K|V). replicas > 1: so many
-    neighbouring ranks have the same columns (key-value heads, when there are fewer than ranks). Each has a part of
-    their gradient, so backward sums it over those ranks: an all-reduce of the shard's size.
+    columns. `from_linear` shards a layer that exists. blocks: so many equal blocks of output features are each split (3
+    for a fused Q|K|V). replicas > 1: so many neighbouring ranks have the same columns (key-value heads, when there are
+    fewer than ranks). Each has a part of their gradient, so backward sums it over those ranks: an all-reduce of the
+    shard's size.
 
     gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first.
     copy_input=False: x has passed f already (several layers share it). Sends nothing in forward (with
@@ -92,7 +93,7 @@ class ColumnParallelLinear(Module):
     def from_linear(
         cls, whole: Linear | Conv1D, context: ShardContext, name: str = "the layer", **options: Any
     ) -> "ColumnParallelLinear":
-        """This rank's columns of `whole`. name: of the layer in the model, for errors. options: as in the constructor."""
+        """Return this rank's columns of `whole`. name: of the layer, for errors. options: as in the constructor."""
         sizes = whole.in_features, whole.out_features
         return cls(*sizes, context.comm, whole=whole, context=context, name=name, **options)
 
@@ -118,9 +119,9 @@ class ColumnParallelLinear(Module):
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
-    in_features, out_features, bias, dtype, seed: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
-    sequence_parallel: y is reduce-scattered to this rank's rows. Sends an all-reduce of y's size in forward (a
-    reduce-scatter, and an all-gather in backward).
+    in_features, out_features, bias, dtype, seed: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole
+    and its own columns are taken first. sequence_parallel: y is reduce-scattered to this rank's rows. Sends an
+    all-reduce of y's size in forward (a reduce-scatter, and an all-gather in backward).
     """
 
     def __init__(
@@ -234,5 +235,5 @@ def column_row_volume(activation: int, ranks: int, sequence_parallel: bool) -> V
 
 
 def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Return the elements sent to sum the gradient of `parameters` elements (of all shards) over groups of `replicas`."""
+    """Return the elements sent to sum the gradient of `parameters` elements (of all shards) over groups."""
     return Volume(backward=2 * (replicas - 1) * parameters)

@@ -113,7 +113,8 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, Para
 def mlp_plan(layers: int) -> dict[str, ParallelStyle | list[ParallelStyle]]:
     """Return the plan of an `MLP` with `layers` hidden layers.
 
-    Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those before it gather their outputs.
+    Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those
+    before it gather their outputs.
     """
     plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
         f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)
