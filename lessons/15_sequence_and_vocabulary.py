@@ -127,7 +127,7 @@ print(inspect.getsource(sequence_parallel.SequenceParallelLayerNorm))
 # %%
 print(
     inspect.getsource(vocab_parallel_cross_entropy)
-    .split('advance_clock(comm, "tensor_forward")\n')[1]
+    .split('comm.advance_clock("tensor_forward")\n')[1]
     .split("    flops")[0]
 )
 

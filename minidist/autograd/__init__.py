@@ -1,8 +1,14 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use."""
 
 from minidist.autograd.attention import causal_attention, causal_attention_composite, causal_attention_heads
-from minidist.autograd.backward import BackwardPass, WeightGradStore, backward, is_in_backward
-from minidist.autograd.backward_hook import backward_hook, backward_hooks
+from minidist.autograd.backward import (
+    BackwardPass,
+    WeightGradStore,
+    backward,
+    backward_hook,
+    backward_hooks,
+    is_in_backward,
+)
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
 from minidist.autograd.dropout import dropout
@@ -27,7 +33,6 @@ from minidist.autograd.elementwise import (
 )
 from minidist.autograd.embedding import embedding
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
-from minidist.autograd.flop_counter import FlopCounter, current_flop_counter
 from minidist.autograd.function import Function
 from minidist.autograd.gelu import gelu
 from minidist.autograd.gradcheck import gradcheck
@@ -43,6 +48,7 @@ from minidist.autograd.rotary import rotary, rotary_angles
 from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
 from minidist.autograd.swiglu import swiglu
 from minidist.autograd.tensor import HalfOperand, Tensor, record
+from minidist.base.flop_counter import FlopCounter, current_flop_counter
 
 from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
 

@@ -46,7 +46,7 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
     # Half precision: upcast, add in float32, downcast, in pieces that stay in the cache.
-    if op in ("sum", "avg") and isinstance(total, np.ndarray) and is_half(total.dtype):
+    if op in ("sum", "avg") and isinstance(total, np.ndarray) and total.itemsize == 2 and is_half(total.dtype):
         add_into(total, contribution)
         return
     _UFUNCS[op](total, contribution, out=total)
@@ -54,7 +54,7 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
 
 def divide(total: np.ndarray, ranks: int) -> None:
     """Divide a sum in place, once, at the end: the last step of "avg"."""
-    if is_half(total.dtype):
+    if total.itemsize == 2 and is_half(total.dtype):
         total[...] = downcast(upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
     else:
         total /= total.dtype.type(ranks)

@@ -25,11 +25,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from minidist.base.errors import BufferReuseError, RankDeadError, UsageError
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.trace import MessageEvent, Trace
+from minidist.base.watchers import watchers
 from minidist.comm.buffers import may_overlap
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 
 ANY = -1  # "from any rank": a wildcard source
+# Messages inside a layer belong to the pass that they are sent in; their purpose says which.
+PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
 
 
@@ -316,6 +320,16 @@ class PointToPoint:
         if not 0.0 <= seconds < math.inf:
             raise UsageError(f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
         self.world.compute(operations, seconds, name)
+
+    def advance_clock(self, name: str) -> None:
+        """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.
+
+        Called before messages are sent, so that they depart when the computation before them is done. Without a counter
+        nothing happens. name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
+        """
+        for watcher in watchers.get():
+            if isinstance(watcher, FlopCounter):
+                self.compute(watcher.take(), name=PASS_OF.get(name, name))
 
     @property
     def trace(self) -> Trace:

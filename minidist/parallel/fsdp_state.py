@@ -20,7 +20,6 @@ from minidist.autograd import BackwardObserver, BackwardPass, backward_hooks, is
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 
@@ -170,7 +169,7 @@ class FSDPState(BackwardObserver):
 
     def _advance_clock(self) -> None:
         """Let virtual time pass for what has been computed so far."""
-        advance_clock(self.comm, "backward" if self.root.in_backward else "forward")
+        self.comm.advance_clock("backward" if self.root.in_backward else "forward")
 
 
 def param_groups_of(module: Module) -> list[FSDPParamGroup]:

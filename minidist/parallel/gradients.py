@@ -28,7 +28,6 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
-from minidist.parallel.clock import advance_clock
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
@@ -175,7 +174,7 @@ class GradientReducer(BackwardObserver):
     def launch(self, bucket: Bucket) -> None:
         """[2] Start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
         # Without this, the messages would depart before the gradients in them are computed.
-        advance_clock(self.comm, "backward")
+        self.comm.advance_clock("backward")
         with purpose("gradient_reduce"):
             self.works.append(self.communicate(bucket))
 

@@ -22,7 +22,6 @@ from minidist.base.memory import MemoryAccount, track
 from minidist.base.watchers import watching
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
-from minidist.parallel.clock import advance_clock
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 
@@ -127,7 +126,7 @@ class HostPool:
 
     def advance(self) -> None:
         """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
-        advance_clock(self.comm, "backward" if is_in_backward() else "forward")
+        self.comm.advance_clock("backward" if is_in_backward() else "forward")
 
     def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
         # The transfer departs when what has been computed so far is done, and takes its time in the link's own stream.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist.autograd import FlopCounter, Tensor, checkpoint
-from minidist.autograd.backward_hook import backward_hook
+from minidist.autograd.backward import backward_hook
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenlet import greenlet
+import greenlet as greenlets
 
 from minidist.base.errors import RankDeadError
 from minidist.base.trace import Trace
@@ -23,18 +23,20 @@ Key = tuple[str, int, int, int]  # context, source, destination (world ranks), t
 AnyKey = tuple[str, int, int]  # context, destination, tag: of a receive from any rank
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
     """An execution context of a rank, with a clock and two ports: its main program, or one for each communicator."""
 
-    __slots__ = ("greenlet", "handling", "in_free", "is_main", "name", "out_free", "queue", "rank", "time", "waiting")
-
-    def __init__(self, rank: int, name: str) -> None:
-        self.rank, self.name, self.is_main = rank, name, name == "main"
-        self.greenlet: greenlet | None = None
-        self.time = self.out_free = self.in_free = 0.0  # the ports are free from then on
-        self.waiting: Request | Work | None = None
-        self.handling: BaseException | None = None  # the exception that led into a wait inside `except` or `finally`
-        self.queue: deque[Work] = deque()
+    rank: int
+    name: str
+    is_main: bool
+    greenlet: greenlets.greenlet | None = None
+    time: float = 0.0
+    out_free: float = 0.0  # the ports are free from then on
+    in_free: float = 0.0
+    waiting: Request | Work | None = None
+    handling: BaseException | None = None  # the exception that led into a wait inside `except` or `finally`
+    queue: deque[Work] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)

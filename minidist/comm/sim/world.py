@@ -88,7 +88,7 @@ class SimWorld:
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Call `main(comm, *arguments)` on every rank; return the list of results."""
         # Everything that belongs to this run is new: streams, queues, clocks, records.
-        mains = [Stream(rank, "main") for rank in range(self.size)]
+        mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
         state = self.state = SimState(
             self.size,
             self.links,
@@ -263,7 +263,7 @@ class SimWorld:
         rank, name = state.running.rank, work.comm.name
         stream = state.side.get((rank, name))
         if stream is None:
-            stream = state.side[rank, name] = Stream(rank, f"lane:{name}")
+            stream = state.side[rank, name] = Stream(rank, f"lane:{name}", is_main=False)
         stream.queue.append(work)
         state.unwaited[rank][id(work)] = work
 

@@ -39,7 +39,6 @@ from minidist.base.half import downcast, upcast
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.context.positions import chunks_of, sequence_positions
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
@@ -227,7 +226,7 @@ class RingAttention(Module):
             # The caller computes with this block while the next one travels; that time passes before the wait.
             yield owner, block
             if requests:
-                advance_clock(comm, why)
+                comm.advance_clock(why)
                 comm.waitall(requests)
                 block = following
 
@@ -244,7 +243,7 @@ class RingAttention(Module):
 
     def _arrived(self, arriving: tuple[list[Any], xp.Array]) -> xp.Array:
         requests, incoming = arriving
-        advance_clock(self.comm, "tensor_backward")
+        self.comm.advance_clock("tensor_backward")
         self.comm.waitall(requests)
         return incoming
 

@@ -29,7 +29,6 @@ from minidist.collectives import all_to_all
 from minidist.comm import Comm
 from minidist.nn.llama import grouped_query_attention
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
 
@@ -134,7 +133,7 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
     # One message to each rank.
     flat = xp.concatenate([contiguous(piece).reshape(-1) for piece in pieces])
     counts = [batch * shape[1] * mine * size for shape in shapes]
-    advance_clock(comm, why)
+    comm.advance_clock(why)
     with purpose(why):
         received = all_to_all(comm, flat, send_counts=[piece.size for piece in pieces], receive_counts=counts)
 

@@ -28,7 +28,6 @@ from minidist.comm import Comm, Mesh
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.gradients import GradientReducer
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.tensor.shard_context import ShardContext
@@ -89,7 +88,7 @@ def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
         local, capacity = slots.shape[0], slots.shape[1] // ranks
         outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
 
-    advance_clock(comm, "dispatch")
+    comm.advance_clock("dispatch")
     with purpose("dispatch"):
         received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
 

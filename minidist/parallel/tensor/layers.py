@@ -26,7 +26,6 @@ from minidist.comm import Comm
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
@@ -184,7 +183,7 @@ def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Ten
     y, edges = product.data, ((operand(product), None),)
     if comm.size > 1:
         # In place: `product` is a new array that no other node has saved.
-        advance_clock(comm, "tensor_forward")
+        comm.advance_clock("tensor_forward")
         with purpose("tensor_forward"):
             all_reduce(comm, y)
     if bias is None:

@@ -34,7 +34,6 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Comm
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 
 SEQUENCE = 1  # the dim of a sequence
 
@@ -221,7 +220,7 @@ def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
     # A copy, because the all-reduce works in place and x belongs to another node.
     result = xp.empty(x.shape, x.dtype, x)
     xp.copyto(result, x)
-    advance_clock(comm, why)
+    comm.advance_clock(why)
     with purpose(why):
         all_reduce(comm, result)
     return result
@@ -231,7 +230,7 @@ def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
     # `dim` comes first, so that the ranks' parts lie one after the other in the gathered array.
     front = contiguous(xp.moveaxis(x, dim, 0))
-    advance_clock(comm, why)
+    comm.advance_clock(why)
     with purpose(why):
         whole = all_gather(comm, front)
 
@@ -244,7 +243,7 @@ def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     _check(comm, x, dim)
     # `dim` comes first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
     front = contiguous(xp.moveaxis(x, dim, 0))
-    advance_clock(comm, why)
+    comm.advance_clock(why)
     with purpose(why):
         part = reduce_scatter(comm, front)
     return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))

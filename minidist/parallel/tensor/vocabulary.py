@@ -26,7 +26,6 @@ from minidist.nn.embedding import Embedding
 from minidist.nn.language_model import TiedHead
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
@@ -202,7 +201,7 @@ def vocab_parallel_cross_entropy(
     # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
     x = operand(logits)
     scores = x.data.reshape(flat.size, logits.shape[-1])
-    advance_clock(comm, "tensor_forward")
+    comm.advance_clock("tensor_forward")
     with purpose("tensor_forward"):
         # [1] The largest logit; a rank that has only padding contributes minus infinity.
         largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)

@@ -28,7 +28,6 @@ from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
-from minidist.parallel.clock import advance_clock
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime.messages import Messages
@@ -261,7 +260,7 @@ class Pipeline:
 
                 # The virtual clock advances by what was counted, or by what the caller says that an action takes.
                 if self.times is None:
-                    advance_clock(self.comm, name)
+                    self.comm.advance_clock(name)
                 else:
                     self.comm.compute(seconds=self._seconds(kind, stage), name=name)
             messages.release(at)

@@ -21,7 +21,6 @@ from minidist.base.trace import purpose
 from minidist.checkpoint.directory import ReplicaId
 from minidist.collectives import all_reduce
 from minidist.parallel import agree_on_overflow
-from minidist.parallel.clock import advance_clock
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
 from minidist.train.job import Job
@@ -48,10 +47,10 @@ class MeshStrategy(Strategy):
             synchronize = i == k - 1 or job.config.synchronize_each
             with job.coordinates(step, number), nullcontext() if synchronize else self.no_sync():
                 loss = job.loss(step, number, self.model)
-                advance_clock(comm, "forward")
+                comm.advance_clock("forward")
 
                 job.scaled(loss).backward()
-                advance_clock(comm, "backward")
+                comm.advance_clock("backward")
             losses.append(loss.item())
         return losses
 

@@ -1,6 +1,6 @@
 """Count floating-point operations and bytes moved, without knowing for whom.
 
-A strategy empties the counter with `take()` and passes the list to `comm.compute`, which turns it into time.
+`PointToPoint.advance_clock` empties the counter with `take()` and turns what it took into seconds of a virtual clock.
 
 Proved by: tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """
@@ -10,7 +10,6 @@ from contextvars import Token
 from functools import partial
 from typing import Any, Self
 
-from minidist.autograd.node import Node
 from minidist.base.watchers import Watcher, current, set_watcher, watchers
 
 
@@ -51,7 +50,8 @@ class FlopCounter(Watcher):
             each = [forward] * len(sources) if of_vjps is None else of_vjps
             # In the order of the node: inputs, then parameters. A frozen input costs nothing.
             needed = [(source.node, c) for source, c in zip(sources, each, strict=True) if source.node is not None]
-            needed.sort(key=lambda pair: pair[0].__class__ is not Node)
+            parameters = {parameter for parameter, _ in out.node.weights}
+            needed.sort(key=lambda pair: pair[0] in parameters)
             out.node.costs = [c for _, c in needed]
 
     def input_gradient(self, gradient: Any, cost: tuple[int, int] | None) -> None:
