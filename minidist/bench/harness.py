@@ -37,6 +37,7 @@ Times = dict[str, list[float]]  # seconds of each side in each round
 def interleave(sides: Sequence[str], rounds: int, seconds: Callable[[str], float]) -> Times:
     """Measure every side once per round; every other round goes backwards, so that no side always follows another."""
     times: Times = {name: [] for name in sides}
+    # Odd rounds run backwards, as in the picture.
     for number in range(rounds):
         for name in sides if number % 2 == 0 else sides[::-1]:
             times[name].append(seconds(name))
@@ -96,7 +97,7 @@ def run_ranks(module: str, ranks: int, *arguments: object) -> dict[str, Any]:
 
 @contextmanager
 def mpi_world(kind: type[MPIWorld] = MPIWorld, *, with_torch: bool = False, **settings: Any) -> Iterator[Any]:
-    """In the block: this process as a rank, with nothing checked and nothing recorded.
+    """Yield the world with this process as one of its ranks; nothing is checked and nothing is recorded.
 
     with_torch: the ranks are a process group of PyTorch's gloo too.
     """
@@ -136,7 +137,7 @@ def report(world: MPIWorld, environment: dict[str, Any], rows: list[dict[str, An
 def interleave_ranks(
     world: MPIWorld, sides: Mapping[str, Callable[[], object]], rounds: int, calls: Mapping[str, int] | int
 ) -> Times:
-    """`interleave` on all ranks at once: a side begins after a barrier and takes as long as its slowest rank.
+    """Call `interleave` on all ranks at once: a side begins after a barrier and takes as long as its slowest rank.
 
     calls: of a side in one round, after one that is not timed.
     """
@@ -167,6 +168,7 @@ def environment(with_torch: bool) -> dict[str, Any]:
     """Return what decides a timing: processor, thread counts, BLAS libraries and the kernels that they chose."""
     import threadpoolctl
 
+    # BLAS decides most of a timing: its kernel, and its threads, per library in this process.
     result: dict[str, Any] = {
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -92,6 +92,8 @@ def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict
 def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Callable[[int], None]:
     """Return one training step of the layout on this rank, as `train` does it."""
     config = TrainConfig.make(**layout, **sizes, data="markov", steps=1000)
+
+    # The parts of `trainer.train`, without observers and checkpoints.
     job = build(config, resolve_batches(config, comm.size), comm)
     strategy = parallelize(job, comm)
 
@@ -134,6 +136,7 @@ def rows(
     return [
         {
             "name": f"{name} in the step",
+            # The small model's time outside messages over the large model's whole time.
             "ratio": overhead / whole,
             "median_s": whole / ranks,
             "rounds": rounds,

@@ -36,6 +36,8 @@ def compare(case: StepCase, rounds: int) -> list[dict[str, Any]]:
         "on": _accounted(case, MemoryAccount()),
         "timeline": _accounted(case, MemoryAccount(timeline=True)),
     }
+
+    # The first step allocates what later steps use again.
     for step in sides.values():
         step()
     times, _ = time_steps(sides, case.steps, rounds)

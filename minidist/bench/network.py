@@ -163,7 +163,7 @@ def bucket(rate: float) -> list[str]:
 
 @contextmanager
 def network(hosts: int, rate: float) -> Iterator[tuple[list[str], Path]]:
-    """In the block: the names of `hosts` namespaces on one bridge, and the agent that starts a program in one."""
+    """Yield the names of `hosts` namespaces on one bridge, and the agent that starts a program in one."""
     tag = f"md{os.getpid()}"
     names, bridge = [f"{tag}-{i}" for i in range(hosts)], f"{tag}br"[-15:]
     with tempfile.TemporaryDirectory(prefix="minidist-") as folder:
@@ -215,6 +215,7 @@ def latency(comm: Comm, rounds: int = 30) -> float:
             comm.recv(ball, 0)
             comm.send(ball, 0)
         seconds.append(time.perf_counter() - began)
+    # One way is half of a round trip.
     return statistics.median(seconds) / 2
 
 
@@ -269,7 +270,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(algorithms: list[str], sizes: list[int], rounds: int) -> None:
-    """One rank of the benchmark, in a namespace of its own; rank 0 prints the result as JSON."""
+    """Run one rank of the benchmark, in a namespace of its own; rank 0 prints the result as JSON."""
     with mpi_world(timeout=120, record=True) as world:
         alpha = latency(world.comm)
         rows = [measure(world, algorithm, nbytes, rounds) for nbytes in sizes for algorithm in algorithms]

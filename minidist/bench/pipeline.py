@@ -178,6 +178,7 @@ def rows(times: Times, schedule: str, stages: int, microbatches: int, rounds: in
             "ratio": median_ratio(times["pipeline"], times["alone"]),
             **shared,
             "target": ALONE,
+            # The bubble: m micro-batches on p stages take (m + p - 1) / m times a stage's work, which is 1 / p of all.
             "ideal": (1 + (stages - 1) / microbatches) / stages,
         },
     ]

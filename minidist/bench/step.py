@@ -52,6 +52,8 @@ def compare_case(case: StepCase, rounds: int = 8) -> dict[str, Any]:
         from minidist.bench.torch_peer import torch_step
 
         sides["torch"] = torch_step(case, make_model(case))
+
+    # No ratio of a step that computes something else.
     losses = warm_up(sides, f"bench step {case.name}")
     times, faults = time_steps(sides, case.steps, rounds)
     own, other = times["own"], times.get("torch")

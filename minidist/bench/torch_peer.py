@@ -93,6 +93,7 @@ class Twin(nn.Module):
         super().__init__()
         self.transformer = Transformer(c)
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        # The head is the embedding's weight: one parameter with two uses.
         self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, tokens: Any) -> Any:
@@ -129,6 +130,7 @@ def torch_adamw(parameters: Any) -> Any:
 def torch_training(case: StepCase, module: Any, optimizer: Any, seed: int = 0) -> Step:
     """Return a closure that trains a PyTorch module, wrapped or not, by one step on one thread."""
     torch.set_num_threads(1)
+    # The same batch as ours; features in the dtype of the module.
     inputs, targets = (torch.from_numpy(a) for a in make_batch(case, seed))
     if inputs.is_floating_point():
         inputs = inputs.to(next(module.parameters()).dtype)

@@ -41,6 +41,7 @@ def bench_virtual_collectives(
         chosen = cheapest(operation, nbytes, ranks, links.alpha, links.beta)
         seconds["auto"] = virtual_seconds(operation, "auto", ranks, nbytes, links)
         for name, time in seconds.items():
+            # A single rank sends nothing, in no time.
             bandwidth = nbytes / time / 1e9 if time else None
             rows.append(
                 {
@@ -71,6 +72,8 @@ def table(result: dict[str, Any]) -> str:
         ),
         f"{'bytes':>11s}" + "".join(name.rjust(widths[name]) for name in names) + "  auto / best",
     ]
+
+    # One line per size; a star marks the fastest fixed algorithm.
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         line = {row["side"]: row for row in rows if row["bytes"] == nbytes}
         cells = "".join(

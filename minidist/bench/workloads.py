@@ -68,6 +68,7 @@ def make_model(case: StepCase, dtype: Any = np.float32) -> Module:
 def own_step(case: StepCase, model: Module) -> Step:
     """Return a closure that trains `model` by one step of AdamW on the case's batch."""
     inputs, targets = make_batch(case)
+    # One flat array, so that AdamW is a few operations over all parameters.
     flat = FlatParameters(model.parameters())
     optimizer = AdamW(flat, **ADAMW)
 

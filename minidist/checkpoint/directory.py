@@ -62,7 +62,7 @@ class CheckpointShard:
     replica: ReplicaId = SINGLE
 
     def place(self) -> dict[str, Any]:
-        """The place of the shard in its tensor, for the metadata."""
+        """Return the place of the shard in its tensor, for the metadata."""
         if self.box is not None:
             return {"box": [list(pair) for pair in self.box]}
         return {"range": [self.start, int(np.prod(self.shape)) if self.stop is None else self.stop]}
@@ -104,7 +104,7 @@ def save(
 
 
 def _unused(root: Path, step: int) -> str:
-    """step-00000040, with a number appended when a run saved this step before."""
+    """Return a name such as step-00000040, with a number appended when a run saved this step before."""
     name, number = f"step-{step:08d}", 0
     while (root / name).exists():
         number += 1
@@ -184,7 +184,7 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
 
 
 def _indices(piece: dict[str, Any], shape: Sequence[int]) -> Any:
-    """The elements of a shard in the flat tensor: a slice, or for a box an array of numbers."""
+    """Return the elements of a shard in the flat tensor: a slice, or for a box an array of numbers."""
     if "range" in piece:
         return slice(*piece["range"])
 
@@ -210,6 +210,7 @@ def _latest(root: Path) -> str:
     except (OSError, ValueError):  # no file, no text, or no path
         found = False
     if not found:
+        # Only a complete checkpoint has its metadata under this name.
         there = sorted(path.parent.name for path in root.glob("step-*/metadata.json"))
         remedy = (
             f"write {there[-1]} into it"

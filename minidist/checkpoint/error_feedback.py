@@ -38,11 +38,12 @@ class CompressedStrategy(Protocol):
 
 
 def error_feedback_shards(strategy: CompressedStrategy) -> list[CheckpointShard]:
-    """This rank's compressor state, for `save`."""
+    """Return this rank's compressor state, for `save`."""
     shards = []
     for name, axis, compressor in _compressed(strategy):
         (reducer,) = axis.reducers
         if compressor.error_feedback:
+            # Stored per rank, because no two ranks hold the same residual.
             state = RankState(f"residual/{name}", compressor.residual(reducer.buckets))
             shards += rank_state_shards(axis.replica.number, [state])
         for key, array in compressor.shared_state().items():
@@ -76,7 +77,7 @@ def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) ->
 
 
 def _compressed(strategy: CompressedStrategy) -> Iterator[tuple[str, CompressedAxis, Compressor]]:
-    """(name in the checkpoint, data axis, compressor) of each data axis whose gradients are compressed."""
+    """Yield (name in the checkpoint, data axis, compressor) of each data axis whose gradients are compressed."""
     for axis in strategy.data_axes:
         if axis.compressor is not None:
             experts = f" experts {strategy.axes.ep.rank}" if axis.experts else ""

@@ -35,7 +35,7 @@ class LocalShard:
 
 
 def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, Box]]:
-    """Elements [start, stop) of an array in C order as boxes, each with the number of its first element."""
+    """Yield elements [start, stop) of an array in C order as boxes, each with the number of its first element."""
     if start >= stop:
         return
     if len(shape) <= 1:
@@ -59,7 +59,7 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tu
 
 
 def checkpoint_shards(name: str, local: LocalShard, axes: Axes, replica: ReplicaId = SINGLE) -> list[CheckpointShard]:
-    """The boxes of the global tensor `name` that a rank's `local` shard is."""
+    """Return the boxes of the global tensor `name` that a rank's `local` shard is."""
     parameter, start, stop = local.parameter, local.start, local.stop
     # Not cut by any axis: the range is one of the global tensor.
     if parameter.layout is None or not parameter.layout.axes:

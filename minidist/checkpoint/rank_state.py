@@ -67,6 +67,8 @@ def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) ->
     stored = sorted(key for key in checkpoint.tensors if key.startswith(prefix) and key[len(prefix) :].isdigit())
     if not stored:
         return None
+
+    # States can only be added when all ranks held the same parameters.
     kinds = {(tuple(checkpoint.tensors[key]["shape"]), checkpoint.tensors[key]["dtype"]) for key in stored}
     if len(kinds) > 1:
         raise UsageError(

@@ -97,7 +97,7 @@ def save_job(
 def job_state(
     job: SavedJob, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
 ) -> dict[str, Any]:
-    """The part of a checkpoint that is not tensors."""
+    """Return the part of a checkpoint that is not tensors."""
     return {
         "config": {name: getattr(job.config, name) for name in FIXED},
         "global_batch": job.batches.global_batch,
@@ -109,7 +109,7 @@ def job_state(
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
-    """This rank's shards of weights and optimizer state."""
+    """Return this rank's shards of weights and optimizer state."""
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
@@ -182,7 +182,7 @@ def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, 
 
 
 def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> Array:
-    """Elements [start, stop) of this rank's tensor-parallel shard of a tensor in the checkpoint."""
+    """Return elements [start, stop) of this rank's tensor-parallel shard of a tensor in the checkpoint."""
     layout = parameter.layout
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)

@@ -52,6 +52,8 @@ def bench_collectives(
     else:
         ranks = 2 if ranks is None else ranks
         result = collectives.bench_collectives(ranks, rounds, lengths or collectives.SIZES)
+
+    # Only rows of one side have a curve; those of the simulated world are messages per second.
     if picture:
         from minidist.report.crossover import crossover
         from minidist.report.frame import save

@@ -76,6 +76,7 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
         raise UsageError(f"--{varied[0].replace('_', '-')} is varied by --matrix; leave one of the two out")
     job = {name: getattr(config, name) for name in given}
 
+    # Combinations that a rule refuses are counted under its sentence, not run.
     began = time.perf_counter()
     layouts, refused = layout_sweep.enumerate_layouts(ranks, **job)
     chosen = layouts if sample is None else layout_sweep.stratified(layouts, sample)

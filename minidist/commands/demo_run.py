@@ -46,6 +46,7 @@ def demo_config(steps: int, ranks: int) -> TrainConfig:
         dp=ranks,
         global_batch=4 * ranks,
         micro_batch=4,
+        # The same bits on one device and in every world.
         reduction="ordered",
     )
 
@@ -155,6 +156,8 @@ def verdict(report: dict[str, Any], steps: int) -> list[str]:
         ),
         f"  {mark('volumes_equal_closed_form')}  bytes sent equal the closed form, for every purpose",
     ]
+
+    # Without an MPI on this machine its world was left out.
     if "messages" in report:
         lines += [
             f"  {mark('mpi_losses_identical')}  simulated and mpiexec agree in every digit of every loss",

@@ -51,7 +51,7 @@ def doctor() -> Result | None:
 
 
 def examine() -> list[Finding] | None:
-    """Look at everything once; None on ranks other than 0. Nothing imports the MPI library before this."""
+    """Return all findings, or None on ranks other than 0. Nothing imports the MPI library before this."""
     together = ranks_together()
     if together is None:
         return None

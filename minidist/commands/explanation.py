@@ -81,6 +81,8 @@ def table(figures: dict[str, Any]) -> str:
     lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in figures["honoured"]]
     lines.append("not honoured" if figures["not_honoured"] else "not honoured: nothing")
     lines += [f"  {item['key']:{width}} {item['why']}" for item in figures["not_honoured"]]
+
+    # DeepSpeed's equation of the batch, as it was resolved.
     batch = figures["batch"]
     lines.append(
         "global batch {global_batch} = micro batch {micro_batch} x accumulation {accumulation} x data-parallel ranks"
@@ -88,6 +90,7 @@ def table(figures: dict[str, Any]) -> str:
     )
     lines.append(f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}")
     for name, row in figures["purposes"].items():
+        # What was counted must equal the closed form, here as in every run.
         mark = "" if row["bytes"] == row["closed_form"] else "   DIFFERENT"
         lines.append(f"  {name:22}{row['bytes']:14,}{row['closed_form']:14,}{row['messages']:10,}{mark}")
     lines.append(

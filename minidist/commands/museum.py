@@ -33,6 +33,7 @@ def museum(
         raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
     chosen, runs = exhibits() if number is None else find(number), []
     for done, exhibit in enumerate(chosen):
+        # A run of all exhibits takes minutes, so it says how far it is.
         if len(chosen) > 5 and done % 10 == 0:
             say(f"museum: {len(chosen) - done} exhibits to see{', each with its tests' if tests else ''}")
         runs.append(run_exhibit(exhibit, tests))

@@ -35,6 +35,7 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
         result = function(**values)
         if result is None:
             return
+        # Standard output gets one object, or what people read; never both.
         if json_output:
             print(json.dumps(result.value))
         else:
@@ -42,6 +43,7 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
         if result.exit_code:
             raise typer.Exit(result.exit_code)
 
+    # The command's flags are those of the function, and --json.
     flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
     return with_parameters(command, function, [*own, flag])

@@ -61,6 +61,7 @@ class Summary:
             "peak_bytes",
             "trace",
             "digest",
+            # Measurements that were not asked for have no key.
             *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
             *(("noise_scale",) if self.noise_scale else ()),
@@ -168,6 +169,7 @@ def run_training(
         return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
 
     started = time.perf_counter()
+    # Closed also when training fails: the bar, and the file of metrics.
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:

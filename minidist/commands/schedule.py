@@ -117,6 +117,7 @@ def options_of(texts: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--option {text!r}; write name=value")
+        # true and false, whole numbers, and words: a schedule checks what it gets.
         result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdecimal() else value)
     if isinstance(result.get("stashing"), int):
         result["stashing"] = bool(result["stashing"])  # --option stashing=0

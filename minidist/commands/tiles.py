@@ -42,5 +42,7 @@ def tiles(
             f": {ep} share {experts} experts, {tp} a layer" if experts else ""
         )
         say(f"written: {save(tiles_figure(placed, title=title, command=command_line()), output)}")
+
+    # Of each matrix its shape, and the box of every rank's tile.
     value = {each.name: {"shape": each.shape, "boxes": each.boxes} for each in placed}
     return Result(value, lambda: say(tiles_table(placed, rank)))

@@ -38,6 +38,8 @@ def train(
 
     config = with_deepspeed(config, deepspeed)
     path = trace or Path("runs/train.jsonl")
+
+    # Under mpiexec only rank 0 has a summary to print.
     summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
     if summary is None:
         return None

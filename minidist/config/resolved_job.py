@@ -82,6 +82,7 @@ class ResolvedJob:
     def server_axes(self) -> str:
         """The flags of axes that are set although every worker holds a whole model."""
         # A degree is off at 1, ZeRO at 0.
+        # --dp is not among them: the workers of a server are its replicas.
         names = ("pp", "cp", "tp", "ep", "zero")
         set_ones = [name for name in names if getattr(self.config, name) > (name != "zero")]
         return " ".join(f"--{name} {getattr(self.config, name)}" for name in set_ones)
@@ -123,6 +124,7 @@ class ResolvedJob:
     def sequence_parts(self) -> set[int]:
         """Tokens of one sequence on the context-parallel ranks."""
         length, cp, order = self.config.context, self.config.cp, part_order(self.config.attention)
+        # One number, unless the sequence does not divide evenly.
         return {len(sequence_positions(length, rank, cp, order)) for rank in range(cp)}
 
     @property

@@ -667,6 +667,7 @@ def as_markdown() -> str:
 
     def shown(template: str) -> str:
         words = []
+        # A bar would end the cell of the table.
         for text, name, _, _ in string.Formatter().parse(template):
             words += [text.replace("|", "\\|"), f"*{name.upper()}*" if name else ""]
         return "".join(words)

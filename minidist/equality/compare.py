@@ -45,11 +45,11 @@ class Comparison:
     weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, per step
 
     def as_dict(self) -> dict[str, object]:
-        """The dictionary that `--json` prints."""
+        """Return the dictionary that `--json` prints."""
         return asdict(self)
 
     def sentence(self) -> str:
-        """The verdict in a sentence."""
+        """Return the verdict as a sentence."""
         largest = max(self.max_difference.values())
         if self.equal:
             bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
@@ -64,12 +64,12 @@ class Comparison:
 
 
 def group_of(kind: str, name: str) -> str:
-    """The name of the tensors that share a scale; an optimizer's means and squares have one each."""
+    """Return the name of the tensors that share a scale; an optimizer's means and squares have one each."""
     return name.rsplit(".", 1)[-1] if kind == "optimizer" else kind
 
 
 def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
-    """The largest entry of each group, which bounds differences; 0 for a counter, which must be equal."""
+    """Return the largest entry of each group, which bounds differences; 0 for a counter, which must be equal."""
     scales: dict[str, float] = {}
     for name, values in expected.items():
         group = group_of(kind, name)
@@ -97,6 +97,7 @@ class Judge:
         """Compare every tensor of `actual` with the expected one; both must have the same names."""
         for kind, tensors in actual.items():
             wanted = expected[kind]
+            # A tensor that one side does not have is a difference, too.
             if set(tensors) != set(wanted):
                 name = sorted(set(tensors) ^ set(wanted))[0]
                 self.differs(f"{kind}: {name!r} exists on one side only (rank {rank})")
@@ -117,6 +118,7 @@ class Judge:
             )
             return
 
+        # Equal bits need no bound; otherwise the largest difference in float64 is judged.
         same = np.array_equal(actual, expected, equal_nan=True)
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
         verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
@@ -189,6 +191,7 @@ def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | Non
     Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) are sent to
     rank 0 and back.
     """
+    # The observer compares at the end of every step, while the gradients are still there.
     judge = Judge(
         expected if expected is not None else expected_snapshots(config, comm.size, comm.rank),
         tier_of(config, resolve_dims(config, comm.size)),

@@ -47,7 +47,7 @@ class DelayedUnit:
         self.warm_up = (sum(replicas[stage:]) - 1) // self.round
 
     def version_of(self, t: int) -> int:
-        """The version with which micro-batch `t` is computed: the schedule's version rule."""
+        """Return the version with which micro-batch `t` is computed: the schedule's version rule."""
         # PipeDream-2BW: one update behind, for all stages.
         if self.updates == "2bw":
             return max(t // self.accumulation - 1, 0)

@@ -10,7 +10,7 @@ from minidist.equality.snapshot import Snapshot, snapshot
 
 
 def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
-    """The reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD)."""
+    """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD)."""
     batches = resolve_batches(config, ranks)
     if config.local_steps:
         return local_sgd_reference(config, batches)[rank]

@@ -25,7 +25,7 @@ Add = Callable[[str, Sites], Array | None]  # (parameter name, its contributions
 
 
 def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
-    """The order in which a layout without a pipeline adds contributions."""
+    """Return the order in which a layout without a pipeline adds contributions."""
     # ZeRO 2 and 3 reduce in every micro-batch; hybrid sharding adds inside groups of replicas first.
     each = config.synchronize_each or config.zero >= 2
     groups = config.dp_replicate if config.zero == 3 else 1
@@ -33,7 +33,7 @@ def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
 
 
 def addition_of(job: Job) -> Add:
-    """The function that adds a parameter's contributions in the order of the job's layout."""
+    """Return the function that adds a parameter's contributions in the order of the job's layout."""
     if job.config.pp > 1:
         return PipelineOrder(job).add
     order = declared_order(job.config, job.batches)
@@ -73,7 +73,7 @@ class PipelineOrder:
         }
 
     def places(self, name: str) -> list[tuple[int, slice]]:
-        """(stage, which of a micro-batch's contributions): backward meets the head's use of tied weights first."""
+        """Return (stage, which contributions of a micro-batch); backward meets the head's use of tied weights first."""
         if name in self.tied:
             return [(0, slice(1, None)), (self.last_stage, slice(0, 1))]
         return [(self.stage_of[name], slice(None))]
@@ -113,7 +113,7 @@ def fold_replicas(parts: Sequence[Array | None], groups: int) -> Array | None:
 
 
 def fold(parts: Iterable[Array | None]) -> Array | None:
-    """((a + b) + c) + ..., leaving out what is None."""
+    """Return ((a + b) + c) + ..., without the parts that are None."""
     total: Array | None = None
     for part in parts:
         if part is not None:

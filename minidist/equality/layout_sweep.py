@@ -72,7 +72,7 @@ class Row:
 
 
 def name_of(layout: Layout) -> str:
-    """A layout as flags, without those that have their default."""
+    """Return a layout as flags, without those that have their default."""
     words = [f"--{axis} {layout[axis]}" for axis in ("pp", "dp", "cp", "tp") if layout[axis] > 1]
     if layout["pp"] > 1:
         words.append(f"--schedule {layout['schedule']}")
@@ -95,6 +95,7 @@ def combinations(ranks: int) -> Iterator[Layout]:
     for (pp, dp, cp, tp), zero, recompute, precision in itertools.product(
         degrees(ranks), range(4), RECOMPUTE, PRECISIONS
     ):
+        # One schedule stands for all where there is no pipeline to schedule.
         for schedule in SCHEDULES if pp > 1 else ("1f1b",):
             for sequence_parallel in (False, True) if tp > 1 else (False,):
                 yield {
@@ -111,7 +112,7 @@ def combinations(ranks: int) -> Iterator[Layout]:
 
 
 def config_of(layout: Layout, **job: Any) -> TrainConfig:
-    """The job of a layout; job: settings that replace those of JOB.
+    """Return the job of a layout; job: settings that replace those of JOB.
 
     Long pipelines get a block for each of their ranks, and micro-batches that fill them; others accumulate over two.
     """
@@ -124,7 +125,7 @@ def config_of(layout: Layout, **job: Any) -> TrainConfig:
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:
-    """The sentence with which a layout is refused; "" when it is valid."""
+    """Return the sentence with which a layout is refused; "" when it is valid."""
     try:
         config = config_of(layout, **job)
         batches = resolve_batches(config, ranks)
@@ -169,6 +170,7 @@ def stratified(layouts: Sequence[Layout], count: int, seed: int = 0) -> list[Lay
 
 def _features(layout: Layout) -> set[Any]:
     values = [(name, value) for name, value in layout.items() if name != "schedule" or layout["pp"] > 1]
+    # Single settings, and pairs: most mistakes need two settings that meet.
     return {*values, *itertools.combinations(values, 2)}
 
 
@@ -178,6 +180,7 @@ def judge(layout: Layout, ranks: int, job: dict[str, Any]) -> Row:
     config = config_of(layout, **job)
     tier = tier_of(config, resolve_dims(config, ranks))
     try:
+        # A deadlock or a mismatch that the simulated world reports is a verdict, too.
         verdict = SimWorld(ranks, record=False).run(compare_rank, config, expected_snapshots(config, ranks))[0]
     except MinidistError as error:
         return Row(
@@ -211,14 +214,14 @@ def run_sweep(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job: 
 
 
 def line(row: Row) -> str:
-    """A row of the table, as text."""
+    """Return a row of the table, as text."""
     verdict = "equal" if row.equal else "DIFFERS"
     text = f"{verdict:8}{row.tier:8} {row.difference:8.1e}  {name_of(row.layout)}"
     return text if row.equal else f"{text}\n        {row.first_difference}"
 
 
 def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
-    """The lines below the table: how many layouts are equal, in which tier, and what was refused."""
+    """Return the lines below the table: how many layouts are equal, in which tier, and what was refused."""
     tiers = Counter(row.tier for row in rows)
     worst = {tier: max((row.difference for row in rows if row.tier == tier), default=0.0) for tier in tiers}
     bad = sum(not row.equal for row in rows)
@@ -232,7 +235,7 @@ def summary(rows: Sequence[Row], refused: Counter[str], seconds: float) -> str:
 
 
 def as_dict(rows: Iterable[Row], refused: Counter[str], ranks: int, seconds: float) -> dict[str, Any]:
-    """The dictionary that `--json` prints."""
+    """Return the dictionary that `--json` prints."""
     listed = [{**asdict(row), "name": name_of(row.layout)} for row in rows]
     return {
         "ranks": ranks,

@@ -23,7 +23,7 @@ from minidist.train.trainer import finish_step
 
 
 def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
-    """The snapshots of every replica after every step, replica by replica, on one device."""
+    """Return the snapshots of every replica after every step, replica by replica, on one device."""
     n, k = batches.dp, batches.accumulation
     # A replica adds its own micro-batches in order; there is no sum over replicas.
     order = GradientOrder(1, (tuple(range(k)),), False)

@@ -44,6 +44,7 @@ class OneDevice(Strategy):
         for parameter in self.flat.parameters:
             total = self.add(parameter.name, [contributions.get(parameter, []) for _, contributions in caught])
             if total is not None:
+                # In the dtype of the gradient, so that the product has the same bits as on a rank.
                 parameter.grad = total if self.factor == 1 else total * total.dtype.type(self.factor)
         return [loss for loss, _ in caught]
 
@@ -51,12 +52,12 @@ class OneDevice(Strategy):
         return [job.loss(0, number).item() for number in self.numbers]
 
     def square_sums(self) -> Array:
-        """The block sums in the order of the units that the layout shards (see optim/clip.py)."""
+        """Return the block sums in the order of the units that the layout shards (see optim/clip.py)."""
         units = [np.concatenate([gradient_of(p).reshape(-1) for p in unit]) for unit in self._clip_units()]
         return np.concatenate([block_square_sums(unit) for unit in units])
 
     def _clip_units(self) -> list[list[Parameter]]:
-        """Parameters whose gradients lie one after the other where the layout takes the norm."""
+        """Return the parameters whose gradients lie one after the other where the layout takes the norm."""
         config, stages = self.job.config, [self.job.model]
         tied: list[str] = []
         if config.pp > 1:
@@ -80,8 +81,9 @@ class OneDevice(Strategy):
 
 
 def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
-    """A micro-batch's loss, and what each use of a parameter contributes to its gradient, each computed whole."""
+    """Return a micro-batch's loss, and each use's contribution to the gradient of its parameter, computed whole."""
     caught: Contributions = {}
+    # Backward gives each contribution to the recorder in place of adding it.
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
         with job.coordinates(step, number):

@@ -65,7 +65,7 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
 
 
 def evaluate_devices(devices: Sequence[OneDevice], done: int) -> float | None:
-    """The held-out loss after `done` steps, None in steps without one. Several devices share the micro-batches."""
+    """Return the held-out loss after `done` steps, or None without one. Several devices share the micro-batches."""
     every = devices[0].job.config.evaluate_every
     if not every or done % every:
         return None
@@ -77,9 +77,10 @@ def evaluate_devices(devices: Sequence[OneDevice], done: int) -> float | None:
 
 
 def route_in_groups(job: Job) -> None:
-    """With context parallelism each rank's tokens are a group with its own capacity and auxiliary loss."""
+    """Let experts route each context-parallel rank's tokens as a group with its own capacity and auxiliary loss."""
     config, cp = job.config, job.batches.dims.cp
     if cp > 1 and config.experts:
+        # Capacity is per routed group, so the same groups must be routed here.
         groups = [sequence_positions(config.context, rank, cp, part_order(config.attention)) for rank in range(cp)]
         for block in job.model.transformer.h:
             block.mlp = GroupedExperts(block.mlp, groups)

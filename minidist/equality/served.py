@@ -78,7 +78,7 @@ def compare_served(config: TrainConfig, served: Sequence[ServedJob], traces: Seq
 
 
 def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:
-    """The part of a whole snapshot that a server with these keys has."""
+    """Return the part of a whole snapshot that a server with these keys has."""
     return {
         "gradients": {key: step["gradients"][key] for key in keys},
         "weights": {key: step["weights"][key] for key in keys},

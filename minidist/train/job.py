@@ -42,29 +42,30 @@ class Job:
     scaler: DynamicLossScaler | None = None  # for float16
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
-        """The context in which micro-batch `number` of a step is computed: its samples' coordinates, for dropout."""
+        """Return the context of micro-batch `number` of a step: the coordinates of its samples, for dropout."""
         # The number of its first sample in the global batch: dropout depends on the sample, not on the rank.
         first = number * self.batches.micro_batch
         return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
-        """Inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
+        """Return inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
         inputs, targets = self.sampler.batch(step, number * self.batches.micro_batch, self.batches.micro_batch)
 
         # With context parallelism each rank has all rows, and the columns of its part of the sequence.
         return (inputs, targets) if self.positions is None else (inputs[:, self.positions], targets[:, self.positions])
 
     def loss(self, step: int, number: int, model: Any = None) -> Tensor:
-        """Loss of micro-batch `number` of a step, scaled to its share of the global mean."""
+        """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
         inputs, targets = self.micro_batch(step, number)
         model = model or self.model
         if self.config.model == "mlp":
             return self.loss_of(model(as_input(inputs, self.dtype)), targets)
+        # A language model computes its loss itself: tensor parallelism replaces its `loss_fn`.
         loss: Tensor = model(inputs, targets, self.divisor)
         return loss
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """A micro-batch's share of the global mean from the model's outputs, with the experts' auxiliary loss."""
+        """Return a micro-batch's share of the global mean from the model's outputs, with experts' auxiliary loss."""
         if self.config.model == "mlp":
             return cross_entropy(outputs, targets, self.divisor)
 
@@ -77,17 +78,18 @@ class Job:
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """A context with the job on held-out data: no dropout, and nothing is recorded for backward."""
+        """Yield the job on held-out data; in the block there is no dropout, and nothing is recorded for backward."""
         assert self.held_out is not None
         self.model.eval()
         try:
+            # The same model and positions; only the sampler is another one.
             with no_grad():
                 yield replace(self, sampler=self.held_out)
         finally:
             self.model.train()
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss from which backward starts: in float16 it is multiplied by the loss scale."""
+        """Return the loss from which backward starts: in float16 it is multiplied by the loss scale."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
 
     @property
@@ -119,7 +121,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
 
 
 def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class (or a function that makes it on the host) and its settings."""
+    """Return the optimizer's class (or a function that makes it on the host) and its settings."""
     config = job.config
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer in ("sgd", "rmsprop"):

@@ -23,7 +23,7 @@ class NonFiniteError(MinidistError):
 
 
 def ordered_sum(values: Iterable[float]) -> float:
-    """((a + b) + c) + ...; Python's `sum` compensates from version 3.12 on, so its bits depend on the version."""
+    """Return ((a + b) + c) + ...; the bits of Python's `sum`, which compensates since 3.12, depend on its version."""
     total = 0.0
     for value in values:
         total += value
@@ -31,7 +31,7 @@ def ordered_sum(values: Iterable[float]) -> float:
 
 
 def global_loss(comm: Comm, local: list[float]) -> float:
-    """Sum of the losses of all ranks' micro-batches, with the same digits on every rank of `comm`.
+    """Return the sum of the losses of all ranks' micro-batches, with the same digits on every rank of `comm`.
 
     Sends 8 B per micro-batch to every other rank (purpose metrics).
     """

@@ -27,7 +27,7 @@ class NoiseMeter:
         self.scale.add(step_estimate(self.comm, self.local.take(), self.flat.grad, self.batch))
 
     def result(self) -> dict[str, float | None]:
-        """Averages over the last steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in noise)."""
+        """Return averages over steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in noise)."""
         simple = self.scale.simple
         return {
             "samples": simple if isfinite(simple) else None,

@@ -105,7 +105,7 @@ def run_parameter_server(
 
 
 def _global_losses(comm: Comm, worker: Worker) -> list[float]:
-    """The loss of each step: its micro-batches' in their global order.
+    """Return the loss of each step: the sum of its micro-batches' losses in their global order.
 
     Every worker sends its own to all ranks (8 B each, purpose metrics).
     """
@@ -132,7 +132,7 @@ def _save(comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], 
 
 
 def _digest(weights: Mapping[str, Array]) -> str:
-    """A fingerprint of the final weights, which every rank has."""
+    """Return a fingerprint of the final weights, which every rank has."""
     result = hashlib.sha256()
     for name in sorted(weights):
         result.update(np.ascontiguousarray(weights[name]).tobytes())

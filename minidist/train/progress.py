@@ -27,6 +27,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self.interactive:
+            # Imported where it is used: only a terminal gets a bar.
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar

@@ -78,7 +78,7 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 
 
 def apply_activation_checkpointing(job: Job) -> None:
-    """4: blocks keep their input only (full), segments of blocks do (sqrt, budget:BYTES), or attention (selective).
+    """Apply 4: blocks keep only their input (full), or segments of blocks do (sqrt, budget), or attention (selective).
 
     A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage is recomputed, unless
     the blocks' inputs are offloaded to the host.
@@ -104,9 +104,9 @@ def apply_data_parallel(
     tied: Collection[str] = (),
     manual_sync: bool = False,
 ) -> list[DataAxis]:
-    """6: the data axes of a stage, one, or two with distributed experts. Sends the weights of rank 0 (purpose startup).
+    """Apply 6 and return the data axes of a stage; sends the weights of rank 0 (purpose startup).
 
-    reduction: another algorithm than the job's. tied, manual_sync: see `Group`.
+    There is one, or two with distributed experts. reduction: another algorithm than the job's. tied, manual_sync: see `Group`.
     """
     config = job.config
 

@@ -112,7 +112,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
-    """3: update the weights, the same on every rank and on one device.
+    """Make step 3: update the weights, the same on every rank and on one device.
 
     In float16 an overflow on any rank makes every rank skip the update.
     """
@@ -137,14 +137,14 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
 
 
 def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
-    """The job's sampler, read ahead by a thread in the order in which this replica trains from step `done` on."""
+    """Return the job's sampler, read ahead by a thread in the order in which this replica trains from step `done`."""
     size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
     requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
     return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 
 def digest(strategy: Strategy) -> str:
-    """A fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
+    """Return a fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
     result = hashlib.sha256()
     for array in strategy.local_arrays():
         result.update(np.ascontiguousarray(array).tobytes())

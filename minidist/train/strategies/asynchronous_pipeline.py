@@ -103,7 +103,7 @@ class AsynchronousPipeline(MeshStrategy):
         return [_sizes(stage, units) for stage, units in self.versions.units.items()]
 
     def tensors(self) -> Tensors:
-        """Gradients, weights and optimizer state of the step that is shown, of all stages."""
+        """Return gradients, weights and optimizer state of the step that is shown, of all stages."""
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
         for stage, units in self.versions.units.items():
             # A stage on r ranks updates once in r mini-batches, and at the end of the stream.
@@ -121,7 +121,7 @@ class AsynchronousPipeline(MeshStrategy):
 
 
 def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
-    """The element counts of a stage; no part of it lies on a data axis."""
+    """Return the element counts of a stage; no part of it lies on a data axis."""
     trainable = {p.name: p.size for versions in units for p in versions.flat.parameters if p.requires_grad}
     return AxisSizes(stage, False, [versions.flat.padded_numel for versions in units], [], trainable)
 

@@ -109,11 +109,12 @@ class DataAxis:
             flat.zero_grad()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """The gradients of a pass in the block stay on this rank."""
+        """Return a context in which the gradients of a pass stay on this rank."""
         return nullcontext()
 
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        """Sums of squares of the axis's gradient by blocks of 1,024 elements, without the parameters in `skip`."""
+        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
+        # Elements in `skip` count as zeros, so that blocks stay where they are.
         (flat,) = self.flats
         return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
 
@@ -130,23 +131,23 @@ class DataAxis:
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
     def gradients(self) -> list[Array]:
-        """This rank's part of the summed gradient."""
+        """Return this rank's part of the summed gradient."""
         return [flat.grad for flat in self.flats]
 
     def gradient_holders(self) -> Any:
-        """The objects that have this rank's gradients as `.grad`."""
+        """Return the objects that have this rank's gradients as `.grad`."""
         return self.flats
 
     def weights(self) -> list[LocalShard]:
-        """The values that this rank keeps, as 1-D views."""
+        """Return the values that this rank keeps, as 1-D views."""
         return [LocalShard(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
-        """(parameter, start, stop) of the elements for which this rank's optimizer has state."""
+        """Return (parameter, start, stop) of the elements for which this rank's optimizer has state."""
         return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
 
     def local_arrays(self) -> list[Array]:
-        """The flat weights that this rank holds."""
+        """Return the flat weights that this rank holds."""
         return [flat.data for flat in self.flats]
 
     def updated(self) -> None:
@@ -155,7 +156,7 @@ class DataAxis:
             flat.updated()
 
     def tensors(self) -> Tensors:
-        """Copies by name, whole on this axis (still sharded over others). Every rank calls it: shards are gathered."""
+        """Return copies by name, whole on this axis (sharded over others). Every rank calls it, to gather shards."""
         return {
             "gradients": {p.name: np.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
             "weights": {p.name: np.array(p.data) for p in self.parameters},
@@ -167,11 +168,12 @@ class DataAxis:
         }
 
     def sizes(self) -> AxisSizes:
-        """The element counts from which the closed forms of its volumes follow."""
+        """Return the element counts from which the closed forms of its volumes follow."""
         return AxisSizes(
             self.stage,
             self.experts,
             units=[flat.padded_numel for flat in self.flats],
+            # Of a bucket, the elements of its message; without reducers there is none.
             buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
@@ -179,6 +181,6 @@ class DataAxis:
 
 
 def gradient_of(parameter: Parameter) -> Array:
-    """The gradient of a parameter, zeros when it has none."""
+    """Return the gradient of a parameter, zeros when it has none."""
     gradient = parameter.grad
     return np.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient

@@ -55,7 +55,7 @@ class MeshStrategy(Strategy):
         return losses
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """The gradients of a pass in the block stay on this rank."""
+        """Return a context in which the gradients of a pass stay on this rank."""
         stack = ExitStack()
         for axis in self.data_axes:
             stack.enter_context(axis.no_sync())
@@ -68,7 +68,7 @@ class MeshStrategy(Strategy):
         return np.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
 
     def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
-        """One data axis's part of `square_sums`: shards of tp and ep are summed over ranks, replicas count once."""
+        """Return one data axis's part of `square_sums`: shards of tp and ep are summed, and replicas count once."""
         # A parameter that several ranks off the data axis hold counts on the first of them.
         repeated = [p for p in axis.parameters if self.replica_of(axis, p).number]
         blocks = axis.square_sums({*skip, *repeated})
@@ -89,7 +89,7 @@ class MeshStrategy(Strategy):
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
     def replica_of(self, axis: DataAxis, parameter: Parameter) -> ReplicaId:
-        """This rank's number among the ranks off the data axis that hold the same tensor-parallel shard."""
+        """Return this rank's number among the ranks off the data axis that hold the same tensor-parallel shard."""
         number, count = 0, 1
         for name in ("tp", "ep") if axis.experts else ("tp",):
             comm, layout = self.axes[name], parameter.layout
@@ -99,7 +99,7 @@ class MeshStrategy(Strategy):
         return ReplicaId(number, count)
 
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
-        """Whether this is the parameter itself, and not a replica that a pipeline holds in another place."""
+        """Return whether this is the parameter itself, and not a replica that a pipeline holds in another place."""
         return True
 
     def tensors(self) -> Tensors:

@@ -66,11 +66,11 @@ class Worker:
             self.flat.updated()
 
     def initial_weights(self) -> dict[str, Array]:
-        """Copies of the weights that the seed, or the checkpoint, gives."""
+        """Return copies of the weights that the seed, or the checkpoint, gives."""
         return {p.name: xp.array(p.data) for p in self.flat.parameters}
 
     def gradient(self, worker: int, clock: int, weights: Mapping[str, Array]) -> dict[str, Any]:
-        """Gradient of this worker's micro-batches, scaled to its share of the global mean."""
+        """Return the gradient of this worker's micro-batches, scaled to its share of the global mean."""
         job, k, step = self.job, self.job.batches.accumulation, self.done + clock
         self.end_step(clock)
 
@@ -117,22 +117,23 @@ class Worker:
 
 
 def sparse_keys(config: TrainConfig) -> frozenset[str]:
-    """Matrices of whose gradient only some rows are not zero: an embedding that is not the output layer too."""
+    """Return the matrices with sparse gradients, row by row: an embedding that is not the output layer too."""
     return frozenset({"model.embed_tokens.weight"} if config.model == "llama" else ())
 
 
 def touched_rows(job: Job, step: int, worker: int) -> Array:
-    """The distinct tokens that occur in the worker's rows of a step, in ascending order."""
+    """Return the distinct tokens that occur in the worker's rows of a step, in ascending order."""
     k = job.batches.accumulation
     tokens = [job.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)]
     return np.unique(np.concatenate(tokens)).astype(np.int64)
 
 
 def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerConfig:
-    """The servers that the job's flags describe; checkpoint: whose optimizer state they continue with."""
+    """Return the servers that the job's flags describe; checkpoint: whose optimizer state they continue with."""
     kind, settings = optimizer_class(job)
     done = 0 if checkpoint is None else checkpoint.step
 
+    # Each server makes its own, for its parameters only.
     def make_optimizer(slices: Sequence[ParameterSlice]) -> Any:
         optimizer = kind(slices, **settings)
         if checkpoint is not None:
@@ -151,7 +152,8 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
 
 
 def server_tensors(updates: Updates) -> Tensors:
-    """Copies of what a server has after an update: gradients, weights and optimizer state of its keys."""
+    """Return copies of what a server has after an update: gradients, weights and optimizer state of its keys."""
+    # A server's arrays are flat; comparisons need them in the shapes of the parameters.
     shapes = updates.shard.shapes
     optimizer: dict[str, Array] = {}
     if updates.optimizer is not None:
@@ -171,7 +173,7 @@ def server_tensors(updates: Updates) -> Tensors:
 
 
 def checkpoint_shards(updates: Updates) -> list[CheckpointShard]:
-    """What a server writes: the weights and the optimizer state of its keys."""
+    """Return what a server writes: the weights and the optimizer state of its keys."""
     shards = []
     state = {} if updates.optimizer is None else updates.optimizer.state
     for name, array in updates.shard.weights.items():
@@ -196,7 +198,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[Para
 
 
 def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
-    """Payload bytes that all ranks together send; see the head of this file. done: steps before a resume.
+    """Return the payload bytes that all ranks together send; see the head of this file. done: steps before a resume.
 
     What a sparse push sends depends on the data: the tokens of each worker's batches are counted.
     """

@@ -97,7 +97,7 @@ class PipelineParallel(MeshStrategy):
         return self.forward_pipe.step(*self._batches(job, 0))
 
     def square_sums(self) -> Array:
-        """Stage after stage; a parameter in several places counts in the first. Two all-reduces (purpose clip_norm)."""
+        """Return the blocks stage after stage, shared parameters once. Two all-reduces (purpose clip_norm)."""
         rank = self.axes.pp.rank
         local: dict[int, list[Array]] = {}
         for axis in self.data_axes:
@@ -122,7 +122,7 @@ class PipelineParallel(MeshStrategy):
     # --- the micro-batches --------------------------------------------------------------------------------------------
 
     def _number(self, i: int) -> int:
-        """The global number of micro-batch i of this pipeline."""
+        """Return the global number of micro-batch i of this pipeline."""
         return self.axes.dp.rank * self.job.batches.accumulation + i
 
     def _batches(self, job: Job, step: int) -> tuple[list[Any], list[Any]]:
@@ -134,14 +134,14 @@ class PipelineParallel(MeshStrategy):
 
 
 def input_arrays(job: Job, microbatches: list[tuple[int, int]]) -> tuple[list[Any], list[Any]]:
-    """The inputs, as arrays of the model's dtype, and the targets of micro-batches (step, number)."""
+    """Return the inputs, as arrays of the model's dtype, and the targets of micro-batches (step, number)."""
     batches = [job.micro_batch(step, number) for step, number in microbatches]
     inputs = [as_input(x, job.dtype).data if x.dtype.kind == "f" else x for x, _ in batches]
     return inputs, [targets for _, targets in batches]
 
 
 def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
-    """The tensors of all ranks of a pipeline, by name; of equal names the first rank's.
+    """Return the tensors of all ranks of a pipeline, by name; of equal names the first rank's.
 
     Each rank sends its own to every other (purpose checkpoint).
     """

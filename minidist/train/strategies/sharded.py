@@ -168,7 +168,7 @@ class FullySharded(Sharded):
 
 
 def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
-    """The modules that ZeRO 3 shards as units, bottom up: what holds a tied weight, the blocks, the rest."""
+    """Return the modules that ZeRO 3 shards as units, bottom up: what holds a tied weight, the blocks, the rest."""
     apart = [
         part
         for part in module.modules()
@@ -185,7 +185,7 @@ def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
 def unit_parameters(
     module: Module, persistence_threshold: int = 0, tied: Collection[str] = ()
 ) -> list[list[Parameter]]:
-    """The parameters of each of these units, the module's own first; a parameter belongs to the first unit that has it.
+    """Return the parameters of each unit, the module's own first; a parameter belongs to the first unit that has it.
 
     A unit's parameters of fewer than `persistence_threshold` elements are a unit of their own, after the others.
     """

@@ -42,7 +42,7 @@ class Strategy(ABC):
         """Run this rank's micro-batches of a step and return their losses; the gradients are summed over all ranks."""
 
     def overflow(self) -> bool:
-        """Whether a summed gradient is infinite or NaN; with several ranks the same answer on every rank."""
+        """Return whether a summed gradient is infinite or NaN; all ranks return the same."""
         return not all(map(all_finite, self.gradients()))
 
     def unscale(self, factor: float) -> None:
@@ -60,7 +60,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def square_sums(self) -> Array:
-        """Sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
+        """Return sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
 
     def step(self, lr_factor: float) -> None:
         """Update the weights with `lr_factor` times the learning rate."""
@@ -72,7 +72,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def held_out_losses(self, job: Job) -> list[float]:
-        """Losses of this rank's micro-batches of the first step's data, forward only; job: this one, `evaluating`."""
+        """Return the losses of this rank's held-out micro-batches, forward only; job: this one, `evaluating`."""
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Strategy(ABC):
         return max((axis.optimizer.step_count for axis in self.data_axes), default=0)
 
     def optimizer_state(self) -> dict[str, dict[str, Array]]:
-        """Parameter name -> state arrays of this rank; of a shared parameter's equal replicas, the first."""
+        """Return {parameter name: state arrays of this rank}; of a shared parameter's equal replicas, the first."""
         result: dict[str, dict[str, Array]] = {}
         for axis in self.data_axes:
             for name, arrays in axis.optimizer.state.items():
@@ -90,25 +90,25 @@ class Strategy(ABC):
         return result
 
     def gradients(self) -> list[Array]:
-        """This rank's part of the summed gradient, still multiplied by the loss scale."""
+        """Return this rank's part of the summed gradient, still multiplied by the loss scale."""
         return [gradient for axis in self.data_axes for gradient in axis.gradients()]
 
     def local_arrays(self) -> list[Array]:
-        """The flat weights that this rank holds."""
+        """Return the flat weights that this rank holds."""
         return [array for axis in self.data_axes for array in axis.local_arrays()]
 
     def sizes(self) -> list[AxisSizes]:
-        """The element counts from which the closed forms of the volumes follow."""
+        """Return the element counts from which the closed forms of the volumes follow."""
         return [axis.sizes() for axis in self.data_axes]
 
     @abstractmethod
     def tensors(self) -> Tensors:
-        """Copies of the whole gradients, weights and optimizer state by name. Every rank calls it."""
+        """Return copies of the whole gradients, weights and optimizer state by name. Every rank calls it."""
 
     # --- numbers in a checkpoint --------------------------------------------------------------------------------------
 
     def scalars(self) -> dict[str, float]:
-        """Numbers for a checkpoint, equal on all ranks: the loss scale and its counters."""
+        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters."""
         scaler = self.job.scaler
         return {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
 
