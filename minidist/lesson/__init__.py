@@ -1,8 +1,8 @@
-"""What lessons need besides the code that they explain: `check` an exercise, `expect` an error, `build` the notebooks.
+"""Tools of the lessons: `check` an exercise, `expect` an error, `build` the notebooks.
 
 check("04.ring_all_reduce", my_function)         property check, par values, hints, and a leg under mpiexec
 check("04.ring_all_reduce", solution("04.ring_all_reduce"))
-with expect(DeadlockError): ...                  demands that very exception and prints its message
+with expect(DeadlockError): ...                  requires that exception and prints its message
 python -m minidist.lesson.build 04 --check       is the committed notebook still what its source makes?
 """
 

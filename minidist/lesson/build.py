@@ -1,21 +1,23 @@
-"""Makes the notebooks: lessons/NN_name.py, which people write and review, becomes lessons/NN_name.ipynb with its
-outputs.
+"""Builds the notebooks: lessons/NN_name.py, which is written and reviewed, becomes lessons/NN_name.ipynb with outputs.
 
     python -m minidist.lesson.build              every lesson
     python -m minidist.lesson.build 00 04        these
     python -m minidist.lesson.build --check      write nothing; exit 1 when a committed notebook is stale
 
-A notebook is committed, so that its pictures show without running anything. It is stale when its source differs or when
-the text that it prints differs. Numbers without a unit that have a decimal point may differ in their last digits from
+Notebooks are committed, so that their pictures show without running anything. One is stale when its source or the text
+that it prints differs. Numbers without a unit that have a decimal point may differ in their last digits from
 machine to machine, and so may pictures: neither is compared. Virtual times and bytes have a unit and are compared.
 
 A notebook carries a seal over what it was made from (its source, its exercises and the modules that they import) and
 what it prints. While the seal fits nothing has changed, and the tests need not run the lesson.
+
+Proved by: tests/lesson/test_lessons.py
 """
 
 import argparse
 import ast
 import hashlib
+import importlib
 import re
 import sys
 from collections.abc import Sequence
@@ -27,17 +29,17 @@ from minidist.base.errors import MinidistError, UsageError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NEVER_COMPARED = ("27",)  # a lesson about the machine that it runs on
-TIMEOUT = 120  # seconds a cell; a whole lesson should take less than 20
+TIMEOUT = 120  # seconds per cell; a whole lesson should take less than 20
 _FLOAT = re.compile(r"-?\b\d+(\.\d+([eE][-+]?\d+)?|[eE][-+]?\d+)\b(?! ?(µs|ms|ns|s|B|kB|MB|GB)\b)")
 _LOCAL = re.compile(r"^ *mpiexec: .*\n?", re.MULTILINE)  # whether a machine has an MPI
 
 
 class LessonError(MinidistError):
-    """A cell of a lesson raised something that it did not announce."""
+    """A cell of a lesson raised an exception that it did not announce."""
 
 
 def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
-    """The lessons of a folder, or those with the given numbers."""
+    """Return the lessons of a folder, or those with the given numbers."""
     found = sorted(folder.glob("[0-9][0-9]_*.py"))
     missing = [number for number in numbers if not any(path.name.startswith(f"{number}_") for path in found)]
     if missing:
@@ -61,6 +63,8 @@ def make(source: Path) -> Any:
         record_timing=False,
         resources={"metadata": {"path": str(source.resolve().parents[1])}},
     )
+
+    # A kernel starts in the repository's root, where `python lessons/NN_name.py` runs too.
     try:
         client.execute()
     except CellExecutionError as error:
@@ -71,7 +75,7 @@ def make(source: Path) -> Any:
 
 
 def tidy(notebook: Any) -> None:
-    """Leave nothing in a notebook that differs from run to run or from machine to machine."""
+    """Remove from a notebook what differs from run to run or from machine to machine."""
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -85,7 +89,7 @@ def tidy(notebook: Any) -> None:
 
 
 def merged(outputs: Sequence[Any]) -> list[Any]:
-    """Consecutive texts of one stream as one: how they are cut depends on timing."""
+    """Join consecutive texts of one stream: how they are cut depends on timing."""
     result: list[Any] = []
     for output in outputs:
         if result and output.output_type == "stream" == result[-1].output_type and output.name == result[-1].name:
@@ -96,12 +100,12 @@ def merged(outputs: Sequence[Any]) -> list[Any]:
 
 
 def content(notebook: Any) -> list[tuple[str, str, str]]:
-    """What is compared: kind, source and printed text of each cell."""
+    """Return what is compared: kind, source and printed text of each cell."""
     return [(cell.cell_type, cell.source, printed(cell)) for cell in notebook.cells]
 
 
 def printed(cell: Any) -> str:
-    """The text of a cell's outputs, without what may differ between machines."""
+    """Return the text of a cell's outputs, without what may differ between machines."""
     texts = [
         output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
         for output in cell.get("outputs", ())
@@ -111,7 +115,7 @@ def printed(cell: Any) -> str:
 
 
 def ingredients(source: Path) -> list[Path]:
-    """The files that a lesson is made from: itself, its exercises, and every file of ours that these import."""
+    """Return the files of a lesson: itself, its exercises, and the files of minidist that these import."""
     todo = [source.resolve(), *(PACKAGE / "lesson" / "exercises").glob(f"e{source.name[:2]}_*.py")]
     found: set[Path] = set()
     while todo:
@@ -124,18 +128,21 @@ def ingredients(source: Path) -> list[Path]:
 
 @lru_cache
 def _imported(path: Path) -> list[Path]:
-    """The files of ours that a file imports, at its top or inside a function; of one that finds files by itself, its
-    folder.
+    """Return the files of minidist that a file imports, at its top or inside a function.
+
+    For a file that finds modules with iter_modules, that is every file of its folder.
     """
     text = path.read_text()
     if "iter_modules" in text and "exercises" not in path.parts:
         return list(path.parent.glob("*.py"))
+
     names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+
     found: set[Path] = set()
     for first, *parts in (name.split(".") for name in names):
         if first == PACKAGE.name:
@@ -146,33 +153,35 @@ def _imported(path: Path) -> list[Path]:
 
 
 def seal(source: Path, notebook: Any) -> str:
-    """A digest of what the notebook was made from and of what it prints."""
+    """Return a digest of what the notebook was made from and of what it prints."""
     digest = hashlib.sha256(repr(content(notebook)).encode())
     for path in ingredients(source):
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:32]
 
 
-def unchanged(source: Path) -> bool:
-    """Does the committed notebook's seal fit? Then running the lesson would print what it printed."""
-    import nbformat
+def _nbformat() -> Any:
+    """Return the module nbformat, an optional dependency without type annotations."""
+    return importlib.import_module("nbformat")
 
+
+def unchanged(source: Path) -> bool:
+    """Return whether the committed notebook's seal fits: then running the lesson would print the same."""
     path = source.with_suffix(".ipynb")
     if not path.exists():
         return False
-    committed = nbformat.read(path, as_version=4)
-    return committed.metadata.get("minidist", {}).get("seal") == seal(source, committed)
+    committed = _nbformat().read(path, as_version=4)
+    return bool(committed.metadata.get("minidist", {}).get("seal") == seal(source, committed))
 
 
 def stale(source: Path) -> str:
-    """One sentence on why the committed notebook is not what its source makes, or "". Runs the lesson."""
+    """Run the lesson; return one sentence on why the committed notebook differs from the result, or ""."""
     import jupytext
-    import nbformat
 
     path = source.with_suffix(".ipynb")
     if not path.exists():
         return f"{path.name} is missing"
-    committed = nbformat.read(path, as_version=4)
+    committed = _nbformat().read(path, as_version=4)
     written = [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
     if written != [(cell.cell_type, cell.source) for cell in committed.cells]:
         return f"{path.name} was built from another {source.name}"
@@ -186,18 +195,18 @@ def stale(source: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    import nbformat
-
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m minidist.lesson.build", description=__doc__.splitlines()[0])
     parser.add_argument("lessons", nargs="*", metavar="NN", help="numbers of lessons; default: all")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a notebook is stale")
     parser.add_argument("--folder", type=Path, default=Path("lessons"), help="where the lessons are")
     flags = parser.parse_args(arguments)
     code = 0
+
     try:
         for source in sources(flags.folder, flags.lessons):
             print(source.name, flush=True)
+            # One stale notebook does not end the check of the others.
             if flags.check:
                 problem = stale(source)
                 if problem:
@@ -207,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     code = 1
             else:
-                nbformat.write(make(source), source.with_suffix(".ipynb"))
+                _nbformat().write(make(source), source.with_suffix(".ipynb"))
     except MinidistError as error:
         print(f"minidist: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

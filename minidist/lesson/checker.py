@@ -1,8 +1,8 @@
 """Checks an exercise as minidist's own tests check minidist: by properties, on generated cases.
 
-One rank and numbers of ranks that are not a power of two, sizes that do not divide, empty arrays, synchronous and
-buffered sends. The cases are tried from the smallest on, so the first failure is the smallest counterexample. At the
-end the function runs under `mpiexec`, where ranks share nothing: a list that "communicates" for free in one process
+The cases have one rank, numbers of ranks that are not a power of two, sizes that do not divide, empty arrays,
+synchronous and buffered sends. They run from the smallest on, so the first failure is the smallest counterexample. At
+the end the function runs under `mpiexec`, where ranks share nothing: a list that "communicates" for free in one process
 fails there.
 
 Proved by: tests/lesson/test_checker.py, tests/lesson/test_exercises.py
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BUFFERED = 1 << 40  # bytes up to which a send is buffered: all of them
 TIMEOUT = 2.0  # seconds that a rank may compute
-MAX_MESSAGES_OVER_PAR = 100  # a program that sends this many times the solution's messages is taken to be endless
+MAX_MESSAGES_OVER_PAR = 100  # a program that sends this many times the solution's messages counts as endless
 
 
 class EndlessError(RuntimeError):
@@ -35,7 +35,7 @@ class EndlessError(RuntimeError):
 
 @dataclass
 class Result:
-    """What a check found. passed, the text that `check` prints, and the counterexample's picture."""
+    """What a check found: whether it passed, the text that `check` prints, and the counterexample's picture."""
 
     name: str
     passed: bool
@@ -52,7 +52,7 @@ class Result:
 
 @dataclass
 class Outcome:
-    """One run."""
+    """What one run returned, raised, recorded and needed."""
 
     answers: list[Any]
     error: Exception | None
@@ -71,23 +71,28 @@ def check(name: str, function: Callable[..., Any], *, mpi: bool = True) -> None:
 
 
 def examine(name: str, function: Callable[..., Any], *, mpi: bool = True) -> Result:
-    """As `check`, without printing. mpi=False leaves out the leg under mpiexec."""
+    """Do what `check` does without printing; mpi=False leaves out the leg under mpiexec."""
     exercise = find(name)
     cases = exercise.cases()
+
+    # The first failure ends the check; par is what the solution needs on the same case.
     for case in cases:
         ours = run(exercise, exercise.solution, case)
         for buffered in (False, True) if exercise.communicates else (False,):
             outcome = run(
                 exercise, function, case, buffered=buffered, messages=sum(len(t.messages) for t in ours.traces)
             )
-            failure = judge(exercise, case, outcome, buffered, ours.metrics)
+            failure = find_failure(exercise, case, outcome, buffered, ours.metrics)
             if failure is not None:
                 return failed(exercise, failure, outcome)
+
     par, yours = (run(exercise, answer, exercise.par).metrics for answer in (exercise.solution, function))
     lines = [f"{name}: correct {_range(exercise, cases)}"]
     shown = (*METRICS * exercise.communicates, *("memory",) * (par["memory"] > 0))
     if shown:
         lines.append(f"  {exercise.describe(exercise.par)}: {compare(par, yours, *shown)}")
+
+    # In separate processes: what works only because ranks share memory fails here.
     if exercise.communicates and mpi:
         problem, note = run_under_mpi(exercise, function, [case for case in cases if case.ranks == 3])
         if problem:
@@ -100,7 +105,7 @@ def examine(name: str, function: Callable[..., Any], *, mpi: bool = True) -> Res
 def run(
     exercise: Exercise, function: Callable[..., Any], case: Case, *, buffered: bool = False, messages: int = 1000
 ) -> Outcome:
-    """The function on all ranks of a case."""
+    """Run the function on all ranks of a case."""
 
     def main(comm: Comm) -> Any:
         return one_rank(exercise, function, case, comm)
@@ -109,30 +114,34 @@ def run(
         case.ranks, MAX_MESSAGES_OVER_PAR * (messages + 10), eager_bytes=BUFFERED if buffered else 0, timeout=TIMEOUT
     )
     error, answers = None, []
+
+    # Whatever the function raises becomes part of the outcome.
     try:
         answers = world.run(main)
     except Exception as caught:
         error = caught
+
     metrics = {
         "bytes": max(sum(message.nbytes for message in trace.sent()) for trace in world.traces),
         "messages": max(len(trace.sent()) for trace in world.traces),
         "time": world.end_time,
-        "memory": max(
-            (sum(live.values()) for trace in world.traces for _, live in trace.memory), default=0
-        ),  # of exercises that keep an account
+        # Only exercises about memory keep an account.
+        "memory": max((sum(live.values()) for trace in world.traces for _, live in trace.memory), default=0),
     }
     return Outcome(answers, error, world.traces, metrics)
 
 
-def judge(exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, par: dict[str, float]) -> Failure | None:
-    """Is there anything wrong with a run?"""
+def find_failure(
+    exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, par: dict[str, float]
+) -> Failure | None:
+    """Return what is wrong with a run: an error, a wrong answer, or a metric above par; None when it is right."""
     error = outcome.error
     if error is not None:
         message = str(error) if isinstance(error, DeadlockError) else f"{type(error).__name__}: {error}"
         return Failure("raised", message.removesuffix(": "), case, buffered, error)
-    message = exercise.verdict(case, outcome.answers)
+    message = exercise.problem(case, outcome.answers)
     if message:
-        expected = exercise.expected(case) if exercise.judge is None else ()
+        expected = exercise.expected(case) if exercise.check_answers is None else ()
         return Failure("wrong", message, case, buffered, answers=outcome.answers, expected=expected)
     for metric in exercise.limits:
         if not buffered and outcome.metrics[metric] > par[metric] * (1 + 1e-9):
@@ -144,8 +153,10 @@ def judge(exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, par:
 
 
 def failed(exercise: Exercise, failure: Failure, outcome: Outcome | None) -> Result:
-    """The text, the hint that fits best, and the picture."""
+    """Return the result of a failure: the text, the hint that fits best, and the picture."""
+    # The exercise's own hints come before the general ones.
     hint = next((hint.text for hint in (*exercise.hints, *GENERAL) if hint.when(failure)), "")
+
     if failure.kind == "mpi":
         where = "under mpiexec, on 3 ranks"
     else:
@@ -154,6 +165,8 @@ def failed(exercise: Exercise, failure: Failure, outcome: Outcome | None) -> Res
     lines = [f"{exercise.name}: not yet", f"  {where}", *(f"  {line}" for line in failure.message.splitlines())]
     if hint:
         lines.append(f"  hint: {hint}")
+
+    # The picture of messages, or that of memory when the peak is above par; none when nothing was recorded.
     figure = None
     pictures = [("space-time", "messages"), ("memory", "memory")]
     for picture, events in pictures[::-1] if failure.metric == "memory" else pictures:
@@ -182,7 +195,7 @@ GENERAL = (
 
 
 def compare(par: dict[str, float], yours: dict[str, float], *metrics: str) -> str:
-    """ "most bytes sent by a rank: par 96 B, yours 96 B; ..." """
+    """Return text such as "most bytes from a rank: par 96 B, yours 96 B; ..."."""
     return "; ".join(f"{_label(m)}: par {_number(m, par[m])}, yours {_number(m, yours[m])}" for m in metrics or METRICS)
 
 
@@ -207,7 +220,7 @@ def _range(exercise: Exercise, cases: list[Case]) -> str:
 
 
 class Limited(SimWorld):
-    """A simulated world that ends a program which sends without end."""
+    """A simulated world that stops a program which sends without end."""
 
     def __init__(self, ranks: int, limit: int, **options: Any) -> None:
         super().__init__(ranks, **options)

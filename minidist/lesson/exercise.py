@@ -1,6 +1,8 @@
-"""An exercise is data: what each rank is given, what must come out, our own solution, and hints for typical mistakes.
+"""An exercise is data: what each rank is given, what it must return, a solution, and hints for typical mistakes.
 
-Par values are not written anywhere: they are what our solution needs on the same case.
+Par values are not stored anywhere: they are what the solution needs on the same case.
+
+Proved by: tests/lesson/test_checker.py, tests/lesson/test_exercises.py
 """
 
 import importlib
@@ -21,14 +23,14 @@ METRICS = ("bytes", "messages", "time")
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One run: so many ranks, a size (what it counts, the exercise says), and a seed for the data."""
+    """One run: a number of ranks, a size (the exercise defines what it counts), and a seed for the data."""
 
     ranks: int
     size: int
     seed: int = 0
 
     def generator(self, *more: int) -> np.random.Generator:
-        """Random numbers that depend on the case and on `more` (a rank, say), and on nothing else."""
+        """Return a generator that depends on the case and on `more` (such as a rank) only."""
         return np.random.default_rng([self.seed, self.ranks, self.size, *more])
 
 
@@ -50,11 +52,11 @@ class Failure:
     traces: Sequence[Trace] = ()
 
     def raised(self, *classes: type[BaseException]) -> bool:
-        """Did the function raise one of these?"""
+        """Return whether the function raised one of these."""
         return isinstance(self.error, classes)
 
     def answers_are(self, others: Sequence[Any]) -> bool:
-        """Are the wrong answers these? So a hint recognises a typical mistake: by making it."""
+        """Return whether the wrong answers are these. A hint recognises a typical mistake by making it."""
         if self.kind != "wrong" or any(answer is None for answer in self.answers):
             return False
         return all(not difference(got, other, 1e-9) for got, other in zip(self.answers, others, strict=True))
@@ -62,14 +64,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Hint:
-    """`text` for the failures for which `when` holds."""
+    """A hint with `text` for the failures for which `when` holds."""
 
     when: Callable[[Failure], bool]
     text: str
 
 
 def standard_cases() -> list[Case]:
-    """Small ones, and twelve random ones (the same in every run): ragged, empty, fewer elements than ranks."""
+    """Return small cases and twelve random ones, the same in every run: ragged, empty, fewer elements than ranks."""
     draw = np.random.default_rng(0)
     cases = [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (0, 1, 3, 4, 7)]
     cases += [Case(int(draw.integers(1, 10)), int(draw.integers(0, 40)), seed + 1) for seed in range(12)]
@@ -78,12 +80,17 @@ def standard_cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Exercise:
-    """arguments(case, comm): what one rank's function gets after `comm`; fresh arrays each time.
-    expected(case): the answers of all ranks. answer(arguments, returned): where the answer lies; default: what was
-    returned. judge(case, answers): a sentence when they are wrong, else ""; default: compare with `expected`.
-    limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
-    in trace.memory, which `answer` or the function must have filled (see `base.memory`). forbidden: methods of comm
-    that the exercise does without. par: the case on which par is printed. communicates: False for one rank alone.
+    """One exercise of a lesson.
+
+    - arguments(case, comm): what one rank's function gets after `comm`; fresh arrays each time.
+    - expected(case): the answers of all ranks.
+    - answer(arguments, returned): one rank's answer; by default what was returned.
+    - check_answers(case, answers): a sentence when they are wrong, else ""; by default a comparison with `expected`.
+    - limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
+      in trace.memory, which `answer` or the function must have filled (see `base.memory`).
+    - forbidden: methods of comm that the exercise does without.
+    - par: the case on which par is printed.
+    - communicates: False for one rank alone.
     """
 
     name: str
@@ -93,7 +100,7 @@ class Exercise:
     par: Case
     hints: tuple[Hint, ...]
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
-    judge: Callable[[Case, Sequence[Any]], str] | None = None
+    check_answers: Callable[[Case, Sequence[Any]], str] | None = None
     cases: Callable[[], list[Case]] = standard_cases
     limits: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
@@ -102,10 +109,10 @@ class Exercise:
     label: Callable[[Case], str] | None = None  # a case in words, where its size is not a number of units
     tolerance: float = 1e-9
 
-    def verdict(self, case: Case, answers: Sequence[Any]) -> str:
-        """ "" when the answers are right, else a sentence that names the first rank that is wrong."""
-        if self.judge is not None:
-            return self.judge(case, answers)
+    def problem(self, case: Case, answers: Sequence[Any]) -> str:
+        """Return a sentence that names the first rank whose answer is wrong, or "" when all are right."""
+        if self.check_answers is not None:
+            return self.check_answers(case, answers)
         for rank, (got, wanted) in enumerate(zip(answers, self.expected(case), strict=True)):
             problem = difference(got, wanted, self.tolerance)
             if problem:
@@ -113,7 +120,7 @@ class Exercise:
         return ""
 
     def describe(self, case: Case) -> str:
-        """A case in words."""
+        """Return a case in words."""
         if self.label is not None:
             return self.label(case)
         ranks = f"{case.ranks} rank{'s' * (case.ranks != 1)}, " if self.communicates else ""
@@ -121,7 +128,7 @@ class Exercise:
 
 
 def difference(got: Any, wanted: Any, tolerance: float) -> str:
-    """A sentence when an answer is not what it should be."""
+    """Return a sentence when an answer is not what it should be, else ""."""
     if got is None:
         return "the function returned None"
     if isinstance(wanted, tuple):
@@ -138,13 +145,13 @@ def difference(got: Any, wanted: Any, tolerance: float) -> str:
 
 
 def short(array: np.ndarray) -> str:
-    """An array in at most one line."""
+    """Return an array as at most one line of text."""
     return np.array2string(array.reshape(-1), precision=4, threshold=8, edgeitems=3, separator=", ").replace("\n", "")
 
 
 @cache
 def exercises() -> dict[str, Exercise]:
-    """name -> exercise, from all files of exercises/."""
+    """Return name -> exercise, from all files of exercises/."""
     package = importlib.import_module("minidist.lesson.exercises")
     table = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
@@ -154,12 +161,12 @@ def exercises() -> dict[str, Exercise]:
 
 
 def names() -> list[str]:
-    """The exercises that there are."""
+    """Return the names of all exercises."""
     return list(exercises())
 
 
 def find(name: str) -> Exercise:
-    """The exercise, or one sentence that says which exist."""
+    """Return the exercise. Raises UsageError, with the names that exist, when there is none."""
     table = exercises()
     if name not in table:
         raise UsageError(f"there is no exercise {name!r}{nearest(name, table)}; there are {', '.join(table)}")
@@ -167,5 +174,5 @@ def find(name: str) -> Exercise:
 
 
 def solution(name: str) -> Callable[..., Any]:
-    """Our own solution. Read it with inspect.getsource, after you have tried."""
+    """Return the solution of an exercise. Read it with inspect.getsource, after you have tried."""
     return find(name).solution

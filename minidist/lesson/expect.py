@@ -1,4 +1,7 @@
-"""A lesson that breaks something on purpose must break in the way that it announces, or the reader learns a lie."""
+"""Checks that a lesson which breaks something on purpose breaks in the way that it announces.
+
+Proved by: tests/lesson/test_checker.py
+"""
 
 from types import TracebackType
 

@@ -1,8 +1,8 @@
-"""The last part of a check runs the same function in processes under mpiexec.
+"""Runs an exercise in processes under mpiexec, where ranks share nothing; it is the last part of a check.
 
 parent   writes exercise name, function (see transport.py) and cases to a file, starts mpiexec
 rank     runs the cases one after the other; rank 0 writes the answers of all to a file
-parent   judges them
+parent   checks the answers
 
 Proved by: tests/lesson/test_checker.py
 """
@@ -29,21 +29,23 @@ KILL = 30.0  # seconds for everything
 
 
 def mpiexec() -> str | None:
-    """The launcher beside this Python, else the first one on PATH, else None; None too without mpi4py."""
+    """Return the launcher beside this Python, else the first one on PATH, else None; None also without mpi4py."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
 def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[Case]) -> tuple[str, str]:
-    """(problem, note): one of them is empty. The note says what was run, or why nothing was."""
+    """Return (problem, note), one of them empty. The note says what was run, or why nothing was."""
     launcher = mpiexec()
     if launcher is None:
         return "", "not run, there is no MPI here (pip install 'minidist[mpi]')"
     try:
         packed = dumps(function)
     except Exception as error:
-        return "", f"not run, the function cannot travel to another process ({error})"
+        return "", f"not run, the function cannot be sent to another process ({error})"
+
+    # Job and answers are files, so that the parent needs no MPI itself.
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "job").write_bytes(pickle.dumps((exercise.name, packed, cases)))
@@ -58,6 +60,8 @@ def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
         }
+
+        # A hanging job is reported by the watchdog after TIMEOUT; KILL is for one that computes without end.
         program = f"from minidist.lesson.mpi_leg import main; main({name!r})"
         command = [launcher, "-n", str(RANKS), sys.executable, "-c", program]
         process = subprocess.Popen(
@@ -71,21 +75,22 @@ def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[
         if process.returncode != 0 or not (directory / "answers").exists():
             return _shortened(output), ""
         by_rank = pickle.loads((directory / "answers").read_bytes())
+
     for index, case in enumerate(cases):
-        problem = exercise.verdict(case, [answers[index] for answers in by_rank])
+        problem = exercise.problem(case, [answers[index] for answers in by_rank])
         if problem:
             return f"{exercise.describe(case)}: {problem}", ""
     return "", f"also correct on {RANKS} ranks"
 
 
 def _shortened(output: str) -> str:
-    """The lines that say what happened, without the launcher's own."""
+    """Return the lines that say what happened, without those of the launcher."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "=", "Abort"))]
     return "\n".join(lines[:8]) or "the job ended with an error"
 
 
 def main(directory: str) -> None:
-    """Be one rank."""
+    """Run all cases of the job in `directory` as one rank."""
     from minidist.comm.launch import execute
 
     name, packed, cases = pickle.loads((Path(directory) / "job").read_bytes())

@@ -1,4 +1,4 @@
-"""What one rank does with an exercise, in the simulated world and under mpiexec alike.
+"""Runs one rank of an exercise, in the simulated world and under mpiexec alike.
 
 Proved by: tests/lesson/test_checker.py
 """

@@ -1,9 +1,11 @@
 """A function from a notebook cell, as bytes that another Python process can run.
 
-pickle sends functions by name, and a cell's function has no module to be found in. So the code object travels
-(marshal), with the globals that it names: modules by name, functions of libraries by name, others by code again, data
-by value.
-By value is the point: what ranks share in one process they do not share here.
+pickle sends functions by name, and a cell's function is in no module that the other process could import. So the code
+object is sent (marshal), with the globals that it names: modules by name, functions of libraries by name, other
+functions by code again, data by value. Data is copied on purpose: what ranks share in one process they do not share
+here.
+
+Proved by: tests/lesson/test_checker.py
 """
 
 import builtins
@@ -19,13 +21,13 @@ _LIBRARIES = {"minidist", "numpy", *sys.stdlib_module_names} - {"__main__"}
 
 
 def dumps(function: Callable[..., Any]) -> bytes:
-    """The function with everything that it needs. Raises what pickle raises when something cannot travel."""
+    """Return the function with everything that it needs. Raises what pickle raises when something cannot be sent."""
     table: list[dict[str, Any]] = []
     return pickle.dumps((table, _pack(function, table, {})))
 
 
 def loads(data: bytes) -> Callable[..., Any]:
-    """What `dumps` packed."""
+    """Return the function that `dumps` packed."""
     table, packed = pickle.loads(data)
     result: Callable[..., Any] = _unpack(packed, table, {})
     return result
@@ -53,7 +55,7 @@ def _in_library(function: FunctionType) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names that the code, or code inside it, may look up as globals."""
+    """Return the names that the code, or code inside it, may look up as globals."""
     inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inner)
 

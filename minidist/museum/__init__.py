@@ -1,8 +1,8 @@
 """A museum of bugs: each was found in public code, and each passed its authors' tests.
 
 Running an exhibit injects its bug into the code that trains, in memory and for the time of the run; no file is wrong.
-The same small job runs with and without the bug, so that a reader sees what its authors saw (a loss that falls) and what
-they did not see (the difference of gradients and weights). The tests of minidist that the exhibit names fail with it.
+The same small job runs with and without the bug, so that a reader sees what its authors saw (a loss that falls) and
+what they missed (different gradients and weights). The tests of minidist that the exhibit names fail with it.
 
 Proved by: tests/museum/test_museum.py, tests/museum/test_checks.py
 """

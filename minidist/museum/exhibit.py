@@ -19,33 +19,36 @@ _MISSING = object()
 
 
 class Patch:
-    """Changes to objects that `undo` takes back, the last first."""
+    """Changes to objects, which `undo` reverts, the last first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
     def setattr(self, target: Any, name: str, value: Any) -> None:
-        """target.name = value, until `undo`."""
+        """Set target.name = value, until `undo`."""
         own = vars(target).get(name, _MISSING) if isinstance(target, type) else getattr(target, name, _MISSING)
         setattr(target, name, value)
         self._undo.append((lambda: delattr(target, name)) if own is _MISSING else (lambda: setattr(target, name, own)))
 
     def setitem(self, mapping: Any, key: Any, value: Any) -> None:
-        """mapping[key] = value, until `undo`."""
+        """Set mapping[key] = value, until `undo`."""
         own = mapping.get(key, _MISSING)
         mapping[key] = value
         self._undo.append((lambda: mapping.pop(key)) if own is _MISSING else (lambda: mapping.__setitem__(key, own)))
 
     def undo(self) -> None:
-        """Take back every change, the last one first."""
+        """Revert every change, the last one first."""
         while self._undo:
             self._undo.pop()()
 
 
 @dataclass
 class Recording:
-    """What a job left behind. tensors: for each rank, kind ("gradients" of the first step, "weights" after the last) ->
-    name -> values. measured: other numbers by name, such as peak bytes."""
+    """What a job computed.
+
+    tensors: for each rank, kind ("gradients" of the first step, "weights" after the last) -> name -> values.
+    measured: other numbers by name, such as peak bytes.
+    """
 
     losses: list[float]
     tensors: list[dict[str, dict[str, Array]]]
@@ -54,10 +57,10 @@ class Recording:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a test did with the bug planted. status: one of
+    """What a test did with the bug injected. status: one of
 
     - "caught": it failed with the error that the exhibit declares; text is that error in one line;
-    - "passed": it does not see the bug;
+    - "passed": it does not detect the bug;
     - "other failure": it failed, but with another error than the declared one, which proves nothing about the bug;
     - "not run": it could not run here; text says why and what to do.
     """
@@ -68,7 +71,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Catch:
-    """A test of minidist's suite, with its arguments: it passes, and with the bug planted it fails with `error`."""
+    """A test of minidist's suite, with its arguments: it passes, and with the bug injected it fails with `error`."""
 
     file: str  # tests/parallel/test_zero.py
     test: str
@@ -92,7 +95,7 @@ class Catch:
         return test
 
     def run(self) -> None:
-        """Run the test, with what it takes of pytest's `monkeypatch` and `tmp_path`; raises what the test raises."""
+        """Run the test, with pytest's `monkeypatch` and `tmp_path` if it takes them; raises what the test raises."""
         test = self.load()
         names = inspect.signature(test).parameters
         with ExitStack() as stack:
@@ -105,7 +108,7 @@ class Catch:
             test(*self.arguments, **fixtures)
 
     def check(self) -> CheckResult:
-        """Run the test while the bug is planted, and say what it did. Only the declared error counts as caught."""
+        """Run the test while the bug is injected, and return what it did. Only the declared error counts as caught."""
         try:
             self.load()
         except ImportError as error:
@@ -131,11 +134,11 @@ def _root() -> Path:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One bug, with what is needed to show it.
+    """One bug, with everything that is needed to show it.
 
-    number: with a letter where one cause shows in several ways. story: what happened. inject: puts the bug into
-    the running program. job: what runs with and without it; a MinidistError out of it is a symptom too. caught_by: tests that
-    fail.
+    number: with a letter where one cause shows in several ways. story: what happened. inject: puts the bug into the
+    running program. job: what runs with and without it; a MinidistError that it raises is a symptom too. caught_by:
+    tests that fail.
     """
 
     number: str

@@ -23,7 +23,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class Difference:
-    """The largest |with - without| of one kind of tensor over all ranks: where it is, and that tensor's largest entry."""
+    """The largest |with - without| of one kind of tensor over all ranks, its place, and that tensor's largest entry."""
 
     largest: float = 0.0
     scale: float = 0.0
@@ -38,9 +38,10 @@ class Difference:
 
 @dataclass
 class ExhibitRun:
-    """What a run of an exhibit shows. said: the error that the job ended with, where it did. checks: test -> what it did with the
-    bug injected; empty when no tests were asked for.
-    """
+    """What a run of an exhibit shows.
+
+    said: the error that the job ended with, if any. checks: test -> what it did with the bug injected; empty when no
+    tests were asked for."""
 
     exhibit: Exhibit
     right: Recording
@@ -50,7 +51,7 @@ class ExhibitRun:
     checks: dict[str, CheckResult] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return what `--json` prints."""
         return {
             "number": self.exhibit.number,
             "title": self.exhibit.title,
@@ -67,7 +68,7 @@ class ExhibitRun:
         }
 
     def with_status(self, status: str) -> dict[str, str]:
-        """Return the tests of which the check ended with `status`, and what each said."""
+        """Return the tests whose check ended with `status`, and the text of each."""
         return {test: result.text for test, result in self.checks.items() if result.status == status}
 
     def other_symptoms(self) -> str:
@@ -90,15 +91,20 @@ class ExhibitRun:
         """Return the whole run as text for a terminal."""
         lines = [f"{self.exhibit.number}  {self.exhibit.title}", "", textwrap.fill(self.exhibit.story, 110), ""]
         lines += [f"injected: {(self.exhibit.inject.__doc__ or '').strip()}", ""]
+
+        # What the authors saw: two loss curves on one scale.
         if self.wrong is not None and self.right.losses:
             lines += [
                 f"loss without  {curve(self.right.losses, self.wrong.losses)}",
                 f"loss with     {curve(self.wrong.losses, self.right.losses)}",
             ]
+
         if self.said:
             lines += ["what minidist says:", *(f"    {line}" for line in self.said.splitlines())]
             if self.wrong is not None:
                 lines.append("and without its checks:")
+
+        # What they did not see: gradients, weights and other measurements that differ.
         for kind, d in self.differences.items():
             when = "after one step" if kind == "gradients" else f"after {len(self.right.losses)} steps"
             place = (
@@ -112,6 +118,7 @@ class ExhibitRun:
                 f"{name}: {value:,.0f} with, {self.right.measured[name]:,.0f} without"
                 for name, value in self.wrong.measured.items()
             ]
+
         lines += ["", "caught by"]
         for catch in self.exhibit.caught_by:
             lines.append(f"    {catch}")
@@ -144,7 +151,7 @@ class ExhibitRun:
 
 
 def percent(ratio: float) -> str:
-    """0.5 -> 50 %; small ones in powers of ten."""
+    """Return 0.5 as "50 %", and small ratios in powers of ten."""
     if ratio == 0:
         return "0"
     return f"{100 * ratio:.0f} %" if ratio >= 0.01 else f"{ratio:.0e}"
@@ -215,6 +222,7 @@ def table(runs: Sequence[ExhibitRun]) -> str:
     """Return one line per exhibit: the losses, the differences, and how many of its tests failed as declared."""
     head = ("#", "bug", "last loss", "with it", "|Δgradient|", "|Δweight|", "caught by", "other symptoms")
     rows: list[tuple[str, ...]] = [head]
+
     for run in runs:
         losses, caught = ["", ""], len(run.with_status("caught"))
         if run.wrong is not None and run.right.losses:
@@ -225,6 +233,8 @@ def table(runs: Sequence[ExhibitRun]) -> str:
         ran = any(result.status != "not run" for result in run.checks.values())
         tests = f"{caught} of {len(run.exhibit.caught_by)}" if ran else "not run"
         rows.append((run.exhibit.number, run.exhibit.title, *losses, *parts, tests, run.other_symptoms()))
+
+    # The last column is as wide as its text.
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()

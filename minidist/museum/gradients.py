@@ -1,4 +1,7 @@
-"""Bugs of gradients: whose are summed, over whom, how often, and by what they are divided."""
+"""Bugs of gradients: which are summed, over which ranks, how often, and by what they are divided.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 import contextlib
 from typing import Any
@@ -19,6 +22,7 @@ def only_top_level(patch: Patch) -> None:
     make_buckets = gradients.make_buckets
     parameter_ready = gradients.GradientReducer.parameter_ready
 
+    # The flat parameters without those of nested blocks: "layer.weight" has one dot, "block.layer.weight" two.
     class Shallow:
         def __init__(self, flat: Any) -> None:
             self.flat = flat
@@ -71,8 +75,8 @@ def no_broadcast(patch: Patch) -> None:
     patch.setattr(data_parallel, "broadcast", lambda comm, array: array)
 
 
-def counted_once_a_parameter(patch: Patch) -> None:
-    """Adam's bias correction counts the stretches of parameters that it has updated, not the steps"""
+def counted_once_per_parameter(patch: Patch) -> None:
+    """Adam's bias correction counts the ranges of parameters that it has updated, not the steps"""
     descend = Adam._descend
 
     def wrong(self: Any, *arguments: Any) -> None:
@@ -83,7 +87,7 @@ def counted_once_a_parameter(patch: Patch) -> None:
 
 
 def not_divided(patch: Patch) -> None:
-    """the mean loss of each micro-batch is differentiated, and nobody divides by their number"""
+    """the mean loss of each micro-batch is differentiated, and the sum is not divided by their number"""
     patch.setattr(jobs, "divisor_of_micro_batch", lambda counts, number: counts[number])
 
 
@@ -110,7 +114,7 @@ def averaged_though_divided(patch: Patch) -> None:
 
 
 def incomplete_buckets_are_forgotten(patch: Patch) -> None:
-    """the reducer waits for what was sent, and says nothing of what never was"""
+    """the reducer waits for what was sent, and does not report what never was"""
 
     def finished(self: Any) -> None:
         for work in self.works:
@@ -123,7 +127,7 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
 
 
 def twice(patch: Patch) -> None:
-    """the put-off weight-gradient pass counts a weight again at its second site"""
+    """the deferred weight-gradient pass counts a weight again at its second site"""
     put = WeightGradStore.put
 
     def doubled(self: Any, parameter: Any, *rest: Any) -> None:
@@ -149,7 +153,7 @@ def twice_at_once(patch: Patch) -> None:
 
 
 def ordered_is_a_ring(patch: Patch) -> None:
-    """the reduction that promises rank order adds in the order in which a ring happens to meet the ranks"""
+    """the reduction that promises rank order adds in the order of a ring"""
     patch.setitem(ALGORITHMS["all_reduce"], "ordered", ALGORITHMS["all_reduce"]["ring"])
 
 
@@ -157,9 +161,9 @@ EXHIBITS = [
     Exhibit(
         "2",
         "only the top level's parameters are synchronised",
-        "The wrapper walked over the model's direct children and registered a hook for each of their parameters. It was"
-        " written for a model of plain layers and was right for it. Then somebody put the layers into blocks. Each"
-        " replica went on learning, on its own data, with its own blocks.",
+        "The wrapper iterated over the model's direct children and registered a hook for each of their parameters. It"
+        " was written for a model of plain layers and was right for it. Later the layers were put into blocks. Each"
+        " replica continued to learn, on its own data, with its own blocks.",
         only_top_level,
         jobs.train_job(2, dp=2),
         (
@@ -195,8 +199,8 @@ EXHIBITS = [
     Exhibit(
         "4b",
         "the mean of means over ragged shards",
-        "Averaging the ranks' mean gradients is right when all shards have the same size. 11 rows on 3 ranks have not:"
-        " rows of a small shard weigh more than others.",
+        "Averaging the ranks' mean gradients is right when all shards have the same size. With 11 rows on 3 ranks"
+        " they do not: rows of a small shard weigh more than others.",
         mean_of_means,
         jobs.replicas,
         (Catch(CHECKS, "test_ragged_shards_train_like_one_device", (3,)),),
@@ -221,11 +225,11 @@ EXHIBITS = [
     ),
     Exhibit(
         "6",
-        "Adam's step counter advances once a parameter",
-        "The counter of the bias correction lived in the loop over parameters, one line too deep. The correction fades"
+        "Adam's step counter advances once per parameter",
+        "The counter of the bias correction was in the loop over parameters, one line too deep. The correction fades"
         " out within the first step instead of the first hundred; where ranks own different numbers of parameters,"
-        " differently on each.",
-        counted_once_a_parameter,
+        " it also differs between ranks.",
+        counted_once_per_parameter,
         jobs.train_job(2, dp=2, zero=3, optimizer="adam"),
         (
             Catch("tests/optim/test_optimizers.py", "test_one_counter_for_all_parameters"),
@@ -244,7 +248,7 @@ EXHIBITS = [
     Exhibit(
         "10b",
         "accumulated gradients are divided again at each step of the accumulation",
-        "The division stood inside the loop. The first micro-batch is divided four times, the last once: a batch in"
+        "The division was inside the loop. The first micro-batch is divided four times, the last once: a batch in"
         " which late samples weigh 64 times what early ones do.",
         divided_again,
         jobs.accumulating,
@@ -254,7 +258,7 @@ EXHIBITS = [
         "10c",
         "each micro-batch is a mean over its own tokens",
         "Texts have different lengths. A mean of means makes each token of a short text weigh more than each of a long"
-        " one. Several large training codes had this and mended it in the same month.",
+        " one. Several large training codes had this bug and fixed it in the same month.",
         mean_of_the_micro_batches_means,
         jobs.accumulating,
         (Catch(CHECKS, "test_micro_batches_of_any_length_are_one_batch"),),
@@ -272,8 +276,8 @@ EXHIBITS = [
         "17",
         "a bucket that never completes is forgotten",
         "A parameter of a branch that is not always taken gets no gradient, and its bucket is never sent. The other"
-        " parameters of that bucket have theirs, of their own rank's rows. minidist names parameter and bucket, or lets"
-        " it take part as zeros.",
+        " parameters of that bucket keep the gradient of their own rank's rows. minidist reports parameter and bucket,"
+        " or lets the parameter take part as zeros.",
         incomplete_buckets_are_forgotten,
         jobs.branches,
         (
@@ -289,10 +293,10 @@ EXHIBITS = [
     Exhibit(
         "22a",
         "a weight that is used at two sites is counted twice",
-        "Zero-bubble schedules put the weight gradients off. The list of what is to be done was filled once a site, and"
+        "Zero-bubble schedules defer the weight gradients. The list of deferred work was filled once per site, and"
         " each entry added the sum over all sites. With tied embeddings the whole vocabulary learns at twice the rate.",
         twice,
-        jobs.put_off,
+        jobs.deferred_weight_gradients,
         (Catch(CHECKS, "test_two_sites_under_zero_bubble"), Catch(CHECKS, "test_a_weight_at_two_sites", ("deferred",))),
     ),
     Exhibit(
@@ -306,9 +310,9 @@ EXHIBITS = [
     Exhibit(
         "23",
         "the sum depends on where buckets end",
-        "No wrong number, and yet a day lost: the same job gave other digits after the bucket size was changed. A ring"
-        " begins to add at another rank for each chunk. It is documented here as the float tier; the ordered reduction"
-        " promises more, and keeps it.",
+        "No number is wrong, and yet a day was lost: the job gave other digits after the bucket size was changed. A"
+        " ring begins to add at another rank for each chunk. This is documented as the float tier; the ordered"
+        " reduction promises more, and keeps it.",
         ordered_is_a_ring,
         jobs.train_job(3, dp=3, reduction="ordered"),
         (

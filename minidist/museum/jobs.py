@@ -1,7 +1,9 @@
 """The small jobs of the exhibits: the training loop of `minidist train`, and a few programs as users write them.
 
-A bug of a user's program (a divisor, a seed, a wait left out) has its place here too: the functions above the programs
-are what an exhibit replaces.
+A bug of a user's program (a divisor, a seed, a missing wait) is injected here too: exhibits replace the functions above
+the programs.
+
+Proved by: tests/museum/test_museum.py
 """
 
 from collections.abc import Callable, Sequence
@@ -43,19 +45,18 @@ Tensors = dict[str, dict[str, Array]]
 
 
 def checks() -> bool:
-    """Are messages and buffers checked? A run of an exhibit turns that off when the checks say what the bug is: one sees what it
-    does.
-    """
+    """Return whether messages and buffers are checked. A run of an exhibit turns that off to show what the bug does
+    when no check stops it."""
     return True
 
 
 def seed_of(rank: int) -> int:
-    """The seed of a replica's initial weights; rank 0's values are sent to everybody."""
+    """Return the seed of a replica's initial weights; rank 0's values are sent to every rank."""
     return rank
 
 
 def divisor_of(comm: Comm, mine: int) -> float:
-    """What a rank with `mine` counted rows or tokens divides the sum of its losses by: the count of all ranks."""
+    """Return the divisor of the losses of a rank with `mine` counted rows or tokens: the count of all ranks."""
     count = np.array([float(mine)])
     with purpose("loss_divisor"):
         all_reduce(comm, count)
@@ -63,33 +64,33 @@ def divisor_of(comm: Comm, mine: int) -> float:
 
 
 def divisor_of_micro_batch(counts: Sequence[int], number: int) -> float:
-    """What the sum of the losses of micro-batch `number` is divided by; counts: tokens of each. They are known up
+    """Return the divisor of the losses of micro-batch `number`; counts: the tokens of each, known up
     front.
     """
     return float(sum(counts))
 
 
 def after_micro_batch(flat: FlatParameters, micro_batches: int) -> None:
-    """Between two micro-batches: nothing is to be done to the gradient."""
+    """Leave the gradient as it is between two micro-batches."""
 
 
 def waits_for(sent: Any, received: Any) -> Sequence[Any]:
-    """The requests that an exchange waits for: both."""
+    """Return the requests that an exchange waits for: both."""
     return (received, sent)
 
 
 def partner_of(rank: int, ranks: int) -> int:
-    """Who is sent this rank's number: the next one."""
+    """Return the rank that this rank's number is sent to: the next one."""
     return (rank + 1) % ranks
 
 
 def takes_part(rank: int, step: int) -> bool:
-    """Does a rank take part in the sum of a step? Every rank does, in every step."""
+    """Return whether a rank takes part in the sum of a step; every rank does, in every step."""
     return True
 
 
 def scaled(array: Array) -> Array:
-    """Half of a float32 array, as float32."""
+    """Return half of a float32 array, as float32."""
     return array * np.float32(0.5)
 
 
@@ -97,7 +98,7 @@ def scaled(array: Array) -> Array:
 
 
 def train_job(ranks: int, steps: int = STEPS, peak: str | None = None, **settings: Any) -> Callable[[], Recording]:
-    """The job of a TrainConfig on simulated ranks. peak: also record the most bytes of this purpose on any rank."""
+    """Return the job of a TrainConfig on simulated ranks. peak: also record the peak bytes of this purpose."""
 
     def job() -> Recording:
         config = TrainConfig.make(**{**SMALL, "steps": steps, **settings})
@@ -105,6 +106,7 @@ def train_job(ranks: int, steps: int = STEPS, peak: str | None = None, **setting
         def main(comm: Comm) -> Any:
             seen: Tensors = {}
 
+            # Called after each step, while the gradients still exist.
             def watch(state: Any) -> None:
                 tensors = state.strategy.tensors()
                 if state.step == 0:
@@ -135,7 +137,7 @@ def loop(
     before_step: Callable[[], Any] = lambda: None,
     steps: int = STEPS,
 ) -> tuple[list[float], Tensors]:
-    """Plain SGD on one rank. whole(parameter, tile): the global array. total: the loss of all ranks."""
+    """Train with plain SGD on one rank. whole(parameter, tile): the global array. total: the loss of all ranks."""
     optimizer = SGD(flat, lr=lr)
     losses: list[float] = []
     seen: Tensors = {}
@@ -147,6 +149,7 @@ def loop(
 
     for step in range(steps):
         flat.zero_grad()
+        # Dropout draws depend on the step, so that both runs of an exhibit draw the same.
         with batch_coordinates(step, seed=5):
             loss = loss_of(step)
             if loss.requires_grad:
@@ -167,7 +170,7 @@ def recorded(ranks: int, main: Callable[[Comm], tuple[list[float], Tensors]], **
 
 
 def summed(comm: Comm) -> Callable[[float], float]:
-    """The sum of a number over all ranks."""
+    """Return a function that sums a number over all ranks."""
 
     def total(value: float) -> float:
         number = np.array([value])
@@ -186,13 +189,13 @@ def _points(step: int, rows: int) -> tuple[Array, Array]:
 
 
 def points(step: int, rows: int = 12) -> tuple[Array, Array]:
-    """Inputs and labels of a step: five classes of noisy points."""
+    """Return inputs and labels of a step: five classes of noisy points."""
     inputs, labels = _points(step, rows)
     return inputs, labels.copy()
 
 
 def tokens(step: int, batch: int = BATCH) -> tuple[Array, Array]:
-    """Tokens and targets of a step, (batch, LENGTH): each word follows the one before by a rule, most of the time."""
+    """Return tokens and targets of a step, (batch, LENGTH): most words follow the one before by a rule."""
     rng = np.random.default_rng(2000 + step)
     words = np.empty((batch, LENGTH + 1), np.int64)
     words[:, 0] = rng.integers(0, WORDS, batch)
@@ -204,12 +207,12 @@ def tokens(step: int, batch: int = BATCH) -> tuple[Array, Array]:
 
 
 def mlp(seed: int = 3) -> MLP:
-    """Two hidden layers."""
+    """Return a network with two hidden layers."""
     return MLP([8, 16, 16, 5], dtype=np.float32, seed=seed)
 
 
 def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction: str = "sum") -> Recording:
-    """Data parallelism by hand: a rank's rows, its share of the loss, DistributedDataParallel.
+    """Train with data parallelism: a rank's rows, its share of the loss, DistributedDataParallel.
 
     masked: part of the labels that count for nothing. ragged: 11 rows, so that shards differ. reduction="mean": each
     rank takes the mean over its rows, and the ranks' gradients are averaged.
@@ -221,7 +224,7 @@ def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction
 
         def loss_of(step: int) -> Tensor:
             inputs, labels = points(step, rows)
-            if masked:  # towards the end more: ranks differ
+            if masked:  # more of them towards the end, so that ranks differ
                 labels[np.arange(rows) % 4 < np.linspace(0, 4 * masked, rows)] = -100
             mine = np.array_split(np.arange(rows), comm.size)[comm.rank]
             divisor = len(mine) if reduction == "mean" else divisor_of(comm, int((labels[mine] != -100).sum()))
@@ -236,7 +239,7 @@ def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction
 
 
 def grid() -> Recording:
-    """A mesh of dp 2 x tp 2: rows are dealt out by the coordinate on dp, and gradients summed over mesh["dp"]."""
+    """Train on a mesh of dp 2 x tp 2: the coordinate on dp selects the rows, and mesh["dp"] sums the gradients."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
@@ -253,7 +256,7 @@ def grid() -> Recording:
 
 
 def accumulating() -> Recording:
-    """Four micro-batches of texts of different lengths in a step, on one rank: a mean over all tokens."""
+    """Train one rank with four micro-batches of texts of different lengths per step: a mean over all tokens."""
     counts = (8, 2, 5, 1)
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
@@ -263,6 +266,7 @@ def accumulating() -> Recording:
         def loss_of(step: int) -> Tensor:
             inputs, targets = tokens(step, len(counts))
             total = 0.0
+            # Each text is backpropagated alone; gradients add up in `flat`.
             for number, count in enumerate(counts):
                 row = slice(number, number + 1)
                 loss = model(inputs[row, :count], targets[row, :count], divisor_of_micro_batch(counts, number))
@@ -277,7 +281,7 @@ def accumulating() -> Recording:
 
 
 class Branch(Module):
-    """An MLP with a branch that no row takes, today."""
+    """An MLP with a branch that no row takes."""
 
     def __init__(self) -> None:
         self.trunk, self.branch, self.head = MLP([8, 16, 16], seed=0), MLP([16, 16], seed=0), MLP([16, 5], seed=0)
@@ -288,7 +292,7 @@ class Branch(Module):
 
 
 def branches() -> Recording:
-    """Two replicas; parameters that are not used take part in the sum as zeros."""
+    """Train two replicas; parameters that are not used take part in the sum as zeros."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = DistributedDataParallel(Branch(), comm, reduction="sum", find_unused_parameters=True)
@@ -304,7 +308,7 @@ def branches() -> Recording:
 
 
 class Twice(Module):
-    """One hidden layer that is used two times."""
+    """A network with one hidden layer that is used twice."""
 
     def __init__(self) -> None:
         self.entry, self.tied, self.head = MLP([8, 16], seed=0), MLP([16, 16], seed=0), MLP([16, 5], seed=0)
@@ -315,8 +319,8 @@ class Twice(Module):
         return self.head(relu(self.tied(relu(self.tied(hidden)))))  # type: ignore[no-any-return]
 
 
-def put_off() -> Recording:
-    """Weight gradients computed after the whole backward pass, as zero-bubble schedules do."""
+def deferred_weight_gradients() -> Recording:
+    """Train with weight gradients computed after the whole backward pass, as in zero-bubble schedules."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = Twice()
@@ -336,7 +340,7 @@ def put_off() -> Recording:
 
 
 def twice_used() -> Recording:
-    """The same model with the ordinary backward pass."""
+    """Train the same model with the ordinary backward pass."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = Twice()
@@ -351,7 +355,7 @@ def twice_used() -> Recording:
 
 
 def exchange() -> Recording:
-    """Every rank sends its number to the next one."""
+    """Send every rank's number to the next rank."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         number, got = np.array([float(comm.rank)]), np.empty(1)
@@ -365,7 +369,7 @@ def exchange() -> Recording:
 
 
 def half_of_the_loss() -> Recording:
-    """A float32 MLP whose loss is multiplied by a NumPy scalar."""
+    """Train a float32 MLP whose loss is multiplied by a NumPy scalar."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = mlp()
@@ -380,21 +384,21 @@ def half_of_the_loss() -> Recording:
 
 
 def half_of_the_gradient() -> Recording:
-    """Rank 0 halves a gradient and sends it to rank 1, who has float32 room for it."""
+    """Halve a gradient on rank 0 and send it to rank 1, which has a float32 buffer for it."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
-        room = np.zeros(4, np.float32)
+        buffer = np.zeros(4, np.float32)
         if comm.rank == 0:
             comm.send(scaled(np.arange(4, dtype=np.float32)), 1)
         else:
-            comm.recv(room, 0)
-        return [], {"numbers": {"gradient": room}}
+            comm.recv(buffer, 0)
+        return [], {"numbers": {"gradient": buffer}}
 
     return recorded(2, main)
 
 
 def sums() -> Recording:
-    """Three steps, in each a sum over four ranks."""
+    """Run three steps with a sum over four ranks in each."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         losses = []

@@ -1,4 +1,7 @@
-"""Bugs of memory: what is sharded, freed, computed again or saved."""
+"""Bugs of memory: what is sharded, freed, recomputed or saved.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from contextlib import nullcontext
 from importlib import import_module
@@ -26,7 +29,7 @@ def norm_of_the_shard(patch: Patch) -> None:
     patch.setattr(sharded, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
-def norm_counted_once_a_rank(patch: Patch) -> None:
+def norm_counted_once_per_rank(patch: Patch) -> None:
     """every rank contributes the squares of the same shard"""
     right = all_gather
 
@@ -38,19 +41,19 @@ def norm_counted_once_a_rank(patch: Patch) -> None:
 
 
 def new_mask(patch: Patch) -> None:
-    """the replay counts its random draws on from where the forward stopped"""
+    """the replay continues to count random draws where the forward stopped"""
     module = import_module("minidist.autograd.checkpoint")  # the package has a function of that name
     patch.setattr(module, "replay_calls", lambda calls: nullcontext())
 
 
 def overflow_of_the_shard(patch: Patch) -> None:
-    """each rank looks for an overflow in what it owns, and asks nobody"""
+    """each rank looks for an overflow in what it owns, and asks no other rank"""
     for module in (overflow, mesh):
         patch.setattr(module, "agree_on_overflow", lambda comm, seen: seen)
 
 
 def rank_0_saves(patch: Patch) -> None:
-    """`if rank == 0:` around a save in which everybody has a part"""
+    """`if rank == 0:` around a save in which every rank has a part"""
     right = resume.save_job
 
     def alone(comm: Any, *arguments: Any) -> Any:
@@ -68,7 +71,7 @@ def state_of_rank_0(patch: Patch) -> None:
 
 
 def kept_by_the_graph(patch: Patch) -> None:
-    """a node keeps the array that its forward read: gathers and releases go on, and the memory does not fall"""
+    """a node keeps the array that its forward read: gathers and releases continue, and the memory does not fall"""
     right, kept = SavedParameter.__init__, []
 
     def keeps(self: Any, parameter: Any, version: int) -> None:
@@ -79,12 +82,12 @@ def kept_by_the_graph(patch: Patch) -> None:
 
 
 def saved_as_arrays(patch: Patch) -> None:
-    """what backward needs of a parameter is saved as the array that it was"""
+    """what backward needs of a parameter is saved as its array"""
     patch.setattr(Parameter, "saved", lambda self: Tensor(self.data))
 
 
 def released_late(patch: Patch) -> None:
-    """a unit's weights go when the next unit's are released: the average is right, the peak is not"""
+    """a unit's weights are freed when the next unit's are released: the average is right, the peak is not"""
     previous: list[Any] = []
 
     def late(self: Any) -> None:
@@ -95,7 +98,7 @@ def released_late(patch: Patch) -> None:
 
 
 def saved_and_resumed() -> Recording:
-    """Six steps, a checkpoint, and six more from it."""
+    """Train six steps, save a checkpoint, and train six more from it."""
     with TemporaryDirectory() as folder:
         half: dict[str, Any] = {"dp": 2, "zero": 1, "save": folder}
         jobs.train_job(2, jobs.STEPS // 2, **half)()
@@ -103,7 +106,7 @@ def saved_and_resumed() -> Recording:
 
 
 def saved() -> Recording:
-    """Twelve steps and a checkpoint."""
+    """Train twelve steps and save a checkpoint."""
     with TemporaryDirectory() as folder:
         return jobs.train_job(2, dp=2, zero=1, save=folder)()
 
@@ -112,8 +115,8 @@ EXHIBITS = [
     Exhibit(
         "11a",
         "the clip norm of the local shard",
-        "Clipping was a call of the optimizer, and the optimizer now saw a shard. Each rank scales its part by another"
-        " number, so the gradient's direction changes, a little, in every step in which it is clipped.",
+        "Clipping was a method of the optimizer, and the optimizer now saw only a shard. Each rank scales its part by"
+        " another number, so the gradient's direction changes, a little, in every step in which it is clipped.",
         norm_of_the_shard,
         jobs.train_job(3, dp=3, zero=1, clip=0.3),
         (
@@ -126,10 +129,10 @@ EXHIBITS = [
     ),
     Exhibit(
         "11b",
-        "the norm counts one shard once a rank",
-        "The squares of all ranks were added, and on every rank they were those of the same elements. The norm comes"
-        " out too small or too large, smoothly, and nothing is ever out of range.",
-        norm_counted_once_a_rank,
+        "the norm counts one shard once per rank",
+        "The squares of all ranks were added, and on every rank they were those of the same elements. The norm is"
+        " too small or too large, but never out of range.",
+        norm_counted_once_per_rank,
         jobs.train_job(3, dp=3, zero=1, clip=0.3),
         (
             Catch(
@@ -142,7 +145,7 @@ EXHIBITS = [
     Exhibit(
         "14",
         "recomputation draws a new dropout mask",
-        "Forward once for the loss, forward again for the gradient, and between the two the generator has moved on. The"
+        "Forward runs once for the loss and again for the gradient, and between the two the generator has advanced. The"
         " gradient is that of another network. It trains; dropout is noise, and this is more of it.",
         new_mask,
         jobs.train_job(2, dp=2, recompute="full", dropout=0.2),
@@ -156,8 +159,8 @@ EXHIBITS = [
         "15a",
         "an overflow that one rank saw",
         "In float16 a step whose gradient overflows is skipped. The optimizer was sharded, so each rank looked at its"
-        " own shard: one found an infinity and skipped, the other stepped and went on to hand out its parameters. From"
-        " there on their messages belong to different steps. Where nothing compares them the job stands still, or"
+        " own shard: one found an infinity and skipped, the other stepped and continued to gather its parameters. From"
+        " then on their messages belong to different steps. Where nothing compares them the job hangs, or"
         " trains on other numbers.",
         overflow_of_the_shard,
         jobs.train_job(2, dp=2, zero=1, precision="fp16"),
@@ -180,12 +183,12 @@ EXHIBITS = [
         "16a",
         "rank 0 alone saves the checkpoint",
         "Rank 0 writes the logs, and so it got the checkpoint too. But a sharded state must be gathered, and the others"
-        " had gone on to the next step. Under many launchers this is a job that stands still at its first save, hours"
+        " were already in the next step. Under many launchers this is a job that hangs at its first save, hours"
         " after it began.",
         rank_0_saves,
         saved,
         (
-            Catch(CHECKS, "test_everybody_saves", error="DeadlockError"),
+            Catch(CHECKS, "test_every_rank_saves", error="DeadlockError"),
             Catch(
                 "tests/checkpoint/test_resume.py",
                 "test_the_next_steps_have_the_bits_of_the_uninterrupted_run",
@@ -197,8 +200,8 @@ EXHIBITS = [
     Exhibit(
         "16b",
         "a checkpoint restores another rank's state",
-        "One file a rank, one name too simple: everybody loaded rank 0's. Weights are replicated and were right, so the"
-        " loss went on where it had stopped.",
+        "There was one file per rank, and one name too simple: every rank loaded rank 0's. Weights are replicated and"
+        " were right, so the loss continued where it had stopped.",
         state_of_rank_0,
         saved_and_resumed,
         (
@@ -219,7 +222,7 @@ EXHIBITS = [
     Exhibit(
         "19b",
         "weights are freed one layer late",
-        "A reference in a local variable lived until the next call. Two layers are whole where one was planned; the"
+        "A reference in a local variable survived until the next call. Two layers are whole where one was planned; the"
         " average hardly shows it, the peak does, and the peak decides whether a job runs.",
         released_late,
         jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
@@ -228,7 +231,7 @@ EXHIBITS = [
     Exhibit(
         "19c",
         "the tape saves arrays instead of parameters",
-        "The same cause in one line of an engine: `save(weight.data)` where `save(weight)` would have let go.",
+        "The same cause in one line of an engine: `save(weight.data)` where `save(weight)` would have released it.",
         saved_as_arrays,
         jobs.train_job(2, dp=2, zero=3, layers=4, peak="unsharded"),
         (Catch(CHECKS, "test_released_weights_are_gone"),),

@@ -1,4 +1,7 @@
-"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else."""
+"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from typing import Any
 
@@ -17,12 +20,12 @@ def not_waited_for(patch: Patch) -> None:
 
 
 def no_partner(patch: Patch) -> None:
-    """the last rank's neighbour is itself, and somebody waits for what never comes"""
+    """the last rank's neighbour is itself, and another rank waits for what is never sent"""
     patch.setattr(jobs, "partner_of", lambda rank, ranks: min(rank + 1, ranks - 1))
 
 
-def nothing_is_looked_for(patch: Patch) -> None:
-    """the end of a run looks for no request without a wait and no send without a receive"""
+def no_check_at_the_end(patch: Patch) -> None:
+    """the end of a run does not look for requests without a wait or sends without a receive"""
     patch.setattr(SimWorld, "_finish", lambda self: None)
     not_waited_for(patch)
 
@@ -33,12 +36,12 @@ def promoted(patch: Patch) -> None:
 
 
 def scalars_become_float64(patch: Patch) -> None:
-    """an operation of the engine takes a NumPy scalar as the float64 that it says it is"""
+    """an operation of the engine takes a NumPy scalar as float64"""
     patch.setattr(operands, "as_tensor", lambda value, like: Tensor(value))
 
 
 def scalars_pass_unseen(patch: Patch) -> None:
-    """the same, and no operation compares the dtypes of its operands"""
+    """the same, and operations do not compare the dtypes of its operands"""
     scalars_become_float64(patch)
 
     def pair(name: str, a: Any, b: Any) -> tuple[Tensor, ...]:
@@ -82,18 +85,18 @@ EXHIBITS = [
     Exhibit(
         "20b",
         "a send with no partner",
-        "At the end of the line, `rank + 1` was clamped instead of wrapped. Buffered sends hide it: the message is on"
-        " its way for ever.",
+        "On the last rank `rank + 1` was clamped instead of wrapped. Buffered sends hide it: the message is never"
+        " received.",
         no_partner,
         jobs.exchange,
         (Catch(CHECKS, "test_an_exchange_ends_clean", error="DeadlockError"),),
     ),
     Exhibit(
         "20c",
-        "nobody looks for what was left over",
-        "The same lost request, in a library that does not look: nothing is said. minidist's own look at the end of a"
-        " run is under test, too.",
-        nothing_is_looked_for,
+        "no check looks for what was left over",
+        "The same lost request, in a library that does not check: nothing is reported. minidist's check at the end of a"
+        " run is tested, too.",
+        no_check_at_the_end,
         jobs.exchange,
         (
             Catch(SIMULATED, "test_a_send_that_is_never_received", error="Failed"),
@@ -104,8 +107,8 @@ EXHIBITS = [
     Exhibit(
         "26a",
         "float32 becomes float64 and is received as float32",
-        "A learning rate out of NumPy is a float64 scalar, and some products with it are float64. The receiver had room"
-        " for float32: half of the bytes are read as twice as many numbers.",
+        "A learning rate from NumPy is a float64 scalar, and some products with it are float64. The receiver had a"
+        " buffer of float32: half of the bytes are read as twice as many numbers.",
         promoted,
         jobs.half_of_the_gradient,
         (Catch(CHECKS, "test_a_halved_gradient_arrives", error="MismatchError"),),
@@ -113,16 +116,16 @@ EXHIBITS = [
     Exhibit(
         "26b",
         "the engine takes a scalar's dtype for the result's",
-        "The same inside the engine: one scalar makes everything after it float64, twice the memory and twice the"
-        " messages.",
+        "The same happens inside the engine: one scalar makes everything after it float64, twice the memory and twice"
+        " the messages.",
         scalars_become_float64,
         jobs.half_of_the_loss,
         (Catch(CHECKS, "test_float32_stays_float32", error="DtypeError"),),
     ),
     Exhibit(
         "26c",
-        "the engine takes a scalar's dtype and looks at nobody's",
-        "And where operations do not compare dtypes, nothing is said at all: the loss is float64 from here on.",
+        "the engine takes a scalar's dtype and compares no others",
+        "Where operations do not compare dtypes, nothing is reported: the loss is float64 from then on.",
         scalars_pass_unseen,
         jobs.half_of_the_loss,
         (Catch(CHECKS, "test_float32_stays_float32"),),
@@ -130,8 +133,8 @@ EXHIBITS = [
     Exhibit(
         "28a",
         "a rank skips a collective",
-        "One rank's data had a batch less. The others enter the sum and wait. What they wait for has returned from its"
-        " program, and that is what the report says.",
+        "One rank's data had one batch less. The others enter the sum and wait. The rank they wait for has returned"
+        " from its program, and the report says so.",
         one_step_less,
         jobs.sums,
         (Catch(CHECKS, "test_sums_of_all_ranks", error="DeadlockError"),),
@@ -139,8 +142,8 @@ EXHIBITS = [
     Exhibit(
         "28b",
         "a rank drops a bucket",
-        "The same one floor below: a rank alone decides that a bucket needs no sum. From then on each of its sums meets"
-        " the next one of the others.",
+        "The same one layer below: one rank decides that a bucket needs no sum. From then on each of its sums meets"
+        " the next sum of the others.",
         one_bucket_less,
         jobs.train_job(3, 2, dp=3, bucket_cap_mb=5e-3),
         (

@@ -1,4 +1,7 @@
-"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share."""
+"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from typing import Any
 
@@ -66,7 +69,7 @@ def largest_buffer(patch: Patch) -> None:
 
 
 def overflow_seen_by_one_stage(patch: Patch) -> None:
-    """each rank looks at its own gradients: the one with the overflow takes its step back, the others keep theirs"""
+    """each rank looks at its own gradients: the one with the overflow reverts its step, the others keep theirs"""
     right = PostValidation._coefficient
 
     def own(self: Any, squares: float) -> float | None:
@@ -76,7 +79,7 @@ def overflow_seen_by_one_stage(patch: Patch) -> None:
 
 
 def plan_text() -> str:
-    """A plan of two ranks that the visitor's job hands to the validator."""
+    """Return the plan of two ranks that `validated` passes to the validator."""
     return get_schedule("1f1b").plan(2, 3).to_text()
 
 
@@ -93,13 +96,13 @@ def numbered_from_one(patch: Patch) -> None:
 
 
 def validated() -> Recording:
-    """Validate the plan: is it complete, in an order that can run, whether sends wait or not?"""
+    """Validate the plan: it must be complete, and in an order that can run whether sends wait or not."""
     validate(from_text(plan_text()))
     return Recording([], [])
 
 
 def ragged() -> Recording:
-    """A pipeline of two stages; the last of three micro-batches has one row, the others two."""
+    """Train a pipeline of two stages; the last of three micro-batches has one row, the others two."""
     from minidist.autograd import cross_entropy
     from minidist.comm import Comm
     from minidist.nn import GPT, GPTConfig
@@ -116,6 +119,7 @@ def ragged() -> Recording:
         for step in range(jobs.STEPS):
             pipe.zero_grad()
             inputs, targets = jobs.tokens(step, 5)
+            # 5 rows: the last micro-batch has one, the others two.
             cut = [slice(0, 2), slice(2, 4), slice(4, 5)]
             losses.append(sum(pipe.step([inputs[c] for c in cut], [targets[c] for c in cut])))
             for optimizer in optimizers:
@@ -126,7 +130,7 @@ def ragged() -> Recording:
 
 
 class OverflowsOnRank0(Pipeline):
-    """A pipeline of which, in the second step, a gradient of rank 0 and of no other rank is infinite."""
+    """A pipeline in which, in the second step, one gradient of rank 0 alone is infinite."""
 
     summed = 0  # steps
 
@@ -138,7 +142,7 @@ class OverflowsOnRank0(Pipeline):
 
 
 def overflows() -> Recording:
-    """A pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
+    """Train a pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
     from minidist.autograd import cross_entropy
     from minidist.comm import Comm
     from minidist.nn import GPT, GPTConfig
@@ -150,6 +154,7 @@ def overflows() -> Recording:
         model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
         stages, tied = split_model(model, 2, [comm.rank])
         pipe = OverflowsOnRank0(comm, plan, stages, lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH), tied=tied)
+        # No wait for the norm: a step is made at once, and reverted when an overflow becomes known.
         trainer = PostValidation(pipe, lambda flat: SGD(flat, lr=0.3))
         for step in range(jobs.STEPS):
             inputs, targets = jobs.tokens(step, 4)
@@ -162,8 +167,8 @@ def overflows() -> Recording:
     return jobs.recorded(2, main)
 
 
-def is_refused(text: str) -> str:
-    """Return why the validator refuses a plan, or ""."""
+def why_rejected(text: str) -> str:
+    """Return why the validator rejects a plan, or ""."""
     try:
         validate(from_text(text))
     except MinidistError as error:
@@ -175,7 +180,7 @@ EXHIBITS = [
     Exhibit(
         "1",
         "one receive buffer for every micro-batch",
-        "The stage allocated its receive buffer once, which is what one is told to do. Its first layer had saved that"
+        "The stage allocated its receive buffer once, as guides recommend. Its first layer had saved that"
         " buffer as its input. When micro-batch 1 arrived, the saved input of micro-batch 0 changed. Gradients were off"
         " by 70 to 130 %; the accuracy curves in the report looked as they should.",
         one_receive_buffer,
@@ -219,10 +224,10 @@ EXHIBITS = [
     ),
     Exhibit(
         "15b",
-        "an overflow that one stage sees: it takes its step back, the others do not",
+        "an overflow that one stage sees: it reverts its step, the others do not",
         "To avoid a barrier each stage stepped at once and looked at its own gradients for overflow. One stage's had"
-        " one, the other's were finite: one took its step back and ran its forwards again, the other went on, and each"
-        " waited for what the other would never send.",
+        " one, the other's were finite: one reverted its step and ran its forwards again, the other continued, and"
+        " each waited for what the other never sent.",
         overflow_seen_by_one_stage,
         overflows,
         (
@@ -249,18 +254,18 @@ EXHIBITS = [
         "21",
         "an order that deadlocks with synchronous sends only",
         "On the developer's machine small messages were buffered, and the plan ran. With larger activations sends began"
-        " to wait, and both ranks stood in a send. The validator of plans assumes that sends wait.",
+        " to wait, and both ranks were blocked in a send. The validator of plans assumes that sends wait.",
         crossed_sends,
         validated,
-        (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
+        (Catch(CHECKS, "test_the_plan_of_the_exhibit_can_run"),),
     ),
     Exhibit(
         "24",
         "the last rank's micro-batches are numbered from one",
         "The listing of a schedule printed F1 to Fm on one rank, where its backwards were B0 to B(m-1). It was a"
-        " listing in a text, and who typed it in got a backward before its forward.",
+        " listing in a text, and an implementation that copied it had a backward before its forward.",
         numbered_from_one,
         validated,
-        (Catch(CHECKS, "test_the_plan_of_the_visit_can_run"),),
+        (Catch(CHECKS, "test_the_plan_of_the_exhibit_can_run"),),
     ),
 ]

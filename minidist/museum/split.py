@@ -1,11 +1,14 @@
-"""Bugs of split layers and sequences: who holds which part of a matrix, a vocabulary, a text, a set of experts."""
+"""Bugs of split layers and sequences: which rank holds which part of a matrix, vocabulary, text or set of experts.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from typing import Any
 
 import numpy as np
 
 from minidist.autograd import linear
-from minidist.base import arrays as xp
+from minidist.base import arrays
 from minidist.base.layout import Layout
 from minidist.museum import split_jobs as jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch
@@ -18,7 +21,7 @@ TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor
 
 
 def bias_on_every_rank(patch: Patch) -> None:
-    """the bias of a row-parallel layer goes into each rank's product, so the sum holds it once a rank"""
+    """the bias of a row-parallel layer goes into each rank's product, so the sum contains it once per rank"""
 
     def forward(self: Any, x: Any) -> Any:
         y = linear(x, self.weight, self.bias, None, self.weight_is_in_out)
@@ -39,7 +42,7 @@ def contiguous_qkv(patch: Patch) -> None:
 
 
 def short_vocabulary(patch: Patch) -> None:
-    """the last word of each rank's range is taken for a stranger"""
+    """the last word of each rank's range is treated as another rank's"""
     right = vocabulary.vocab_range
 
     def short(size: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -75,13 +78,13 @@ def norm_of_own_tiles(patch: Patch) -> None:
     patch.setattr(grad_norm, "all_reduce", lambda comm, array: array)
 
 
-def replicas_counted_once_a_rank(patch: Patch) -> None:
-    """replicated parameters enter the norm once a rank"""
+def replicas_counted_once_per_rank(patch: Patch) -> None:
+    """replicated parameters are counted in the norm once per rank"""
     patch.setattr(grad_norm, "sharded_over", lambda parameter: (("tp",), 1))
 
 
 def shared_heads_not_summed(patch: Patch) -> None:
-    """ranks that hold copies of one key-value head keep what their own query heads say"""
+    """ranks that hold copies of one key-value head keep the gradient of their own query heads"""
     patch.setattr(layers.ColumnParallelLinear, "_replicated", lambda self, parameter: parameter)
 
 
@@ -105,16 +108,16 @@ def _restarted(forward: Any) -> Any:
 
 def last_maximum(patch: Patch) -> None:
     """the online softmax keeps the maximum of the last block instead of the largest so far"""
-    patch.setattr(xp, "maximum", lambda a, b: b)
+    patch.setattr(arrays, "maximum", lambda a, b: b)
 
 
 def gradients_stay(patch: Patch) -> None:
-    """the gradients of keys and values do not travel home with them"""
+    """the gradients of keys and values are not sent back to their owner"""
     patch.setattr(ring_attention.RingAttention, "_pass_on", lambda self, gradients, shape: ([], gradients))
 
 
 def experts_summed(patch: Patch) -> None:
-    """the gradients of different experts are summed over the axis that deals them out"""
+    """the gradients of different experts are summed over the axis that distributes them"""
     patch.setattr(dispatch, "bool", lambda value: False)
 
 
@@ -125,7 +128,7 @@ def capacity_of_the_batch(patch: Patch) -> None:
 
 
 def slots_in_the_first_order(patch: Patch) -> None:
-    """what the experts answer is taken in the order of the way there"""
+    """the experts' results are read in the order in which the tokens were sent"""
     right = dispatch.exchange
 
     def wrong(comm: Any, slots: Any, to_experts: bool) -> Any:
@@ -193,10 +196,10 @@ EXHIBITS = [
     ),
     Exhibit(
         "11d",
-        "replicated parameters are counted once a rank",
+        "replicated parameters are counted once per rank",
         "The squares of all ranks are summed, and layer norms are on every rank. The norm is too large by a little;"
         " clipping is too strong by as much.",
-        replicas_counted_once_a_rank,
+        replicas_counted_once_per_rank,
         jobs.split(clip=0.3),
         (Catch(TENSOR, NORM, (2, False)),),
     ),
@@ -213,7 +216,7 @@ EXHIBITS = [
         "12b",
         "under sequence parallelism bias gradients are not reduced",
         "The same for the bias of a row-parallel layer, which is added after the tokens have been scattered. Mending"
-        " the layer norms left it behind.",
+        " the layer norms did not include it.",
         biases_not_reduced,
         jobs.split(True),
         (Catch(TENSOR, MODEL, (2, "sgd", True)),),
@@ -231,7 +234,7 @@ EXHIBITS = [
         "27a",
         "positions restart on each rank of a split sequence",
         "Every rank embeds positions 0, 1, 2 and so on for its own tokens. The model sees a text made of pieces that"
-        " all stand at its beginning, and learns to live with that.",
+        " all start at its beginning, and learns to cope with that.",
         positions_from_zero,
         jobs.long_context(),
         (Catch(CONTEXT, SEQUENCE, (2, "gpt", "ring", "sgd")), Catch(CONTEXT, SEQUENCE, (2, "gpt", "ulysses", "sgd"))),
@@ -258,9 +261,9 @@ EXHIBITS = [
     ),
     Exhibit(
         "30",
-        "gradients of keys and values do not travel home",
-        "Keys and values go round the ring, and so must their gradients. They were added where the blocks happened to"
-        " be at the end.",
+        "gradients of keys and values are not sent back",
+        "Keys and values are passed round the ring, and so must their gradients be. They were added where the blocks"
+        " were at the end.",
         gradients_stay,
         jobs.long_context(),
         (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
@@ -269,7 +272,7 @@ EXHIBITS = [
         "32",
         "gradients of a key-value head that ranks share are not summed",
         "With fewer key-value heads than ranks, some ranks hold copies of one head. They are replicas within a cut"
-        " matrix, and neither the code for replicas nor that for cut matrices felt responsible.",
+        " matrix, and neither the code for replicas nor that for cut matrices handled them.",
         shared_heads_not_summed,
         jobs.shared_heads,
         (Catch(TENSOR, "test_fewer_key_value_heads_than_ranks", (4, 2, False), error="MismatchError"),),
@@ -277,7 +280,7 @@ EXHIBITS = [
     Exhibit(
         "31a",
         "gradients of different experts are summed",
-        "Experts have the same shapes and, on their ranks, the same names. A sum over all ranks runs through, and makes"
+        "Experts have the same shapes and, on their ranks, the same names. A sum over all ranks succeeds, and makes"
         " one gradient of two experts'.",
         experts_summed,
         jobs.with_experts(),
@@ -294,9 +297,9 @@ EXHIBITS = [
     ),
     Exhibit(
         "31c",
-        "experts' answers come back in another order",
-        "An all-to-all there and an all-to-all back; on the way back the blocks were taken in the order of the way"
-        " there. Tokens get the answers to other tokens.",
+        "the experts' results come back in another order",
+        "One all-to-all dispatches, another combines; the combine took the blocks in the order in which they were sent."
+        " Tokens get the results of other tokens.",
         slots_in_the_first_order,
         jobs.with_experts(),
         (Catch(EXPERT, EXPERTS, ((1, 2), 1, 12.0)),),

@@ -1,4 +1,7 @@
-"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks."""
+"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +23,12 @@ from minidist.parallel.tensor import clip_grad_norm_, full_tensor, gpt_plan, lla
 
 
 def gradient_axes(mesh: Mesh) -> Comm:
-    """Over which ranks gradients are summed when a sequence is split: dp and cp, also when dp is 1."""
+    """Return the ranks over which gradients are summed when a sequence is split: dp and cp, also when dp is 1."""
     return axes_of_a_sequence(mesh)
 
 
 def split(sequence_parallel: bool = False, clip: float | None = None) -> Callable[[], Recording]:
-    """A GPT whose layers are cut over two ranks."""
+    """Return a job that trains a GPT whose layers are cut over two ranks."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
@@ -51,7 +54,7 @@ def split(sequence_parallel: bool = False, clip: float | None = None) -> Callabl
 
 
 def shared_heads() -> Recording:
-    """A Llama with one key-value head on two ranks."""
+    """Train a Llama with one key-value head on two ranks."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 1, max_position_embeddings=LENGTH)
@@ -73,7 +76,7 @@ def shared_heads() -> Recording:
 
 
 def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recording]:
-    """A sequence that is split over two ranks; one replica."""
+    """Return a job that trains on a sequence that is split over two ranks; one replica."""
     order, attention = {"ring": ("zigzag", RingAttention), "ulysses": ("contiguous", UlyssesAttention)}[kind]
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
@@ -85,6 +88,7 @@ def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recordin
             sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 4, max_position_embeddings=LENGTH)
             model = Llama(sizes, dtype=np.float64, seed=3, attention_fn=fn)
         parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
+        # Each rank has its positions of the sequence; in zig-zag they are not contiguous.
         mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
 
         def loss_of(step: int) -> Tensor:
@@ -97,7 +101,7 @@ def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recordin
 
 
 def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
-    """Four experts dealt out over two ranks."""
+    """Return a job that trains four experts distributed over two ranks."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
@@ -108,7 +112,7 @@ def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
         parallel = ExpertDataParallel(model, mesh)
         mine = slice(2 * comm.rank, 2 * comm.rank + 2)
 
-        class Both:
+        class BothFlats:
             def __init__(self) -> None:
                 self.parameters = [p for flat in parallel.flats for p in flat.parameters]
 
@@ -126,13 +130,13 @@ def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
             inputs, targets = tokens(step)
             return parallel(inputs[mine], targets[mine], BATCH * LENGTH)
 
-        return loop(parallel, loss_of, Both(), whole=whole, total=summed(comm), lr=0.3)
+        return loop(parallel, loss_of, BothFlats(), whole=whole, total=summed(comm), lr=0.3)
 
     return lambda: recorded(2, main)
 
 
 def large_scores() -> Recording:
-    """Attention over a split sequence, of queries and keys with entries of about 100."""
+    """Compute attention over a split sequence, of queries and keys with entries of about 100."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         qkv = np.random.default_rng(0).standard_normal((1, 8, 6)) * 100

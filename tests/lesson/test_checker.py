@@ -26,7 +26,7 @@ def test_the_counterexample_is_the_smallest_one():
     result = examine("04.ring_all_reduce", fails_from_three_ranks_and_two_elements, mpi=False)
     assert (result.failure.case.ranks, result.failure.case.size) == (3, 3)
     assert "smallest counterexample: 3 ranks, 3 elements, synchronous sends" in result.text
-    assert result.figure is None  # nobody sent anything
+    assert result.figure is None  # no rank sent anything
 
 
 def test_a_failure_comes_with_its_space_time_diagram():
@@ -175,7 +175,7 @@ def test_without_mpi_the_leg_says_so(monkeypatch):
     assert "there is no MPI here" in result.text
 
 
-def test_what_cannot_travel_is_said():
+def test_what_cannot_be_sent_is_reported():
     lock = sys.stdout
 
     def needs_a_file(comm, outgoing):
@@ -183,7 +183,7 @@ def test_what_cannot_travel_is_said():
         return solution("03.by_sendrecv")(comm, outgoing)
 
     if mpiexec() is not None:
-        assert "cannot travel" in examine("03.by_sendrecv", needs_a_file).text
+        assert "cannot be sent" in examine("03.by_sendrecv", needs_a_file).text
 
 
 def test_transport_carries_closures_defaults_and_recursion():
@@ -200,7 +200,7 @@ def test_transport_carries_closures_defaults_and_recursion():
     assert again.__globals__ is not function.__globals__
 
 
-def test_expect_demands_that_very_exception(capsys):
+def test_expect_demands_exactly_that_exception(capsys):
     with expect(DeadlockError) as caught:
         raise DeadlockError("rank 0 waits")
     assert caught.error.args == ("rank 0 waits",)

@@ -1,4 +1,4 @@
-"""Every exercise: our solution passes, the stub fails, and each typical wrong answer is rejected with a hint that fits."""
+"""Every exercise: our solution passes, the stub fails, and each typical wrong answer gets a hint that fits."""
 
 import copy
 
@@ -12,7 +12,7 @@ from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
 
 
-def nobody_waits(comm, say):
+def no_rank_waits(comm, say):
     say("here")
 
 
@@ -25,7 +25,7 @@ def token_before_the_sentence(comm, say):
     say("here")
 
 
-def token_that_nobody_takes(comm, say):
+def token_that_no_rank_receives(comm, say):
     token = np.zeros(1)
     if comm.rank > 0:
         comm.recv(token, comm.rank - 1)
@@ -33,7 +33,7 @@ def token_that_nobody_takes(comm, say):
     comm.send(token, (comm.rank + 1) % comm.size)
 
 
-def a_barrier_a_turn(comm, say):
+def a_barrier_per_turn(comm, say):
     for turn in range(comm.size):
         if turn == comm.rank:
             say("here")
@@ -392,7 +392,7 @@ def root_of_the_depth(saved, boundary, budget):
     return [len(part) for part in np.array_split(saved, count)]
 
 
-def one_a_layer(saved, boundary, budget):
+def one_per_layer(saved, boundary, budget):
     segments = [1] * len(saved)
     return segments if max(saved) + boundary * len(saved) <= budget else None
 
@@ -460,7 +460,7 @@ def scaled(comm, steps, backward, step, flag=None, wide=True, grow=True, reset=T
     return scale
 
 
-def asks_nobody(*arguments):
+def asks_no_rank(*arguments):
     return scaled(*arguments, flag=lambda gradient: not np.isfinite(gradient).all())
 
 
@@ -500,7 +500,7 @@ def forgets_the_rest(comm, weights, gradients, update):
     unflatten(w, weights)
 
 
-def everybody_updates_everything(comm, weights, gradients, update):
+def every_rank_updates_everything(comm, weights, gradients, update):
     w = flattened(weights, comm, pad=False)
     update(w, all_reduce(comm, flattened(gradients, comm, pad=False)))
     unflatten(w, weights)
@@ -629,7 +629,7 @@ def ssp_server(comm, steps, may_go, looks_at=lambda waiting, rank: waiting, adds
     return weights
 
 
-def nobody_is_held_back(comm, steps, bound, compute):
+def no_worker_is_held_back(comm, steps, bound, compute):
     return ssp_worker(comm, steps, compute) if comm.rank else ssp_server(comm, steps, lambda mine, slowest: True)
 
 
@@ -639,7 +639,7 @@ def one_clock_too_far(comm, steps, bound, compute):
     return ssp_server(comm, steps, lambda mine, slowest: mine - slowest <= bound + 1)
 
 
-def everybody_each_clock(comm, steps, bound, compute):
+def all_workers_each_clock(comm, steps, bound, compute):
     return (
         ssp_worker(comm, steps, compute)
         if comm.rank
@@ -721,7 +721,7 @@ def own_heads_only(*arguments):
     return split_attention(*arguments, summed=False)
 
 
-def everybody_computes_all(comm, x, qkv, projection, heads, attention):
+def every_rank_computes_all(comm, x, qkv, projection, heads, attention):
     all_reduce(comm, np.zeros((3, 4 * comm.size)))  # what gathering the heads' outputs would have cost
     return attention(x @ qkv, heads) @ projection
 
@@ -843,7 +843,7 @@ def experts_first_on_the_way_back(comm, slots, run_expert):
     return all_to_all(comm, np.stack(done).reshape(-1)).reshape(slots.shape)
 
 
-def everybody_gets_all_slots(comm, slots, run_expert):
+def every_rank_gets_all_slots(comm, slots, run_expert):
     experts, capacity, width = slots.shape
     here = experts // comm.size
     every = all_gather(comm, slots).reshape(comm.size, experts, capacity, width)
@@ -920,7 +920,7 @@ def its_own_even_if_there_is_none(comm, old_ranks, read, length):
     return read(comm.rank) + sum(read(old) for old in range(comm.rank + comm.size, old_ranks, comm.size))
 
 
-def everybody_has_everything(comm, old_ranks, read, length):
+def every_rank_has_everything(comm, old_ranks, read, length):
     return sum((read(old) for old in range(old_ranks)), np.zeros(length))
 
 
@@ -932,11 +932,11 @@ def the_mean_of_what_falls_to_it(comm, old_ranks, read, length):
 def all_to_the_first(comm, old_ranks, read, length):
     if comm.size == old_ranks:
         return read(comm.rank)
-    return everybody_has_everything(comm, old_ranks, read, length) if comm.rank == 0 else np.zeros(length)
+    return every_rank_has_everything(comm, old_ranks, read, length) if comm.rank == 0 else np.zeros(length)
 
 
 def shares_the_sum_equally(comm, old_ranks, read, length):
-    return everybody_has_everything(comm, old_ranks, read, length) / comm.size
+    return every_rank_has_everything(comm, old_ranks, read, length) / comm.size
 
 
 def by_message(comm, old_ranks, read, length):
@@ -992,13 +992,13 @@ def compares_sums(comm, weights):
 
 
 def compares_with_the_left(comm, weights):
-    everybody = all_gather(comm, np.array([float(hash(weights.tobytes()) % 2**50)]))
-    return comm.rank if everybody[comm.rank] != everybody[comm.rank - 1] else -1
+    gathered = all_gather(comm, np.array([float(hash(weights.tobytes()) % 2**50)]))
+    return comm.rank if gathered[comm.rank] != gathered[comm.rank - 1] else -1
 
 
 def sends_the_weights(comm, weights):
-    everybody = all_gather(comm, weights.copy()).reshape(comm.size, -1)
-    different = np.flatnonzero((everybody != everybody[0]).any(axis=1))
+    gathered = all_gather(comm, weights.copy()).reshape(comm.size, -1)
+    different = np.flatnonzero((gathered != gathered[0]).any(axis=1))
     return int(different[0]) if different.size else -1
 
 
@@ -1160,10 +1160,10 @@ def two_bubbles_ahead(stages, microbatches):
 
 
 WRONG = [
-    ("00.in_rank_order", nobody_waits, "nobody waits"),
+    ("00.in_rank_order", no_rank_waits, "no rank waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
-    ("00.in_rank_order", token_that_nobody_takes, "token that nobody takes"),
-    ("00.in_rank_order", a_barrier_a_turn, "a barrier a turn"),
+    ("00.in_rank_order", token_that_no_rank_receives, "token that no rank receives"),
+    ("00.in_rank_order", a_barrier_per_turn, "a barrier per turn"),
     ("01.add_backward", no_broadcasting, "sum over it"),
     ("01.add_backward", leading_axes_only, "keepdims"),
     ("01.add_backward", mean_instead_of_sum, "the sum of its gradients"),
@@ -1176,7 +1176,7 @@ WRONG = [
     ("02.free_in_order", input_gradient_first, "need not be alive"),
     ("02.free_in_order", updates_too_early, "the weight that forward used"),
     ("03.by_order", all_send_first, "may block"),
-    ("03.by_order", all_receive_first, "nobody has sent"),
+    ("03.by_order", all_receive_first, "no rank has sent"),
     ("03.by_order", alone_forgotten, "cannot receive while"),
     ("03.by_order", in_a_chain, "one after the other"),
     ("03.by_order", the_wrong_way_round, "other calls"),
@@ -1220,15 +1220,15 @@ WRONG = [
     ("07.bucketed_reducer", at_the_first_contribution, "contributes twice"),
     ("07.bucketed_reducer", unused_never_come, "must leave all the same"),
     ("07.bucketed_reducer", unused_at_the_end, "holds up all buckets behind it"),
-    ("07.bucketed_reducer", all_at_the_end, "leave late"),
-    ("07.bucketed_reducer", never_waits, "nobody waited"),
-    ("08.ssp", nobody_is_held_back, "nobody is held back"),
+    ("07.bucketed_reducer", all_at_the_end, "start late"),
+    ("07.bucketed_reducer", never_waits, "never waited for"),
+    ("08.ssp", no_worker_is_held_back, "no worker is held back"),
     ("08.ssp", one_clock_too_far, "off by one"),
-    ("08.ssp", everybody_each_clock, "waiting for everybody at each clock"),
-    ("08.ssp", forgets_who_waits, "when the slowest moves on"),
-    ("08.ssp", answers_before_it_adds, "before you answer it"),
+    ("08.ssp", all_workers_each_clock, "wait for all workers at each clock"),
+    ("08.ssp", forgets_who_waits, "when the slowest advances"),
+    ("08.ssp", answers_before_it_adds, "before you reply to it"),
     ("08.ssp", pulls_once_more, "nothing is pulled after the last push"),
-    ("09.scaled_training", asks_nobody, "all must know before anybody steps"),
+    ("09.scaled_training", asks_no_rank, "all must know before any rank steps"),
     ("09.scaled_training", divides_in_float16, "zero again"),
     ("09.scaled_training", never_grows, "double it"),
     ("09.scaled_training", counts_on, "ends the row"),
@@ -1236,7 +1236,7 @@ WRONG = [
     ("09.scaled_training", shows_everything, "one byte"),
     ("10.pick_segments", ignores_the_inputs, "keeps its input"),
     ("10.pick_segments", root_of_the_depth, "different amounts"),
-    ("10.pick_segments", one_a_layer, "try 1 segment, then 2"),
+    ("10.pick_segments", one_per_layer, "try 1 segment, then 2"),
     ("10.pick_segments", never_gives_up, "with None"),
     ("10.recompute", draws_anew, "as it was *before*"),
     ("10.recompute", copies_after_forward, "as it was *before*"),
@@ -1245,7 +1245,7 @@ WRONG = [
     ("10.recompute", forward_on_a_copy, "must advance"),
     ("11.zero_step", without_a_gather, "gather the shards"),
     ("11.zero_step", forgets_the_rest, "forgets the rest"),
-    ("11.zero_step", everybody_updates_everything, "more than 1/n of the update"),
+    ("11.zero_step", every_rank_updates_everything, "more than 1/n of the update"),
     ("11.zero_step", sums_everything_first, "a reduce-scatter is enough"),
     ("11.zero_step", result_not_written_back, "as they were"),
     ("12.prefetch", no_prefetch, "*before* you compute"),
@@ -1266,7 +1266,7 @@ WRONG = [
     ("14.parallel_attention", fused_cut_contiguously, "cut inside each of the three"),
     ("14.parallel_attention", heads_of_all, "too narrow"),
     ("14.parallel_attention", own_heads_only, "rows give summands"),
-    ("14.parallel_attention", everybody_computes_all, "only the last product is summed"),
+    ("14.parallel_attention", every_rank_computes_all, "only the last product is summed"),
     ("15.split_cross_entropy", without_the_largest_logit, "overflows exp"),
     ("15.split_cross_entropy", own_normaliser, "normalises its own words"),
     ("15.split_cross_entropy", own_largest_logit, "shifted by different numbers"),
@@ -1298,8 +1298,8 @@ WRONG = [
     ("18.stashing", returns_the_last_only, "after each update"),
     ("18.two_versions", newest_version, "delays it by one"),
     ("18.two_versions", averages_the_batch, "added, not averaged"),
-    ("18.two_versions", one_update_each, "one update a batch"),
-    ("19.zero_bubble", just_1f1b, "nobody waits for W"),
+    ("18.two_versions", one_update_each, "one update per batch"),
+    ("19.zero_bubble", just_1f1b, "no stage waits for W"),
     ("19.zero_bubble", all_weights_last, "put W off only as long"),
     ("19.zero_bubble", forgets_the_weights, "needs F, I and W"),
     ("19.zero_bubble", lambda p, m: [[f"F{i}" for i in range(m)]] * p, "needs F, I and W"),
@@ -1313,7 +1313,7 @@ WRONG = [
     ("21.dispatch", there_and_not_back, "send it the rows"),
     ("21.dispatch", no_expert_runs, "run the experts"),
     ("21.dispatch", experts_first_on_the_way_back, "the *source rank* is the first dim"),
-    ("21.dispatch", everybody_gets_all_slots, "nobody needs all of them"),
+    ("21.dispatch", every_rank_gets_all_slots, "only its own slots"),
     ("22.ring_attention", exponentials_unshifted, "overflow exp"),
     ("22.ring_attention", old_sums_not_scaled, "exp(old - new)"),
     ("22.ring_attention", mean_of_the_blocks, "the same weight"),
@@ -1323,17 +1323,17 @@ WRONG = [
     ("23.load_residual", starts_without, "is lost"),
     ("23.load_residual", only_its_own, "takes over several"),
     ("23.load_residual", its_own_even_if_there_is_none, "starts with zeros"),
-    ("23.load_residual", everybody_has_everything, "to one rank only"),
+    ("23.load_residual", every_rank_has_everything, "to one rank only"),
     ("23.load_residual", the_mean_of_what_falls_to_it, "without a mean"),
     ("23.load_residual", all_to_the_first, "not its own to keep"),
     ("23.load_residual", shares_the_sum_equally, "bit for bit"),
-    ("23.load_residual", by_message, "need send anything"),
+    ("23.load_residual", by_message, "no rank needs to send anything"),
     ("26.save", latest_first, "first all files, then `latest`"),
     ("26.save", over_what_is_there, "a name that is free"),
     ("26.save", latest_in_place, "half of a name"),
     ("26.save", latest_never, "must name the new checkpoint"),
     ("26.load", reads_everything, "compare the ranges first"),
-    ("26.load", equal_chunks, "who has one more"),
+    ("26.load", equal_chunks, "some ranks one more"),
     ("26.load", in_the_order_of_the_files, "in any order"),
 ]
 

@@ -110,7 +110,7 @@ def test_a_replayed_mask():
     np.testing.assert_array_equal(*gradients)
 
 
-def test_everybody_saves():
+def test_every_rank_saves():
     assert len(saved().losses) == jobs.STEPS
 
 
@@ -168,8 +168,8 @@ def test_a_pipeline_with_a_short_micro_batch_equals_one_device():
     test_runtime.equal_gpt(plan_of("1f1b", 2, 3), steps=1)
 
 
-def test_the_plan_of_the_visit_can_run():
-    assert pipelines.is_refused(pipelines.plan_text()) == ""
+def test_the_plan_of_the_exhibit_can_run():
+    assert pipelines.why_rejected(pipelines.plan_text()) == ""
 
 
 def test_a_split_sequence_trains_like_one_device():

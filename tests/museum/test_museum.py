@@ -1,4 +1,4 @@
-"""Every exhibit: its bug can be injected and removed, the run shows it, and the tests that it names fail as declared."""
+"""Every exhibit: its bug can be injected and removed, the run shows it, and its tests fail as declared."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from tests.parallel.models import assert_same, one_device
 EXHIBITS = exhibits()
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.number)
 
-# What minidist says by itself when it meets the bug.
+# The error that minidist raises when it meets the bug.
 SAYS = {
     "1": r"BufferReuseError: rank 0: the buffer of its receive from rank 1",
     "13b": r"AutogradError: the gradient of 'transformer.wte.weight' is partly summed",
@@ -37,11 +37,11 @@ SAYS = {
     "28a": r"(?s)DeadlockError.*rank 2 has returned",
     "28b": r"MismatchError.*all_reduce/ring",
 }
-SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is said
+SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
 
 @each
-def test_a_planted_bug_can_be_seen_and_is_caught(exhibit):
+def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     run = run_exhibit(exhibit)
     assert list(run.checks) == [str(catch) for catch in exhibit.caught_by]
     for catch, result in run.checks.items():
@@ -62,11 +62,11 @@ CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught
 
 
 @pytest.mark.parametrize("name", CATCHES)
-def test_the_same_tests_are_green_without_a_bug(name):
+def test_the_same_tests_pass_without_a_bug(name):
     CATCHES[name].run()
 
 
-def test_all_bugs_of_the_collection_are_on_show():
+def test_the_museum_has_every_bug_of_the_collection():
     numbers = {int(re.match(r"\d+", exhibit.number)[0]) for exhibit in EXHIBITS}
     assert numbers >= set(range(1, 29))
     assert len({exhibit.number for exhibit in EXHIBITS}) == len(EXHIBITS)
@@ -93,7 +93,7 @@ def test_a_patch_leaves_nothing_behind():
     assert "method" not in vars(Child)
 
 
-def test_a_test_that_does_not_see_the_bug_is_shown_as_passed():
+def test_a_test_that_does_not_detect_the_bug_is_shown_as_passed():
     """The table must not say "caught" by itself."""
     catch = Catch("tests/museum/test_checks.py", "test_float32_stays_float32")
     nothing = nothing_injected(catch)
@@ -166,18 +166,18 @@ def test_wrong_requests(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
-# --- near misses: what looks like a bug of the collection and is another matter ---
+# --- near misses: code that looks like a bug of the collection and is right ---
 
 
 def test_the_micro_batches_of_a_unit_added_before_they_are_summed_over_ranks():
-    """Another order of additions than the declared one: stage 3 is not DDP with no_sync."""
+    """The order of additions differs from the declared one: stage 3 is not DDP with no_sync."""
     result = test_fully_shard.SimWorld(3).run(test_fully_shard.train)[0]
     with pytest.raises(AssertionError):
         assert_same(result, one_device(lambda flat: AdamW(flat, lr=0.01, weight_decay=0.1), 3, 2, False))
 
 
 def test_crossed_sends_in_a_whole_plan():
-    """Complete in every other respect: with both sends after the receives that they need, it passes."""
+    """The plan is complete in every other respect: with both sends after the receives that they need, it passes."""
     validate(from_text("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0\n"))
     crossed = (
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1\n"

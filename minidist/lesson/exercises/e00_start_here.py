@@ -1,4 +1,7 @@
-"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time."""
+"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +17,14 @@ SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes 
 
 
 class Say:
-    """`say(text)` for one rank: notes from when to when it spoke."""
+    """`say(text)` for one rank. It records when the rank began and ended to speak."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.spoken: list[tuple[float, float, str]] = []
 
     def __call__(self, text: str) -> None:
-        real = not isinstance(self.comm.world, SimWorld)  # processes have clocks of their own; the machine has one
+        real = not isinstance(self.comm.world, SimWorld)  # processes have separate clocks; the machine has one
         now: Callable[[], float] = time.perf_counter if real else self.comm.time
         start = now()
         if real:
@@ -31,7 +34,7 @@ class Say:
 
 
 def in_rank_order(comm: Comm, say: Callable[[str], None]) -> None:
-    """A token goes from rank 0 to the last one; who holds it may speak. n-1 messages of 1 B."""
+    """Pass a token from rank 0 to the last one; the rank that holds it may speak. Sends n-1 messages of 1 B."""
     token = np.zeros(1, dtype=np.uint8)
     if comm.rank > 0:
         comm.recv(token, comm.rank - 1)
@@ -40,7 +43,7 @@ def in_rank_order(comm: Comm, say: Callable[[str], None]) -> None:
         comm.send(token, comm.rank + 1)
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     for rank, spoken in enumerate(answers):
         if len(spoken) != 1:
             return f"rank {rank} spoke {len(spoken)} times; each rank speaks once"
@@ -59,7 +62,7 @@ def overlapped(failure: Failure) -> bool:
     return failure.kind == "wrong" and "before rank" in failure.message
 
 
-def nobody_waited(failure: Failure) -> bool:
+def no_rank_waited(failure: Failure) -> bool:
     return overlapped(failure) and failure.answers[0][0][0] == failure.answers[1][0][0]
 
 
@@ -70,22 +73,22 @@ EXERCISES = [
         arguments=lambda case, comm: (Say(comm),),
         expected=lambda case: (),
         answer=lambda arguments, returned: arguments[0].spoken,
-        judge=judge,
+        check_answers=check_answers,
         cases=lambda: [Case(ranks, 1) for ranks in (1, 2, 3, 4, 5, 7, 8, 13)],
         par=Case(4, 1),
         unit="sentence",
         limits=("messages",),
         hints=(
             Hint(
-                nobody_waited, "nobody waits: before it speaks, a rank must receive something from the rank before it"
+                no_rank_waited, "no rank waits: before it speaks, a rank must receive something from the rank before it"
             ),
             Hint(overlapped, "the token leaves too early: speak first, then send it on"),
             Hint(
-                lost_token, "somebody waits for a rank that is done: does the last rank send a token that nobody takes?"
+                lost_token, "a rank waits for one that is done: does the last rank send a token that no rank receives?"
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "a barrier a turn makes every rank talk every time; one message from each rank to the next is enough",
+                "a barrier per turn makes every rank send every time; one message from each rank to the next is enough",
             ),
             Hint(lambda f: "spoke 0 times" in f.message, "every rank calls say(...) exactly once"),
         ),

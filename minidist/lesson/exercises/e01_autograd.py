@@ -1,4 +1,7 @@
-"""Lesson 01: two backward functions by hand, judged by minidist's own autograd."""
+"""Lesson 01: two backward functions, compared with minidist's own autograd.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 import numpy as np
 
@@ -19,7 +22,7 @@ SHAPES: list[tuple[Shape, Shape]] = [
 
 
 def add_backward(gradient: np.ndarray, shape_a: Shape, shape_b: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients of a and b, from the gradient of a + b: sum over every axis along which a value was repeated."""
+    """Return the gradients of a and b: sum that of a + b over every axis along which a value was repeated."""
 
     def fold(shape: Shape) -> np.ndarray:
         new = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
@@ -30,7 +33,7 @@ def add_backward(gradient: np.ndarray, shape_a: Shape, shape_b: Shape) -> tuple[
 
 
 def cross_entropy_backward(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Gradient of the mean over rows of -log softmax(logits)[target]: (softmax - one-hot) / rows."""
+    """Return the gradient of the mean over rows of -log softmax(logits)[target]: (softmax - one-hot) / rows."""
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
     probabilities[np.arange(len(targets)), targets] -= 1
@@ -43,7 +46,7 @@ def add_arguments(case: Case, comm: Comm) -> tuple[np.ndarray, Shape, Shape]:
 
 
 def add_truth(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ask the autograd that the lesson is about."""
+    """Return the gradients that minidist's autograd computes."""
     a, b = (Tensor(np.zeros(shape), requires_grad=True) for shape in SHAPES[case.size])
     gradient, _, _ = add_arguments(case, None)  # type: ignore[arg-type]
     (a + b).backward(gradient)
@@ -51,7 +54,7 @@ def add_truth(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def scores(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, 5) logits and their targets; the larger cases have logits that overflow exp."""
+    """Return (rows, 5) logits and their targets; the larger cases have logits that overflow exp."""
     draw = case.generator()
     scale = 1.0 if case.size < 4 else 1000.0
     return draw.standard_normal((case.size, 5)) * scale, draw.integers(0, 5, case.size)
@@ -119,7 +122,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "wrong" and "got [" in f.message and f.answers_are([-f.expected[0]]),
-                "the sign is turned: the loss is minus the logarithm",
+                "the sign is reversed: the loss is minus the logarithm",
             ),
         ),
     ),

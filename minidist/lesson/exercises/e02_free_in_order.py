@@ -1,4 +1,7 @@
-"""Lesson 02: one step of three layers with as few bytes alive as possible."""
+"""Lesson 02: one step of three layers with as few bytes alive as possible.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,31 +26,31 @@ SHAPES = [
 
 
 class Layer:
-    """y = x W with whole numbers. Every array that it makes is counted until nobody holds it any more."""
+    """y = x W with whole numbers. Every array that it makes is counted until its last reference is gone."""
 
     def __init__(self, weight: np.ndarray, account: MemoryAccount) -> None:
         self.account = account
         self.weight = account.track(weight, "parameter")
 
     def forward(self, x: np.ndarray) -> np.ndarray:
-        """The layer's output, from its input."""
+        """Return the layer's output, from its input."""
         return self.account.track(x @ self.weight, "activation")
 
     def weight_gradient(self, x: np.ndarray, g: np.ndarray) -> np.ndarray:
-        """From the layer's input and the gradient of its output."""
+        """Return the weight's gradient, from the layer's input and the gradient of its output."""
         return self.account.track(x.T @ g, "gradient")
 
     def input_gradient(self, g: np.ndarray) -> np.ndarray:
-        """From the gradient of the layer's output, and the weight of now."""
+        """Return the input's gradient, from the gradient of the output and the present weight."""
         return self.account.track(g @ self.weight.T, "activation_gradient")
 
     def update(self, weight_gradient: np.ndarray) -> None:
-        """One step of SGD."""
+        """Make one step of SGD."""
         self.weight -= weight_gradient
 
 
 def step(layers: Sequence[Any], x: np.ndarray, loss_gradient: Any) -> None:
-    """Forward keeps the inputs; backward lets go of each, and of each gradient, before it makes the next array."""
+    """Keep the inputs in forward; in backward drop each, and each gradient, before the next array is made."""
     inputs = []
     for layer in layers:
         inputs.append(x)
@@ -74,7 +77,7 @@ class Run:
         self.layers = [Layer(draw.integers(-3, 4, shape) * 1.0, self.account) for shape in pairwise(widths)]
 
     def loss_gradient(self, y: np.ndarray) -> np.ndarray:
-        """Of the sum of squares, halved: y itself, in an array of its own."""
+        """Return the gradient of half the sum of squares: a copy of y."""
         return self.account.track(y.copy(), "activation_gradient")
 
     def weights(self) -> tuple[np.ndarray, ...]:
@@ -87,7 +90,7 @@ def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
 
 
 def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
-    """The weights after the step; and the account goes into the trace."""
+    """Return the weights after the step; write the account into the trace."""
     run: Run = arguments[2].__self__
     assert run.comm is not None
     run.comm.trace.memory.extend((0.0, live) for live in run.account.history())
@@ -95,7 +98,7 @@ def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
 
 
 def truth(case: Case, update_first: bool = False) -> list[tuple[np.ndarray, ...]]:
-    """Without any account of memory."""
+    """Return the weights after the step, computed without any account of memory."""
     run = Run(case)
     inputs = [run.x]
     for layer in run.layers:
@@ -113,19 +116,19 @@ def untouched(failure: Failure) -> bool:
 
 
 def history(failure: Failure) -> list[dict[str, int]]:
-    """Live bytes after each event, of a run that was right and above par."""
+    """Return the live bytes after each event of a run that was right and above par."""
     return [live for _, live in failure.traces[0].memory] if failure.metric == "memory" else []
 
 
 def keeps_activations(failure: Failure) -> bool:
-    """Is an activation alive when the last weight gradient (which needs only the step's input) is made?"""
+    """Return whether an activation is alive when the last weight gradient (which needs only the input) is made."""
     gradients = [live.get("gradient", 0) for live in history(failure)]
     births = [i for i in range(1, len(gradients)) if gradients[i] > gradients[i - 1]]
     return bool(births) and history(failure)[births[-1]].get("activation", 0) > 0
 
 
 def keeps_gradients(failure: Failure) -> bool:
-    """Are two weight gradients alive at once?"""
+    """Return whether two weight gradients are alive at once."""
     gradients = [0, *(live.get("gradient", 0) for live in history(failure))]
     return any(0 < before < after for before, after in pairwise(gradients))
 

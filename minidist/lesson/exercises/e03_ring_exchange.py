@@ -1,4 +1,7 @@
-"""Lesson 03: everybody sends to the right and receives from the left, three ways, and none may rely on buffering."""
+"""Lesson 03: every rank sends to the right and receives from the left, three ways, none of which relies on buffering.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +29,7 @@ def by_order(comm: Comm, outgoing: np.ndarray) -> np.ndarray:
 
 
 def by_sendrecv(comm: Comm, outgoing: np.ndarray) -> np.ndarray:
-    """Both at once."""
+    """Send and receive at once."""
     incoming = np.empty_like(outgoing)
     comm.sendrecv(outgoing, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
     return incoming
@@ -42,7 +45,7 @@ def by_requests(comm: Comm, outgoing: np.ndarray) -> np.ndarray:
 
 
 def data(case: Case, rank: int) -> np.ndarray:
-    """100 r, 100 r + 1, ...: one sees whose numbers arrived."""
+    """Return 100 r, 100 r + 1, ...: the numbers show from which rank they came."""
     return 100.0 * rank + np.arange(case.size)
 
 
@@ -50,8 +53,8 @@ def from_distance(case: Case, distance: int) -> list[np.ndarray]:
     return [data(case, (rank + distance) % case.ranks) for rank in range(case.ranks)]
 
 
-def everybody(what: str) -> Any:
-    """Does every waiting rank wait in a send (receive)?"""
+def all_wait_in(what: str) -> Any:
+    """Return a predicate: does every waiting rank wait in a send (receive)?"""
 
     def holds(failure: Failure) -> bool:
         waiting: Sequence[Any] = getattr(failure.error, "waiting", ())
@@ -66,10 +69,10 @@ HINTS = (
         "with one rank the right neighbour is the rank itself, and it cannot receive while it waits in its send",
     ),
     Hint(
-        everybody("send"),
-        "every rank waits in its send: a send may block until its receive is posted; let some receive first",
+        all_wait_in("send"),
+        "every rank waits in its send: a send may block until its receive has started; let some receive first",
     ),
-    Hint(everybody("receive"), "every rank waits in its receive, and nobody has sent: this hangs on every machine"),
+    Hint(all_wait_in("receive"), "every rank waits in its receive, and no rank has sent: this hangs on every machine"),
     Hint(
         lambda f: f.case.ranks > 2 and f.answers_are(from_distance(f.case, 1)),
         "the numbers come from the right neighbour; the left one is (rank - 1) % size",
@@ -81,7 +84,7 @@ HINTS = (
     ),
     Hint(
         lambda f: f.kind == "limit",
-        "correct, but each rank waits for the one before it, so the messages go round one after the other; "
+        "correct, but each rank waits for the one before it, so the messages travel round one after the other; "
         "let neighbours work in pairs",
     ),
     Hint(

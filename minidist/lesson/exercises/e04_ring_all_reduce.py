@@ -1,4 +1,7 @@
-"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place; and a reduce-scatter in rank order."""
+"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place; and a reduce-scatter in rank order.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 import numpy as np
 
@@ -9,7 +12,7 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def ring_all_reduce(comm: Comm, array: np.ndarray) -> None:
-    """Reduce-scatter, then all-gather; a rank sends 2 (n-1)/n of the array to its right neighbour."""
+    """Run a reduce-scatter, then an all-gather; a rank sends 2 (n-1)/n of the array to its right neighbour."""
     n, rank = comm.size, comm.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     start = offsets(chunk_sizes(array.size, n))
@@ -25,7 +28,7 @@ def ring_all_reduce(comm: Comm, array: np.ndarray) -> None:
 
 
 def ordered_reduce_scatter(comm: Comm, array: np.ndarray) -> np.ndarray:
-    """Chunk j goes straight to rank j, which keeps all parts apart until it can add them in rank order."""
+    """Send chunk j directly to rank j, which keeps all parts apart until it can add them in rank order."""
     n, rank = comm.size, comm.rank
     chunks = np.array_split(array, n)
     parts = [np.empty_like(chunks[rank]) for _ in range(n)]
@@ -40,7 +43,7 @@ def ordered_reduce_scatter(comm: Comm, array: np.ndarray) -> np.ndarray:
 
 
 def fractions(case: Case, rank: int) -> np.ndarray:
-    """Numbers of very different size, so that the order of the additions shows."""
+    """Return numbers of very different size, so that the order of the additions shows."""
     return case.generator(rank).normal(size=case.size) * 10.0 ** case.generator(rank, 1).integers(-8, 8, case.size)
 
 
@@ -52,7 +55,7 @@ def in_rank_order(case: Case) -> list[np.ndarray]:
 
 
 def nearly(failure: Failure) -> bool:
-    """Right up to rounding."""
+    """Return whether the answers are right up to rounding."""
     if failure.kind != "wrong" or any(answer is None for answer in failure.answers):
         return False
     both = zip(failure.answers, failure.expected, strict=True)
@@ -60,7 +63,7 @@ def nearly(failure: Failure) -> bool:
 
 
 def data(case: Case, rank: int) -> np.ndarray:
-    """Whole numbers, so that the order of the additions does not matter."""
+    """Return whole numbers, so that the order of the additions does not matter."""
     return case.generator(rank).integers(1, 1000, case.size).astype(np.float64)
 
 

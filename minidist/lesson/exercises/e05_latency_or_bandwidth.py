@@ -1,4 +1,7 @@
-"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest."""
+"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 from math import log2
@@ -16,7 +19,7 @@ NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
 
 
 def halving_doubling(comm: Comm, array: np.ndarray) -> None:
-    """Ranks beyond a power of two hand their part to a neighbour; the others halve, then double."""
+    """Sum in place: ranks beyond a power of two send their part to another rank; the others halve, then double."""
     n, rank = comm.size, comm.rank
     power = 1 << (n.bit_length() - 1)
     extra = n - power
@@ -24,31 +27,35 @@ def halving_doubling(comm: Comm, array: np.ndarray) -> None:
         comm.send(array, rank - power)
         comm.recv(array, rank - power)
         return
+
     incoming = np.empty_like(array)
     if rank < extra:
         comm.recv(incoming, rank + power)
         array += incoming
+
     start = offsets(chunk_sizes(array.size, power))
     distance = power // 2
-    while distance:  # keep the half that holds the own chunk, give the other half away
+    while distance:  # keep the half that holds this rank's chunk, send the other half
         first = rank // distance * distance
         keep, give = (array[start[b] : start[b + distance]] for b in (first, first ^ distance))
         part = incoming[: keep.size]
         comm.sendrecv(give, rank ^ distance, part, rank ^ distance)
         keep += part
         distance //= 2
+
     distance = 1
-    while distance < power:  # what is known doubles
+    while distance < power:  # what is complete doubles
         first = rank // distance * distance
         known, unknown = (array[start[b] : start[b + distance]] for b in (first, first ^ distance))
         comm.sendrecv(known, rank ^ distance, unknown, rank ^ distance)
         distance *= 2
+
     if rank < extra:
         comm.send(array, rank + power)
 
 
 def choose(n: int, size: float, alpha: float, beta: float) -> str:
-    """The cheapest of NAMES for n ranks, a power of two, and an array of `size` bytes."""
+    """Return the cheapest of NAMES for n ranks, a power of two, and an array of `size` bytes."""
     rounds, share = log2(n), (n - 1) / n
     costs = {
         "binomial": 2 * rounds * (alpha + beta * size),
@@ -60,7 +67,7 @@ def choose(n: int, size: float, alpha: float, beta: float) -> str:
 
 
 def data(case: Case, rank: int) -> np.ndarray:
-    """Whole numbers, so that the order of the additions does not matter."""
+    """Return whole numbers, so that the order of the additions does not matter."""
     return case.generator(rank).integers(1, 1000, case.size).astype(np.float64)
 
 
@@ -77,7 +84,7 @@ def is_power(n: int) -> bool:
 
 
 def setting(case: Case) -> tuple[int, float, float, float]:
-    """n, bytes, alpha and beta of a case; latencies from 0.1 µs to 1 ms, links from 10 MB/s to 100 GB/s."""
+    """Return n, bytes, alpha and beta of a case; latencies from 0.1 µs to 1 ms, links from 10 MB/s to 100 GB/s."""
     draw = case.generator()
     return 2**case.size, 2 ** draw.uniform(3, 27), 10 ** draw.uniform(-7, -3), 10 ** draw.uniform(-11, -7)
 
@@ -87,7 +94,7 @@ def costs_of(case: Case) -> dict[str, float]:
     return {name: seconds("all_reduce", name, size, n, alpha, beta) for name in NAMES}
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     name, costs = answers[0], costs_of(case)
     if name not in costs:
         return f"{name!r} is none of {', '.join(NAMES)}"
@@ -124,7 +131,7 @@ EXERCISES = [
             Hint(
                 lambda f: f.raised(UsageError) and "names rank" in f.message,
                 "rank xor distance is a rank only when n is a power of two: let the ranks beyond the largest power of"
-                " two hand their part to another rank first, and wait for the sum",
+                " two send their part to another rank first, and wait for the sum",
             ),
             Hint(
                 lambda f: f.raised(MismatchError) or (f.kind == "wrong" and is_power(f.case.ranks)),
@@ -139,7 +146,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "limit" and f.metric == "bytes",
-                "the sums are right, but whole arrays travel in every round: that is recursive doubling. Give away"
+                "the sums are right, but whole arrays travel in every round: that is recursive doubling. Send"
                 " half, then a quarter, then an eighth",
             ),
             Hint(
@@ -154,7 +161,7 @@ EXERCISES = [
         solution=choose,
         arguments=lambda case, comm: setting(case),
         expected=lambda case: [choose(*setting(case))],
-        judge=judge,
+        check_answers=check_answers,
         cases=lambda: [Case(1, k, seed) for k in range(1, 11) for seed in range(12)],
         par=Case(1, 4),
         label=describe,
@@ -181,8 +188,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: answered(f, "rabenseifner"),
-                "here latency decides: rabenseifner has twice as many rounds as recursive doubling. The border depends"
-                " on n, alpha and beta, not on the bytes alone",
+                "here latency decides: rabenseifner has twice as many rounds as recursive doubling. The crossover"
+                " depends on n, alpha and beta, not on the bytes alone",
             ),
         ),
     ),

@@ -1,4 +1,7 @@
-"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty."""
+"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 
@@ -10,23 +13,23 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def weighted_average(comm: Comm, gradient: np.ndarray, count: int) -> np.ndarray:
-    """Sum of count * mean, and sum of count, in one all-reduce of one element more."""
+    """Sum count * mean, and count, in one all-reduce of one element more."""
     weighted = np.zeros(gradient.size + 1)
-    if count > 0:  # the mean of no rows is no number, and 0 * nan is nan
+    if count > 0:  # the mean of no rows is not a number, and 0 * nan is nan
         weighted[:-1], weighted[-1] = gradient * count, count
     all_reduce(comm, weighted)
     return weighted[:-1] / weighted[-1]
 
 
 def counts(case: Case) -> list[int]:
-    """Rows (or tokens that are not masked) of each rank: ragged, some 0, never all."""
+    """Return the rows (or tokens that are not masked) of each rank: ragged, some 0, never all."""
     result = case.generator().integers(0, 6, case.ranks)
     result[case.seed % case.ranks] += 1
     return [int(count) for count in result]
 
 
 def rows(case: Case) -> list[np.ndarray]:
-    """(count, size) for each rank: the gradient of each row."""
+    """Return (count, size) for each rank: the gradient of each row."""
     return [case.generator(rank, 1).integers(-50, 50, (n, case.size)) * 1.0 for rank, n in enumerate(counts(case))]
 
 

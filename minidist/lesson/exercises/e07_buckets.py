@@ -1,4 +1,7 @@
-"""Lesson 07: a bucketed reducer, with parameters that are used twice on a rank, or not at all."""
+"""Lesson 07: a bucketed reducer, with parameters that a rank uses twice, or not at all.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,11 +13,11 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
-SECONDS = 2e-6  # that backward takes for one contribution
+SECONDS = 2e-6  # seconds that backward takes for one contribution
 
 
 class Sum:
-    """The sum of a copy of one bucket, on its way; `wait()` writes it over the gradient."""
+    """The sum of a copy of one bucket while it runs; `wait()` writes it over the gradient."""
 
     def __init__(self, place: np.ndarray, work: Work) -> None:
         self.place, self.work = place, work
@@ -56,24 +59,24 @@ def bucketed_reducer(
     buckets: Sequence[Sequence[int]],
     launch: Callable[[int], Any],
 ) -> None:
-    """Launch each bucket as soon as nothing in it is to come and the bucket before it has left; then wait for all."""
+    """Launch each bucket as soon as it is complete and the bucket before it was launched; then wait for all."""
     left = list(uses)
     works: list[Any] = []
 
-    def launch_what_is_whole() -> None:
+    def launch_complete_buckets() -> None:
         while len(works) < len(buckets) and not any(left[parameter] for parameter in buckets[len(works)]):
             works.append(launch(len(works)))
 
-    launch_what_is_whole()  # of a bucket in which nothing is used there is nothing to come
+    launch_complete_buckets()  # a bucket in which no parameter is used is complete at once
     for parameter in backward:
         left[parameter] -= 1
-        launch_what_is_whole()
+        launch_complete_buckets()
     for work in works:
         work.wait()
 
 
 def parameters(case: Case) -> tuple[list[int], list[list[int]]]:
-    """Elements of each parameter; and the buckets, cut from the end, as lists of parameters."""
+    """Return the elements of each parameter, and the buckets, cut from the end, as lists of parameters."""
     draw = case.generator()
     sizes = [int(size) for size in draw.integers(1, 6, case.size)]
     buckets: list[list[int]] = []
@@ -85,12 +88,12 @@ def parameters(case: Case) -> tuple[list[int], list[list[int]]]:
 
 
 def use_counts(case: Case, rank: int) -> list[int]:
-    """How often each parameter contributes on this rank: mostly once, sometimes twice or never."""
+    """Return how often each parameter contributes on this rank: mostly once, sometimes twice or never."""
     return [int(count) for count in case.generator(rank, 1).choice([0, 1, 1, 1, 2], case.size)]
 
 
 def contributions(case: Case, rank: int) -> list[tuple[int, np.ndarray]]:
-    """(parameter, values) in the order of this rank's backward: from the last one to the first, not quite, and the
+    """Return (parameter, values) in the order of this rank's backward: roughly from the last one to the first; the
     second contribution of a parameter comes some time after the first.
     """
     draw = case.generator(rank, 2)
@@ -109,13 +112,13 @@ def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
 
 
 def answer(arguments: tuple[Any, ...], returned: Any) -> np.ndarray:
-    """The gradient, wherever the function left it."""
+    """Return the gradient as the function left it."""
     gradient: np.ndarray = arguments[3].__self__.gradient
     return gradient
 
 
 def local(case: Case, rank: int, uses: int | None = None) -> np.ndarray:
-    """The rank's gradient when of each parameter the first so many contributions count."""
+    """Return the rank's gradient; `uses` limits how many contributions of each parameter count."""
     sizes, _ = parameters(case)
     parts = [np.zeros(size) for size in sizes]
     seen = [0] * case.size
@@ -131,7 +134,7 @@ def total(case: Case) -> list[np.ndarray]:
 
 
 def unreduced(failure: Failure) -> bool:
-    """Does some rank hold its own gradient where the sum should be?"""
+    """Return whether some rank holds its own gradient where the sum should be."""
     if failure.kind != "wrong":
         return False
     alone = [local(failure.case, rank) for rank in range(failure.case.ranks)]
@@ -156,7 +159,7 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message),
-                "a sum was launched and nobody waited for it: without wait() the gradient is not there yet",
+                "a sum was launched and never waited for: without wait() the gradient has not arrived yet",
             ),
             Hint(
                 lambda f: f.raised(DeadlockError, UnmatchedMessageError),
@@ -180,7 +183,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "the sums are right and leave late: launch a bucket inside the loop, as soon as nothing in it is to"
+                "the sums are right and start late: launch a bucket inside the loop, as soon as nothing in it is to"
                 " come; one that waits for an unused parameter holds up all buckets behind it",
             ),
         ),

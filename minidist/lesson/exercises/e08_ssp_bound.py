@@ -1,4 +1,7 @@
-"""Lesson 08: a parameter server that holds the SSP bound."""
+"""Lesson 08: a parameter server that holds the SSP bound.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +16,7 @@ SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
 
 
 class Compute:
-    """`compute(clock, weights)`: the worker's next gradient, a 1 in its own place; notes what it saw, and when."""
+    """`compute(clock, weights)`: the worker's next gradient, a 1 in its own place. It records what it saw, and when."""
 
     def __init__(self, case: Case, comm: Comm) -> None:
         self.case, self.comm = case, comm
@@ -26,7 +29,7 @@ class Compute:
 
 
 def ssp(comm: Comm, steps: int, bound: int, compute: Callable[..., np.ndarray]) -> np.ndarray | None:
-    """Rank 0 adds up what comes, and keeps who is too far ahead waiting until the slowest has caught up."""
+    """Rank 0 adds up what arrives, and makes a worker that is too far ahead wait until the slowest has caught up."""
     weights = np.zeros(comm.size - 1)
     if comm.rank > 0:
         for clock in range(steps):
@@ -34,8 +37,9 @@ def ssp(comm: Comm, steps: int, bound: int, compute: Callable[..., np.ndarray]) 
             if clock + 1 < steps:
                 comm.recv(weights, 0)
         return None
+
     done, waiting = np.zeros(comm.size, int), []
-    done[0] = steps  # the server is nobody's slowest worker
+    done[0] = steps  # the server is never the slowest worker
     for _ in range(steps * (comm.size - 1)):
         gradient = np.empty_like(weights)
         worker = comm.recv(gradient, ANY)
@@ -43,6 +47,7 @@ def ssp(comm: Comm, steps: int, bound: int, compute: Callable[..., np.ndarray]) 
         done[worker] += 1
         if done[worker] < steps:
             waiting.append(worker)
+        # Every push may release several workers, not only the one that pushed.
         for ready in [w for w in waiting if done[w] - done.min() <= bound]:
             waiting.remove(ready)
             comm.send(weights, ready)
@@ -50,7 +55,7 @@ def ssp(comm: Comm, steps: int, bound: int, compute: Callable[..., np.ndarray]) 
 
 
 def pace(case: Case) -> list[int]:
-    """Seconds of a gradient, for each worker."""
+    """Return the seconds of a gradient, for each worker."""
     return [int(n) for n in case.generator(1).integers(1, 5, case.ranks - 1)]
 
 
@@ -59,7 +64,7 @@ def bound_of(case: Case) -> int:
 
 
 def starts(case: Case) -> np.ndarray:
-    """When worker w may start clock c, messages taking no time: after its own last one, and the slowest's clock c-s-1."""
+    """Return when worker w may start clock c if messages take no time: after its last one and the slowest's c-s-1."""
     seconds, bound = pace(case), bound_of(case)
     times = np.zeros((case.ranks - 1, case.size))
     for clock in range(1, case.size):
@@ -69,8 +74,9 @@ def starts(case: Case) -> np.ndarray:
     return times
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     bound, workers = bound_of(case), case.ranks - 1
+
     total, _ = answers[0]
     if total is None or np.shape(total) != (workers,) or not np.array_equal(total, np.full(workers, case.size)):
         got = "None" if total is None else short(np.asarray(total))
@@ -78,6 +84,7 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
             f"rank 0 returned {got}; {case.size} gradients from each of {workers} workers make"
             f" {short(np.full(workers, case.size))}"
         )
+
     simulated = answers[0][1]
     for rank, (_, seen) in list(enumerate(answers))[1:]:
         if [clock for clock, *_ in seen] != list(range(case.size)):
@@ -85,6 +92,7 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
                 f"rank {rank} computed the clocks {[clock for clock, *_ in seen]}; it should be 0 to {case.size - 1},"
                 " each once"
             )
+        # A worker sees all of its own updates, and those of the slowest up to the bound ...
         for clock, weights, _ in seen:
             if weights[rank - 1] != clock:
                 return (
@@ -97,7 +105,8 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
                     f"bound {bound}: rank {rank} started clock {clock} with {int(weights.min())} updates of rank"
                     f" {slowest} in its weights; it needs at least {clock - bound}"
                 )
-        if simulated:  # only there a second is a second
+        # ... and waits no longer than the bound demands; real clocks are too noisy to check that.
+        if simulated:
             for clock, _, time in seen:
                 allowed = float(starts(case)[rank - 1, clock])
                 if time > allowed + SLACK:
@@ -112,8 +121,8 @@ def too_early(failure: Failure) -> bool:
     return "it needs at least" in failure.message
 
 
-def nobody_waits(failure: Failure) -> bool:
-    """Every worker starts its next clock as soon as its gradient is done."""
+def no_worker_waits(failure: Failure) -> bool:
+    """Return whether every worker starts its next clock as soon as its gradient is done."""
     times = [(rank, clock, time) for rank, (_, seen) in enumerate(failure.answers) if rank for clock, _, time in seen]
     return all(time < clock * pace(failure.case)[rank - 1] + SLACK for rank, clock, time in times)
 
@@ -129,7 +138,7 @@ EXERCISES = [
             if returned is not None
             else (None, arguments[2].seen)
         ),
-        judge=judge,
+        check_answers=check_answers,
         par=Case(4, 6),
         unit="clock",
         cases=lambda: sorted(
@@ -143,12 +152,12 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: f.raised(DeadlockError),
-                "a worker that was kept waiting must be answered when the slowest moves on, not when it pushes itself:"
-                " look at everybody who waits after each push",
+                "a worker that was kept waiting must get its reply when the slowest advances, not when it pushes:"
+                " look at every waiting worker after each push",
             ),
             Hint(
-                lambda f: too_early(f) and nobody_waits(f),
-                "nobody is held back: who is more than s clocks ahead of the slowest must not be answered yet",
+                lambda f: too_early(f) and no_worker_waits(f),
+                "no worker is held back: one that is more than s clocks ahead of the slowest must not get a reply yet",
             ),
             Hint(
                 too_early,
@@ -157,16 +166,16 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: "waited too long" in f.message and bound_of(f.case) > 0,
-                "a worker waits although the bound lets it go on: is it waiting for everybody at each clock, or the"
-                " server for one rank after the other? Receive from ANY, and answer at once who may go on",
+                "a worker waits although the bound lets it continue: does it wait for all workers at each clock, or the"
+                " server for one rank after the other? Receive from ANY, and reply at once to all that may continue",
             ),
             Hint(
                 lambda f: "waited too long" in f.message,
-                "the server receives in a fixed order; take what comes first: comm.recv(gradient, ANY)",
+                "the server receives in a fixed order; take what arrives first: comm.recv(gradient, ANY)",
             ),
             Hint(
                 lambda f: "of its own updates" in f.message,
-                "add a worker's gradient to the weights before you answer it",
+                "add a worker's gradient to the weights before you reply to it",
             ),
             Hint(
                 lambda f: f.kind == "limit",

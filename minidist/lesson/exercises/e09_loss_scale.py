@@ -1,4 +1,7 @@
-"""Lesson 09: a training loop with a loss scale, whose overflow flag all ranks agree on."""
+"""Lesson 09: a training loop with a loss scale, whose overflow flag all ranks agree on.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +18,7 @@ RATE = 2.0**-10
 
 
 class Shard:
-    """One rank's elements: `backward(scale)` is their gradient, `step(gradient)` a step and an all-gather of the new
+    """One rank's elements: `backward(scale)` returns their gradient, `step(gradient)` updates them and gathers all new
     values.
     """
 
@@ -41,7 +44,7 @@ class Shard:
 def scaled_training(
     comm: Comm, steps: int, backward: Callable[[float], np.ndarray], step: Callable[..., None]
 ) -> float:
-    """Ask everybody whether a gradient overflowed; skip and halve together, or divide in float32 and step together."""
+    """Agree on whether a gradient overflowed; skip and halve together, or divide in float32 and step together."""
     scale, good = FIRST, 0
     for _ in range(steps):
         gradient = backward(scale)
@@ -62,7 +65,7 @@ def steps_of(case: Case) -> int:
 
 
 def gradients(case: Case, rank: int) -> np.ndarray:
-    """(step, element): small ones, and on one rank, now and then, one that a large scale makes infinite."""
+    """Return (step, element): small gradients, and sometimes, on one rank, one that a large scale makes infinite."""
     draw = case.generator(rank, 5)
     values = draw.uniform(1, 2, (steps_of(case), case.size + 1)) * 2.0 ** draw.integers(
         -27, -20, (steps_of(case), case.size + 1)
@@ -74,19 +77,28 @@ def gradients(case: Case, rank: int) -> np.ndarray:
     return values
 
 
-def play(case: Case, agree: bool = True, unscale_wide: bool = True, grow: bool = True, reset: bool = True) -> list[Any]:
-    """(values of all ranks, scales) as the rules make them, or as a typical mistake does."""
+def play(
+    case: Case, agree: bool = True, unscale_in_float32: bool = True, grow: bool = True, reset: bool = True
+) -> list[Any]:
+    """Return (values of all ranks, scales) as the rules make them, or as a typical mistake does."""
     scale, good, scales = FIRST, 0, []
     values = np.ones((case.ranks, case.size + 1), np.float32)
     for step in range(steps_of(case)):
         scales.append(scale)
         with np.errstate(over="ignore"):
-            stored = np.array([gradients(case, rank)[step] * scale for rank in range(case.ranks)]).astype(np.float16)
-        if not np.isfinite(stored).all():
+            scaled = np.array([gradients(case, rank)[step] * scale for rank in range(case.ranks)]).astype(np.float16)
+
+        # An overflow on any rank skips the step on every rank.
+        if not np.isfinite(scaled).all():
             scale, good = scale / 2, 0 if reset else good
             continue
-        wide = stored.astype(np.float32) / np.float32(scale) if unscale_wide else stored / np.float16(min(scale, 65504))
-        values -= np.float32(RATE) * wide
+
+        unscaled = (
+            scaled.astype(np.float32) / np.float32(scale)
+            if unscale_in_float32
+            else scaled / np.float16(min(scale, 65504))
+        )
+        values -= np.float32(RATE) * unscaled
         good += 1
         if grow and good == GROWTH:
             scale, good = scale * 2, 0
@@ -99,7 +111,7 @@ def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
 
 
 def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
-    """The values, and every scale that was used; the last one is what the function returned."""
+    """Return the values, and every scale that was used; the last one is what the function returned."""
     shard: Shard = arguments[1].__self__
     if returned is None:
         return None
@@ -107,7 +119,7 @@ def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
     return whole, np.array([*shard.scales, float(returned)])
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     for rank, (got, (values, scales)) in enumerate(zip(answers, play(case), strict=True)):
         if got is None:
             return f"rank {rank}: the function returned None; it returns the scale after the last step"
@@ -124,7 +136,7 @@ def listed(scales: Any) -> str:
 
 
 def same(failure: Failure, **mistake: bool) -> bool:
-    """Are the answers those of a typical mistake?"""
+    """Return whether the answers are those of a typical mistake."""
     if failure.kind != "wrong" or any(got is None for got in failure.answers):
         return False
     wanted = play(failure.case, **mistake)
@@ -134,7 +146,7 @@ def same(failure: Failure, **mistake: bool) -> bool:
 
 
 def disagree(failure: Failure) -> bool:
-    """Did ranks use different scales?"""
+    """Return whether ranks used different scales."""
     known = [got[1] for got in failure.answers if got is not None]
     return failure.kind == "wrong" and any(not np.array_equal(scales, known[0]) for scales in known)
 
@@ -146,7 +158,7 @@ EXERCISES = [
         arguments=arguments,
         expected=lambda case: (),
         answer=answer,
-        judge=judge,
+        check_answers=check_answers,
         par=Case(4, 6),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {steps_of(case)} steps",
         limits=("bytes",),
@@ -154,10 +166,10 @@ EXERCISES = [
             Hint(
                 lambda f: f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f),
                 "one rank saw an overflow and skipped the step, the others are in the step's all-gather: all must know"
-                " before anybody steps, so ask everybody (an all-reduce with 'max')",
+                " before any rank steps, so ask every rank (an all-reduce with 'max')",
             ),
             Hint(
-                lambda f: same(f, unscale_wide=False),
+                lambda f: same(f, unscale_in_float32=False),
                 "divided in float16 the small ones become zero again: first .astype(np.float32), then / scale",
             ),
             Hint(lambda f: same(f, grow=False), "the scale only falls: after 3 good steps in a row double it"),

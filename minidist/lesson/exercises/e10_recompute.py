@@ -1,4 +1,7 @@
-"""Lesson 10: where to cut a network into segments under a budget, and a segment whose dropout replays."""
+"""Lesson 10: where to cut a network into segments under a budget, and a segment whose dropout replays.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -14,13 +17,13 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def peak_bytes(saved: Sequence[int], segments: Sequence[int], boundary: int) -> int:
-    """One input for each segment, and everything inside the largest one."""
+    """Return the peak: one input for each segment, and everything inside the largest one."""
     ends = np.cumsum(segments)
     return boundary * len(segments) + max(sum(saved[end - n : end]) for n, end in zip(segments, ends, strict=True))
 
 
 def pick_segments(saved: Sequence[int], boundary: int, budget: int) -> list[int] | None:
-    """For 1, 2, ... segments: what their inputs leave of the budget is filled, layer by layer, segment after segment."""
+    """Try 1, 2, ... segments: fill what their inputs leave of the budget, layer by layer, segment after segment."""
     for count in range(1, len(saved) + 1):
         room = budget - count * boundary
         segments, filled = [0], 0
@@ -35,7 +38,7 @@ def pick_segments(saved: Sequence[int], boundary: int, budget: int) -> list[int]
 
 
 def job(case: Case) -> tuple[list[int], int, int]:
-    """Bytes that each layer saves, bytes of a segment's input, budget: with seed 4 one that cannot be met."""
+    """Return the bytes that each layer saves, those of a segment's input, and a budget (seed 4: impossible to meet)."""
     draw = case.generator()
     saved = [int(n) for n in draw.integers(1, 9, case.size)]
     boundary = int(draw.integers(1, 4))
@@ -45,7 +48,7 @@ def job(case: Case) -> tuple[list[int], int, int]:
 
 
 def cuts(layers: int) -> list[list[int]]:
-    """Every way to cut so many layers into segments, those with the fewest segments first."""
+    """Return every way to cut so many layers into segments, those with the fewest segments first."""
     result = []
     for count in range(layers):
         for places in combinations(range(1, layers), count):
@@ -53,13 +56,13 @@ def cuts(layers: int) -> list[list[int]]:
     return result
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     saved, boundary, budget = job(case)
     (segments,) = answers
     fits = [cut for cut in cuts(case.size) if peak_bytes(saved, cut, boundary) <= budget]
     given = f"layers save {saved} B, a segment's input has {boundary} B, the budget is {budget} B"
     if segments is None or not list(segments):
-        return f"{given}: you found no way, and {fits[0]} fits" if fits else "" if segments is None else "return None"
+        return f"{given}: you found no cut, and {fits[0]} fits" if fits else "" if segments is None else "return None"
     segments = [int(n) for n in segments]
     if sum(segments) != case.size or min(segments) < 1:
         return f"{given}: {segments} are not segments of {case.size} layers"
@@ -72,7 +75,7 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
 
 
 def inputs_forgotten(failure: Failure) -> bool:
-    """Would the answer fit if the segments' inputs were free?"""
+    """Return whether the answer would fit if the segments' inputs were free."""
     if " needs " not in failure.message or "no cut fits" in failure.message:
         return False
     saved, _, budget = job(failure.case)
@@ -83,13 +86,13 @@ def inputs_forgotten(failure: Failure) -> bool:
 
 
 class Segment:
-    """y = 3 x where a mask drawn from `rng` is 1, else 0. Draws once a call."""
+    """y = 3 x where a mask drawn from `rng` is 1, else 0. Each call draws once."""
 
     def forward(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return 3 * x * rng.integers(0, 2, x.shape)
 
     def gradient(self, x: np.ndarray, g: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Of the input, from the gradient of the output: runs forward again, so it draws again."""
+        """Return the input's gradient from the output's. It runs forward again, so it draws again."""
         return 3 * g * rng.integers(0, 2, x.shape)
 
 
@@ -106,7 +109,7 @@ def segments_of(case: Case, comm: Comm | None) -> tuple[Any, ...]:
 
 
 def run_two(arguments: tuple[Any, ...], returned: Any) -> Any:
-    """The first segment's output; something else draws; both gradients; and what the generator draws at the end."""
+    """Return the first segment's output, another one, two gradients, and what the generator draws at the end."""
     if returned is None:
         return None
     segment, _, rng = arguments
@@ -135,7 +138,7 @@ EXERCISES = [
         solution=pick_segments,
         arguments=lambda case, comm: job(case),
         expected=lambda case: (),
-        judge=judge,
+        check_answers=check_answers,
         cases=lambda: [Case(1, size, seed) for seeds in (range(4), (4,)) for size in (1, 2, 3, 5, 8) for seed in seeds],
         par=Case(1, 5),
         unit="layer",
@@ -146,8 +149,8 @@ EXERCISES = [
                 "no cut meets this budget: say so with None, and compute the peak of your answer before you return it",
             ),
             Hint(
-                lambda f: "you found no way" in f.message,
-                "even more and smaller segments may fit: try up to one a layer",
+                lambda f: "you found no cut" in f.message,
+                "even more and smaller segments may fit: try up to one per layer",
             ),
             Hint(
                 inputs_forgotten,

@@ -1,4 +1,7 @@
-"""Lesson 11: a ZeRO step on a flat partition with padding."""
+"""Lesson 11: a ZeRO step on a flat partition with padding.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +17,7 @@ RATE = 0.5
 
 
 class Update:
-    """`update(weights, gradient)`: one step of SGD, in place; counts the elements."""
+    """`update(weights, gradient)`: make one step of SGD, in place, and count the elements."""
 
     def __init__(self) -> None:
         self.elements = 0
@@ -27,7 +30,7 @@ class Update:
 def zero_step(
     comm: Comm, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray], update: Callable[..., None]
 ) -> None:
-    """Flatten, pad, reduce-scatter the gradients, update the own shard, all-gather the weights, unflatten."""
+    """Flatten, pad, reduce-scatter the gradients, update this rank's shard, all-gather the weights, unflatten."""
     numel = sum(array.size for array in weights)
     padding = np.zeros(-numel % comm.size)
     flat = np.concatenate([*(array.reshape(-1) for array in weights), padding])
@@ -42,7 +45,7 @@ def zero_step(
 
 
 def shapes(case: Case) -> list[tuple[int, ...]]:
-    """`case.size` small parameters of one or two dims."""
+    """Return the shapes of `case.size` small parameters of one or two dimensions."""
     draw = case.generator()
     return [tuple(int(n) for n in draw.integers(1, 5, int(draw.integers(1, 3)))) for _ in range(case.size)]
 
@@ -65,7 +68,7 @@ def truth(case: Case) -> list[np.ndarray]:
     return [flat(data(case, 0)) - RATE * total] * case.ranks
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     for rank, ((weights, _), wanted) in enumerate(zip(answers, truth(case), strict=True)):
         problem = difference(weights, wanted, 1e-9)
         if problem:
@@ -78,7 +81,7 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
 
 
 def right_in_places(failure: Failure) -> bool:
-    """Wrong weights, of which some are as before the step and some are right."""
+    """Return whether some weights are as before the step and all others are right."""
     if failure.kind != "wrong" or "updated" in failure.message:
         return False
     before, after = flat(data(failure.case, 0)), truth(failure.case)[0]
@@ -92,7 +95,7 @@ EXERCISES = [
         arguments=arguments,
         expected=lambda case: (),
         answer=lambda arguments, returned: (flat(arguments[0]), arguments[2].elements),
-        judge=judge,
+        check_answers=check_answers,
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes",),

@@ -1,4 +1,7 @@
-"""Lesson 12: a forward pass over sharded layers whose gathers hide behind the computation of the layer before."""
+"""Lesson 12: a forward pass over sharded layers whose gathers overlap with the layer before.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +18,7 @@ SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gat
 
 
 class Gather:
-    """A gather on its way; `wait()` returns the whole layer."""
+    """A gather that runs; `wait()` returns the whole layer."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -35,7 +38,7 @@ class Run:
 
     def gather(self, layer: int) -> Gather:
         if not 0 <= layer < self.layers:
-            raise IndexError(f"there is no layer {layer}; there are layers 0..{self.layers - 1}")
+            raise IndexError(f"layer {layer} is out of range: there are layers 0..{self.layers - 1}")
         mine = self.shards[layer]
         out = self.account.track(np.full(mine.size * self.comm.size, np.nan), "unsharded")
         return Gather(all_gather(self.comm, mine, out=out, async_op=True))
@@ -59,13 +62,13 @@ def forward(
 
 
 def whole_layers(case: Case) -> list[np.ndarray]:
-    """Layers of equal size, a multiple of the number of ranks."""
+    """Return layers of equal size, a multiple of the number of ranks."""
     draw = case.generator()
     return [draw.integers(1, 99, 4 * case.ranks) * 1.0 for _ in range(case.size)]
 
 
 def through(layer: int, weights: np.ndarray, x: float) -> float:
-    """A number that depends on every weight, its place and the order of the layers."""
+    """Return a number that depends on every weight, its place and the order of the layers."""
     return float((3 * x + layer + weights @ np.arange(1, weights.size + 1)) % 1009)
 
 
@@ -114,7 +117,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.metric == "time",
-                "the ranks wait for gathers that could have travelled before: start the gather of the next layer"
+                "the ranks wait for gathers that could have run earlier: start the gather of the next layer"
                 " *before* you compute this one, and wait for it after",
             ),
             Hint(lambda f: f.metric == "bytes", "some layer is gathered more than once"),
@@ -122,7 +125,7 @@ EXERCISES = [
                 lambda f: (
                     f.kind == "wrong" and None not in f.answers and bool(np.isnan(np.asarray(f.answers, float)).any())
                 ),
-                "weights were used before they had come: wait() first",
+                "weights were used before they had arrived: wait() first",
             ),
         ),
     )

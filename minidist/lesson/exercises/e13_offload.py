@@ -1,4 +1,7 @@
-"""Lesson 13: an optimizer's step on the host, piece by piece, that keeps the link and the host busy at once."""
+"""Lesson 13: an optimizer's step on the host, piece by piece, that keeps the link and the host busy at once.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +18,8 @@ STEPS = (0.5, 1.0, 2.0)  # times as long the host needs for a piece, by the case
 SIZE = 4  # elements of a piece
 
 
-class Crossing:
-    """A piece on its way; `wait()` returns the array where it went."""
+class Transfer:
+    """A piece on the link; `wait()` returns the array that it was copied to."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -35,12 +38,12 @@ class Run:
         self.device, self.gradients = device_of(case, comm.rank)
         self.host = [values.copy() for values in self.device]
         self.account = MemoryAccount(timeline=True)
-        self.lanes = {"to host": comm.dup(), "to device": comm.dup()}
+        self.streams = {"to host": comm.dup(), "to device": comm.dup()}
 
-    def down(self, piece: int) -> Crossing:
+    def down(self, piece: int) -> Transfer:
         self.known(piece)
         buffer = self.account.track(np.full(SIZE, np.nan), "gradient")
-        return self.cross("to host", self.gradients[piece], buffer)
+        return self.transfer("to host", self.gradients[piece], buffer)
 
     def step(self, piece: int, gradient: np.ndarray) -> np.ndarray:
         self.known(piece)
@@ -48,21 +51,21 @@ class Run:
         self.host[piece] -= 0.5 * gradient
         return self.host[piece]
 
-    def up(self, piece: int, values: np.ndarray) -> Crossing:
+    def up(self, piece: int, values: np.ndarray) -> Transfer:
         self.known(piece)
-        return self.cross("to device", values, self.device[piece])
+        return self.transfer("to device", values, self.device[piece])
 
-    def cross(self, way: str, source: np.ndarray, target: np.ndarray) -> Crossing:
-        def pass_by() -> np.ndarray:
+    def transfer(self, way: str, source: np.ndarray, target: np.ndarray) -> Transfer:
+        def copy() -> np.ndarray:
             self.comm.compute(seconds=SECONDS, name=way)
             target[:] = source
             return target
 
-        return Crossing(self.lanes[way].collective(way).run_async(pass_by))
+        return Transfer(self.streams[way].collective(way).run_async(copy))
 
     def known(self, piece: int) -> None:
         if not 0 <= piece < self.pieces:
-            raise IndexError(f"there is no piece {piece}; there are pieces 0..{self.pieces - 1}")
+            raise IndexError(f"piece {piece} is out of range: there are pieces 0..{self.pieces - 1}")
 
 
 def offloaded_step(
@@ -87,7 +90,7 @@ def offloaded_step(
 
 
 def device_of(case: Case, rank: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Values and gradients of each piece."""
+    """Return the values and gradients of each piece."""
     draw = case.generator(rank)
     values, gradients = (draw.integers(1, 99, (case.size, SIZE)) * 1.0 for _ in range(2))
     return list(values), list(gradients)

@@ -1,4 +1,7 @@
-"""Lesson 14: an MLP and an attention whose matrices lie in tiles, forward and backward."""
+"""Lesson 14: an MLP and an attention whose matrices are cut into tiles, forward and backward.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +38,7 @@ def parallel_attention(
 
 
 def attention(qkv: np.ndarray, heads: int) -> np.ndarray:
-    """softmax(Q K^T / sqrt(d)) V of (rows, 3 x heads x d), without a mask: (rows, heads x d)."""
+    """Return softmax(Q K^T / sqrt(d)) V of (rows, 3 x heads x d), without a mask: (rows, heads x d)."""
     rows = qkv.shape[0]
     q, k, v = (part.reshape(rows, heads, -1).swapaxes(0, 1) for part in np.split(qkv, 3, axis=1))
     scores = np.exp(q @ k.swapaxes(1, 2) / np.sqrt(max(1, q.shape[2])))
@@ -47,7 +50,7 @@ def attention(qkv: np.ndarray, heads: int) -> np.ndarray:
 
 
 def mlp_parts(case: Case) -> dict[str, np.ndarray]:
-    """Whole matrices; `case.size` columns of A for each rank. Integers, so that any order of adding is right."""
+    """Return whole matrices of integers, with `case.size` columns of A for each rank; any order of adding is exact."""
     draw, hidden = case.generator(), case.ranks * case.size
     shapes = {
         "x": (ROWS, WIDTH),
@@ -71,7 +74,7 @@ def mlp_truth(case: Case, bias_times: float = 1.0) -> tuple[np.ndarray, np.ndarr
 
 
 def partial(case: Case, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a rank has before anything is summed: its summand of y (with the bias) and of the input's gradient."""
+    """Return what a rank has before anything is summed: its part of y (with the bias) and of the input's gradient."""
     p, mine = mlp_parts(case), slice(rank * case.size, (rank + 1) * case.size)
     hidden = np.maximum(p["x"] @ p["a"][:, mine], 0)
     return hidden @ p["b"][mine] + p["bias"], ((p["gradient"] @ p["b"][mine].T) * (hidden > 0)) @ p["a"][:, mine].T
@@ -85,7 +88,7 @@ def answers(f: Failure, make: Callable[[Case, int], tuple[np.ndarray, np.ndarray
 
 
 def attention_parts(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """x, fused Q|K|V, projection, heads: `case.size` heads of 2 on each rank (one when the size is 0)."""
+    """Return x, fused Q|K|V, projection, heads: `case.size` heads of 2 on each rank (one when the size is 0)."""
     draw, heads = case.generator(), case.ranks * max(1, case.size % 4)
     width = heads * HEAD
     return (
@@ -108,7 +111,7 @@ def attention_truth(case: Case) -> Sequence[np.ndarray]:
 def attention_by_tiles(
     case: Case, contiguous: bool = False, all_heads: bool = False, summed: bool = True
 ) -> list[np.ndarray]:
-    """The answer of one who cuts the fused matrix contiguously, keeps the number of heads, or sums nothing."""
+    """Return what comes out when the fused matrix is cut contiguously, the number of heads kept, or nothing summed."""
     x, qkv, projection, heads = attention_parts(case)
     n, width = case.ranks, qkv.shape[1] // 3
     parts = []

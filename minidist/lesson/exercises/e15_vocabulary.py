@@ -1,4 +1,7 @@
-"""Lesson 15: a cross-entropy from logits whose words are split over the ranks, which never holds all of them."""
+"""Lesson 15: a cross-entropy from logits whose words are split over the ranks, which never holds all of them.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +20,7 @@ ROWS = 5
 def split_cross_entropy(
     comm: Comm, logits: np.ndarray, targets: np.ndarray, first: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Three numbers a row are reduced: the largest logit, the target's, and the sum of the exponentials."""
+    """Reduce three numbers per row: the largest logit, the target's, and the sum of the exponentials."""
     rows = np.arange(len(targets))
     largest = all_reduce(comm, logits.max(axis=1), "max")
     shifted = logits - largest[:, None]
@@ -33,7 +36,7 @@ def split_cross_entropy(
 
 
 def whole(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of all words, far apart and far from 0, and targets, the first and the last word among them."""
+    """Return logits of all words, far apart and far from 0, and targets, the first and the last word among them."""
     draw, words = case.generator(), 8 * case.ranks + case.size
     targets = draw.integers(0, words, ROWS)
     targets[:3] = 0, words - 1, words // 2
@@ -65,7 +68,7 @@ def truth(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def by_rank(f: Failure, make: Callable[[np.ndarray, np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]) -> bool:
-    """Are the answers what `make(logits, targets, first, last)` gives on each rank?"""
+    """Return whether the answers are what `make(logits, targets, first, last)` gives on each rank."""
     logits, targets = whole(f.case)
     bounds = starts(f.case)
     with np.errstate(all="ignore"):
@@ -73,7 +76,7 @@ def by_rank(f: Failure, make: Callable[[np.ndarray, np.ndarray, int, int], tuple
 
 
 def own_softmax(logits: np.ndarray, targets: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each rank normalises its own words; the target's logit counts where it is."""
+    """Normalise each rank's own words; the target's logit counts where it is."""
     rows, mine = np.arange(ROWS), (targets >= first) & (targets < last)
     own = logits[:, first:last] - logits[:, first:last].max(axis=1, keepdims=True)
     gradient = np.exp(own) / np.exp(own).sum(axis=1, keepdims=True)
@@ -84,7 +87,7 @@ def own_softmax(logits: np.ndarray, targets: np.ndarray, first: int, last: int) 
 
 
 def own_maxima(f: Failure) -> bool:
-    """Losses of one who shifts each rank's logits by their own maximum and adds the exponentials all the same."""
+    """Return whether each rank's logits were shifted by their own maximum and the exponentials added all the same."""
     if f.kind != "wrong" or not all(isinstance(a, tuple) and len(a) == 2 for a in f.answers):
         return False
     logits, targets = whole(f.case)
@@ -95,13 +98,13 @@ def own_maxima(f: Failure) -> bool:
 
 
 def losses_of_the_ranks(f: Failure) -> bool:
-    """Do the ranks disagree on a loss?"""
+    """Return whether the ranks disagree on a loss."""
     complete = f.kind == "wrong" and all(isinstance(a, tuple) and len(a) == 2 for a in f.answers)
     return complete and any(not np.allclose(a[0], f.answers[0][0]) for a in f.answers)
 
 
 def target_elsewhere(f: Failure) -> bool:
-    """Losses too large or too small by logits that are not the target's; everything agrees between the ranks."""
+    """Return whether the ranks agree on finite but wrong losses: another logit was taken for the target's."""
     if f.kind != "wrong" or losses_of_the_ranks(f) or not all(isinstance(a, tuple) and len(a) == 2 for a in f.answers):
         return False
     return bool(np.isfinite(f.answers[0][0]).all())

@@ -1,4 +1,7 @@
-"""Lessons 16 and 17: write a pipeline schedule as lists; minidist's own judge and clock look at them."""
+"""Lessons 16 and 17: write a pipeline schedule as lists; minidist's own validator and simulated clock check them.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,14 +14,14 @@ from minidist.pipeline.validate import validate
 
 
 def gpipe(stages: int, microbatches: int) -> list[list[str]]:
-    """Every stage: all forwards, then all backwards, the newest first."""
+    """On every stage run all forwards, then all backwards, the newest first."""
     forwards = [f"F{i}" for i in range(microbatches)]
     backwards = [f"B{i}" for i in reversed(range(microbatches))]
     return [forwards + backwards for _ in range(stages)]
 
 
 def plan_of(answer: Any, case: Case) -> Plan:
-    """Lists of "F0" and "B0" as a plan; UsageError in one sentence when they are none, or wrong."""
+    """Return lists of "F0" and "B0" as a plan. Raises UsageError when they are not one, or wrong."""
     if not isinstance(answer, list | tuple) or len(answer) != case.size:
         raise UsageError(f"return one list for each of the {case.size} stages")
     if not all(isinstance(row, list | tuple) and row for row in answer):
@@ -30,10 +33,10 @@ def plan_of(answer: Any, case: Case) -> Plan:
     return plan
 
 
-def judge_against(name: str, lives: bool) -> Callable[[Case, Sequence[Any]], str]:
-    """As short as schedule `name`, and, with `lives`, with no more micro-batches alive on any stage."""
+def as_good_as(name: str, lives: bool) -> Callable[[Case, Sequence[Any]], str]:
+    """Return a check: as short as schedule `name`, and with `lives` no more micro-batches alive on any stage."""
 
-    def judge(case: Case, answers: Sequence[Any]) -> str:
+    def check_answers(case: Case, answers: Sequence[Any]) -> str:
         try:
             plan = plan_of(answers[0], case)
         except UsageError as error:
@@ -46,11 +49,11 @@ def judge_against(name: str, lives: bool) -> Callable[[Case, Sequence[Any]], str
                 return f"stage {stage} holds {held} micro-batches at once; {least} are enough"
         return ""
 
-    return judge
+    return check_answers
 
 
 def cases() -> list[Case]:
-    """The size is the number of stages, the seed the number of micro-batches."""
+    """Return the cases: the size is the number of stages, the seed the number of micro-batches."""
     return [Case(1, p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 7)]
 
 
@@ -64,7 +67,7 @@ def exercise(name: str, solution: Any, schedule: str, lives: bool, hints: tuple[
         solution=solution,
         arguments=lambda case, comm: (case.size, case.seed),
         expected=lambda case: (),
-        judge=judge_against(schedule, lives),
+        check_answers=as_good_as(schedule, lives),
         cases=cases,
         par=Case(1, 4, 8),
         label=describe,

@@ -1,11 +1,14 @@
-"""Lesson 17: 1F1B for every number of stages and micro-batches."""
+"""Lesson 17: 1F1B for every number of stages and micro-batches.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from minidist.lesson.exercise import Hint
 from minidist.lesson.exercises.e16_gpipe import exercise, says
 
 
 def one_f_one_b(stages: int, microbatches: int) -> list[list[str]]:
-    """Stage s: p-1-s forwards ahead (or m, if that is less), then a forward and a backward in turn, then the rest."""
+    """On stage s run p-1-s forwards ahead (or m, if less), then a forward and a backward in turn, then the rest."""
     lists = []
     for stage in range(stages):
         ahead = min(microbatches, stages - 1 - stage)

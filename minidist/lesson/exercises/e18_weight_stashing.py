@@ -1,5 +1,6 @@
-"""Lesson 18: one stage of PipeDream: each mini-batch keeps the weights it began with; then 2BW, which keeps two
-versions.
+"""Lesson 18: one stage of PipeDream, where each mini-batch keeps the weights it began with; then 2BW with two versions.
+
+Proved by: tests/lesson/test_exercises.py
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ RATE = 0.25
 
 
 def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> list[np.ndarray]:
-    """Walk a stage's order; an update is a new array, so what a mini-batch began with stays as it was."""
+    """Run a stage's order; an update is a new array, so the weights that a mini-batch began with do not change."""
     begun, history = {}, []
     for action in order:
         kind, i = action[0], int(action[1:])
@@ -26,9 +27,7 @@ def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> l
 
 
 def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, m: int) -> list[np.ndarray]:
-    """Micro-batch k of batches of m: version max(k // m - 1, 0); the gradients of a batch are added and make one
-    update.
-    """
+    """Run with two versions: micro-batch k of batches of m uses version max(k // m - 1, 0); a batch is one update."""
     versions, total, history = {0: weights}, np.zeros_like(weights), []
     for action in order:
         kind, k = action[0], int(action[1:])
@@ -44,7 +43,7 @@ def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, 
 
 
 def order_of(case: Case) -> list[str]:
-    """1F1B on a stage `size` ranks before the last: so many forwards ahead, then a forward and a backward in turn."""
+    """Return the order of the stage `size` ranks before the last: so many forwards ahead, then pairs of F and B."""
     ahead, m = case.size, count(case)
     order = [f"F{i}" for i in range(min(ahead, m))]
     for i in range(m):
@@ -57,7 +56,7 @@ def count(case: Case) -> int:
 
 
 def gradient_of(case: Case) -> Gradient:
-    """Not linear in the weights, so that an answer tells which ones were used."""
+    """Return a gradient that is not linear in the weights, so that an answer shows which ones were used."""
     targets = case.generator().normal(size=(64, 3))
     return lambda i, weights: (weights - targets[i]) + 0.1 * weights**3
 
@@ -110,7 +109,7 @@ def wrong_length(failure: Failure) -> bool:
 
 
 def in_place(failure: Failure) -> bool:
-    """All entries of the history are the same array."""
+    """Return whether all entries of the history are the same array."""
     answer = failure.answers[0] if failure.answers else None
     return isinstance(answer, list | tuple) and len(answer) > 1 and all(a is answer[0] for a in answer)
 
@@ -128,8 +127,8 @@ EXERCISES = [
         hints=(
             Hint(
                 in_place,
-                "the history is one array many times: `-=` changes the weights in place, and every stashed reference"
-                " with them",
+                "the history is the same array many times: `-=` changes the weights in place, and every reference to"
+                " them in the stash",
             ),
             Hint(
                 lambda f: same(f, latest_weights(*arguments(f.case))),
@@ -151,7 +150,7 @@ EXERCISES = [
         ),
         communicates=False,
         hints=(
-            Hint(in_place, "the history is one array many times: make a new array for each version"),
+            Hint(in_place, "the history is the same array many times: make a new array for each version"),
             Hint(
                 lambda f: same(f, with_delay(f.case, 0)),
                 "batch b used version b, which is not there when its first forwards run: it is the batch before that"
@@ -161,7 +160,7 @@ EXERCISES = [
                 lambda f: same(f, with_delay(f.case, 1, mean=True)),
                 "the micro-batches' gradients are added, not averaged: each has its share of the loss already",
             ),
-            Hint(wrong_length, "one update a batch: return one array for each m backwards"),
+            Hint(wrong_length, "one update per batch: return one array for each m backwards"),
         ),
     ),
 ]

@@ -1,4 +1,7 @@
-"""Lesson 19: beat 1F1B's time within its memory, by splitting the backward in two."""
+"""Lesson 19: beat 1F1B's time within its memory, by splitting the backward in two.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +14,7 @@ from minidist.pipeline.timing import time_plan
 
 
 def zero_bubble(stages: int, microbatches: int) -> list[list[str]]:
-    """1F1B with I for B; stage s does its weight gradients s micro-batches later, when it would wait anyway."""
+    """Return 1F1B with I for B; stage s does its weight gradients s micro-batches later, when it would wait anyway."""
     lists = []
     for stage in range(stages):
         ahead = min(microbatches, stages - 1 - stage)
@@ -27,8 +30,8 @@ def zero_bubble(stages: int, microbatches: int) -> list[list[str]]:
     return lists
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
-    """As short as ZB-H1, and nowhere more alive than on 1F1B's fullest stage."""
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
+    """Check that it is as short as ZB-H1, with nowhere more alive than on 1F1B's fullest stage."""
     try:
         plan = plan_of(answers[0], case)
     except UsageError as error:
@@ -52,7 +55,7 @@ EXERCISES = [
         solution=zero_bubble,
         arguments=lambda case, comm: (case.size, case.seed),
         expected=lambda case: (),
-        judge=judge,
+        check_answers=check_answers,
         cases=cases,
         par=Case(1, 4, 8),
         label=describe,
@@ -65,8 +68,8 @@ EXERCISES = [
             ),
             Hint(
                 says("it takes"),
-                "the stage before waits for I, nobody waits for W: do I as soon as the gradient is there, and W where a"
-                " stage would wait",
+                "the stage before waits for I, no stage waits for W: do I as soon as the gradient arrives, and W where"
+                " a stage would wait",
             ),
             Hint(
                 says("one list for each"),

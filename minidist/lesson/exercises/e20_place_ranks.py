@@ -1,4 +1,7 @@
-"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside."""
+"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 import itertools
 from collections import Counter
@@ -11,7 +14,7 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def place_ranks(shape: Sequence[int], traffic: Sequence[float], node_size: int) -> list[int]:
-    """Number the ranks anew with the chattiest axis fastest; neighbours in that order share a node."""
+    """Renumber the ranks with the axis of most bytes fastest; neighbours in that order share a node."""
     order = sorted(range(len(shape)), key=lambda axis: traffic[axis])  # the most bytes last
     nodes = []
     for coordinate in np.ndindex(*shape):
@@ -23,7 +26,7 @@ def place_ranks(shape: Sequence[int], traffic: Sequence[float], node_size: int) 
 
 
 def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
-    """A mesh of powers of two, distinct bytes for each axis, a node that holds some of it."""
+    """Return a mesh of powers of two, distinct bytes for each axis, and the size of a node."""
     draw = case.generator()
     shape = tuple(int(n) for n in 2 ** draw.integers(0, 3, 3))
     ranks = int(np.prod(shape))
@@ -32,7 +35,7 @@ def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
 
 
 def crossing(shape: Sequence[int], traffic: Sequence[float], nodes: Sequence[int]) -> float:
-    """Bytes between nodes: of all pairs of ranks that differ on one axis only."""
+    """Return the bytes between nodes of all pairs of ranks that differ on one axis only."""
     total = 0.0
     places = list(np.ndindex(*shape))
     for (i, a), (j, b) in itertools.combinations(enumerate(places), 2):
@@ -42,7 +45,7 @@ def crossing(shape: Sequence[int], traffic: Sequence[float], nodes: Sequence[int
     return total
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     shape, traffic, node_size = problem(case)
     ranks = int(np.prod(shape))
     nodes = list(answers[0]) if isinstance(answers[0], list | tuple | np.ndarray) else []
@@ -70,7 +73,7 @@ def says(*words: str) -> Any:
     return when
 
 
-def is_the_least_chatty_inside(failure: Failure) -> bool:
+def has_the_fewest_bytes_inside(failure: Failure) -> bool:
     shape, traffic, node_size = problem(failure.case)
     opposite = place_ranks(shape, [-bytes_ for bytes_ in traffic], node_size)
     return "between nodes" in failure.message and list(failure.answers[0]) == opposite
@@ -82,7 +85,7 @@ EXERCISES = [
         solution=place_ranks,
         arguments=lambda case, comm: problem(case),
         expected=lambda case: (),
-        judge=judge,
+        check_answers=check_answers,
         cases=lambda: [Case(1, size) for size in range(40)],
         par=Case(1, 8),
         label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
@@ -97,7 +100,7 @@ EXERCISES = [
                 "every node holds node_size ranks: number the ranks in some order, then divide by node_size",
             ),
             Hint(
-                is_the_least_chatty_inside,
+                has_the_fewest_bytes_inside,
                 "the other way round: the axis with the *most* bytes must be the fastest in your order",
             ),
             Hint(

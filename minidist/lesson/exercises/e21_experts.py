@@ -1,4 +1,7 @@
-"""Lesson 21: slots and a loss that balances, and the way of the tokens to their experts and back."""
+"""Lesson 21: slots and a loss that balances; dispatch of the tokens to their experts, and combine.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -15,7 +18,7 @@ WIDTH = 3
 
 
 def slots_and_balance(probabilities: np.ndarray, factor: float) -> tuple[np.ndarray, float, np.ndarray]:
-    """Token order decides who gets a slot; the loss is N sum f P, and its gradient runs through P alone."""
+    """Give out slots in token order; the loss is N sum f P, and its gradient runs through P alone."""
     tokens, experts = probabilities.shape
     capacity = ceil(tokens / experts * factor)
     choice = probabilities.argmax(axis=1)
@@ -30,7 +33,7 @@ def slots_and_balance(probabilities: np.ndarray, factor: float) -> tuple[np.ndar
 
 
 def dispatch(comm: Comm, slots: np.ndarray, run_expert: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Tokens travel, weights stay: an all-to-all there, the experts that live here, an all-to-all back."""
+    """Send tokens, not weights: an all-to-all, the experts of this rank, and an all-to-all back."""
     experts, capacity, width = slots.shape
     here = experts // comm.size
     arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)
@@ -45,7 +48,7 @@ def dispatch(comm: Comm, slots: np.ndarray, run_expert: Callable[[int, np.ndarra
 
 
 def routing(case: Case) -> tuple[np.ndarray, float]:
-    """Probabilities of `case.size` tokens for `case.ranks` experts, and a capacity factor."""
+    """Return probabilities of `case.size` tokens for `case.ranks` experts, and a capacity factor."""
     draw = case.generator()
     logits = draw.normal(size=(case.size, case.ranks)) * 2
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -59,7 +62,7 @@ def routing_cases() -> list[Case]:
 
 
 def slots_with(case: Case, capacity: Callable[[float], int] = ceil, later_first: bool = False) -> np.ndarray:
-    """The slots of one who rounds otherwise, or gives the slots to the last tokens."""
+    """Return the slots when the capacity is rounded otherwise, or the last tokens come first."""
     probabilities, factor = routing(case)
     tokens, experts = probabilities.shape
     room = capacity(tokens / experts * factor)
@@ -74,7 +77,7 @@ def slots_with(case: Case, capacity: Callable[[float], int] = ceil, later_first:
 
 
 def wrong_in(f: Failure) -> set[str]:
-    """Which of the three results differ."""
+    """Return which of the three results differ."""
     if f.kind != "wrong" or not isinstance(f.answers[0], tuple) or len(f.answers[0]) != 3:
         return set()
     pairs = zip(("slots", "loss", "gradient"), f.answers[0], f.expected[0], strict=True)
@@ -95,7 +98,7 @@ def loss_is(f: Failure, value: Callable[[np.ndarray, np.ndarray], float]) -> boo
 
 
 def shapes(case: Case) -> tuple[int, int]:
-    """(experts, capacity)."""
+    """Return (experts, capacity)."""
     return case.ranks * (1 + case.size % 3), 1 + case.size % 4
 
 
@@ -104,7 +107,7 @@ def slots_of(case: Case, rank: int) -> np.ndarray:
 
 
 class Experts:
-    """The experts of one rank; asking it for another rank's is refused."""
+    """The experts of one rank. Raises LookupError for an expert of another rank."""
 
     def __init__(self, case: Case, rank: int) -> None:
         here = shapes(case)[0] // case.ranks
@@ -129,7 +132,7 @@ def truth(case: Case) -> Sequence[np.ndarray]:
 
 
 def swapped_back(case: Case) -> list[np.ndarray]:
-    """The answers when what comes back is laid out as it arrived, experts first instead of source ranks first."""
+    """Return the answers when results are sent back as they arrived, experts first instead of source ranks first."""
     experts, capacity = shapes(case)
     here, n = experts // case.ranks, case.ranks
     sent = []
@@ -190,7 +193,7 @@ EXERCISES = [
         expected=truth,
         par=Case(4, 5),
         label=lambda case: (
-            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts with {shapes(case)[1]} slots a rank"
+            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts, {shapes(case)[1]} slots each"
         ),
         limits=("bytes",),
         hints=(
@@ -208,7 +211,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "limit",
-                "right, but too many bytes: an expert needs its own slots from every rank, nobody needs all of them",
+                "right, but too many bytes: an expert needs only its own slots from every rank",
             ),
             Hint(
                 lambda f: f.kind == "wrong" and f.case.ranks > 1,

@@ -1,4 +1,7 @@
-"""Lesson 22: attention to keys and values that travel round, merged by an online softmax."""
+"""Lesson 22: attention to keys and values that are passed round a ring, merged by an online softmax.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +17,7 @@ SIZE = 2
 
 
 def ring_attention(comm: Comm, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """Keep the running maximum, sum and output; a new block scales what was there before."""
+    """Keep the running maximum, sum and output; a new block rescales what was accumulated before."""
     n, rank = comm.size, comm.rank
     block = np.stack([k, v])
     largest, total, out = np.full(len(q), -np.inf), np.zeros(len(q)), np.zeros(q.shape)
@@ -35,12 +38,12 @@ def ring_attention(comm: Comm, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows
 
 
 def counts(case: Case) -> list[int]:
-    """Rows of each rank: at least one token a rank, ragged."""
+    """Return the rows of each rank: at least one token per rank, ragged."""
     return chunk_sizes(case.ranks + case.size, case.ranks)
 
 
 def data(case: Case) -> tuple[np.ndarray, ...]:
-    """q, k, v of all tokens; scores are in the hundreds."""
+    """Return q, k, v of all tokens; scores are in the hundreds."""
     draw, tokens = case.generator(), case.ranks + case.size
     q, k, v = draw.normal(size=(3, tokens, SIZE))
     return q * 40, k * 40, v
@@ -67,7 +70,7 @@ def truth(case: Case) -> list[np.ndarray]:
 
 
 def blocks(case: Case, merge: Callable[[np.ndarray, int], np.ndarray]) -> list[np.ndarray]:
-    """merge(outputs of the blocks in the order of arrival, rank) for each rank's queries."""
+    """Return merge(outputs of the blocks in the order of arrival, rank) for each rank's queries."""
     q, k, v = (split(case, part) for part in data(case))
     n = case.ranks
     return [
@@ -76,7 +79,7 @@ def blocks(case: Case, merge: Callable[[np.ndarray, int], np.ndarray]) -> list[n
 
 
 def without_scaling(case: Case) -> list[np.ndarray]:
-    """Each block shifted by the running maximum, and what was there before left as it was."""
+    """Return the outputs when a new maximum does not rescale what was accumulated before."""
     q, k, v = (split(case, part) for part in data(case))
     results = []
     for r in range(case.ranks):

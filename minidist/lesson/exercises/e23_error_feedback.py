@@ -1,4 +1,7 @@
-"""Lesson 23: the residuals of error feedback in a checkpoint that another number of ranks loads."""
+"""Lesson 23: the residuals of error feedback in a checkpoint that another number of ranks loads.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +16,7 @@ LENGTH = 3  # numbers of a residual
 
 
 class Reader:
-    """`read(i)`: the residual that old rank i saved; counts what is read."""
+    """`read(i)` returns the residual that old rank i saved, and records that it was read."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows, self.taken = rows, []  # type: ignore[var-annotated]
@@ -29,7 +32,7 @@ class Reader:
 
 
 def load_residual(comm: Comm, old_ranks: int, read: Callable[[int], np.ndarray], length: int) -> np.ndarray:
-    """Deal the old ranks' residuals out like cards, and add up what falls to one rank."""
+    """Assign the old ranks' residuals round-robin, and add up those of this rank."""
     total = np.zeros(length)
     for old in range(comm.rank, old_ranks, comm.size):
         total = read(old) if old == comm.rank else total + read(old)
@@ -37,11 +40,11 @@ def load_residual(comm: Comm, old_ranks: int, read: Callable[[int], np.ndarray],
 
 
 def saved(case: Case) -> np.ndarray:
-    """(old ranks, LENGTH): whole numbers, so that sums in any order are equal."""
+    """Return (old ranks, LENGTH) whole numbers, so that sums in any order are equal."""
     return case.generator().integers(-99, 100, (case.size, LENGTH)) * 1.0
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     rows = saved(case)
     for rank, (residual, _) in enumerate(answers):
         if residual is None or np.shape(residual) != (LENGTH,):
@@ -49,18 +52,23 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
                 f"rank {rank} returned {'None' if residual is None else f'an array of shape {np.shape(residual)}'}; a"
                 f" residual has {LENGTH} numbers"
             )
+
+    # Nothing may be lost or counted twice: the sum over the ranks stays the same.
     total, wanted = np.sum([residual for residual, _ in answers], axis=0), rows.sum(axis=0)
     if not np.array_equal(total, wanted):
         return (
             f"the residuals of all {case.ranks} ranks add up to {total.tolist()}; those saved by {case.size} ranks to"
             f" {wanted.tolist()}"
         )
+
+    # On as many ranks as before each gets its own back.
     if case.size == case.ranks:
         for rank, (residual, _) in enumerate(answers):
             if not np.array_equal(residual, rows[rank]):
                 return (
                     f"rank {rank} of as many ranks as before: {difference(residual, rows[rank], 0)}, its own saved one"
                 )
+
     most = -(-case.size // case.ranks)
     for rank, (_, taken) in enumerate(answers):
         if len(taken) > most:
@@ -71,7 +79,7 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
 
 
 def totals(failure: Failure) -> tuple[np.ndarray, np.ndarray]:
-    """(what the ranks have together, what they should)."""
+    """Return (what the ranks have together, what they should have)."""
     return np.sum([residual for residual, _ in failure.answers], axis=0), saved(failure.case).sum(axis=0)
 
 
@@ -86,7 +94,7 @@ EXERCISES = [
         arguments=lambda case, comm: (case.size, Reader(saved(case)), LENGTH),
         expected=lambda case: (),
         answer=lambda arguments, returned: (returned, arguments[1].taken),
-        judge=judge,
+        check_answers=check_answers,
         par=Case(3, 8),
         unit="saved residual",
         cases=lambda: sorted(
@@ -97,7 +105,7 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: f.raised(UsageError),
-                "there are more ranks now than saved residuals: who gets none starts with zeros",
+                "there are more ranks now than saved residuals: a rank that gets none starts with zeros",
             ),
             Hint(
                 lambda f: adds_up(f) and not totals(f)[0].any(),
@@ -105,7 +113,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: adds_up(f) and np.array_equal(totals(f)[0], totals(f)[1] * f.case.ranks),
-                "every rank has everybody's residual, so each counts once a rank: give each saved one to one rank only",
+                "every rank has all residuals, so each counts once per rank: give each saved one to one rank only",
             ),
             Hint(
                 lambda f: (
@@ -113,16 +121,16 @@ EXERCISES = [
                     and f.case.size > f.case.ranks
                     and len({old for _, taken in f.answers for old in taken}) < f.case.size
                 ),
-                "some saved residuals are read by nobody: with fewer ranks than before, a rank takes over several",
+                "some saved residuals are read by no rank: with fewer ranks than before, a rank takes over several",
             ),
             Hint(
                 adds_up,
-                "what will be sent is the sum over the ranks, so the *sum* must be kept: add up what falls to a rank,"
+                "what will be sent is the sum over the ranks, so the *sum* must be kept: add up those of a rank,"
                 " without a mean",
             ),
             Hint(
                 lambda f: "as many ranks" in f.message,
-                "on as many ranks as before the job must go on bit for bit: each gets its own residual back, not a"
+                "on as many ranks as before the job must continue bit for bit: each gets its own residual back, not a"
                 " share of the sum",
             ),
             Hint(
@@ -131,7 +139,8 @@ EXERCISES = [
                 " 2n, ...",
             ),
             Hint(
-                lambda f: f.kind == "limit", "right, but nobody need send anything: every rank can read the checkpoint"
+                lambda f: f.kind == "limit",
+                "right, but no rank needs to send anything: every rank can read the checkpoint",
             ),
         ),
     )

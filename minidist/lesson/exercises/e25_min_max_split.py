@@ -1,4 +1,7 @@
-"""Lesson 25: layers that are not alike, cut into stages so that the slowest stage is as fast as can be."""
+"""Lesson 25: layers that are not alike, cut into stages so that the slowest stage is as fast as can be.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,11 +13,13 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def min_max_split(times: Sequence[float], stages: int) -> list[int]:
-    """best[k][n]: the slowest of k stages that hold the first n layers; the last one begins at some layer j."""
+    """Return the sizes; best[k][n] is the slowest of k stages of the first n layers, the last of which begins at j."""
     ends = [0.0]
     for time in times:
         ends.append(ends[-1] + time)
     layers = len(times)
+
+    # One more stage at a time: the last stage begins at the j that makes the slowest stage fastest.
     best = [[0.0] + [float("inf")] * layers]
     begins = []
     for _ in range(stages):
@@ -26,6 +31,8 @@ def min_max_split(times: Sequence[float], stages: int) -> list[int]:
                     row[n], begin[n] = slowest, j
         best.append(row)
         begins.append(begin)
+
+    # Follow the choices back from the last stage.
     sizes: list[int] = []
     n = layers
     for begin in reversed(begins):
@@ -35,7 +42,7 @@ def min_max_split(times: Sequence[float], stages: int) -> list[int]:
 
 
 def times_of(case: Case) -> list[float]:
-    """Layers of very different length: an embedding, a head, blocks."""
+    """Return times of very different length: an embedding, a head, blocks."""
     return [float(t) for t in case.generator().integers(1, 20, case.size)]
 
 
@@ -44,7 +51,7 @@ def slowest(times: Sequence[float], sizes: Sequence[int]) -> float:
     return max(sum(times[a:b]) for a, b in pairwise(cuts))
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     times, stages = times_of(case), case.seed
     if not isinstance(answers[0], list | tuple | np.ndarray):
         return f"return a list with the number of layers of each of the {stages} stages"
@@ -59,7 +66,7 @@ def judge(case: Case, answers: Sequence[Any]) -> str:
     if mine > best:
         return (
             f"layers {[round(t) for t in times]} on {stages} stages as {sizes}: the slowest takes {mine:g}, {best:g}"
-            " can be had"
+            " is possible"
         )
     return ""
 
@@ -77,7 +84,7 @@ EXERCISES = [
         solution=min_max_split,
         arguments=lambda case, comm: (times_of(case), case.seed),
         expected=lambda case: (),
-        judge=judge,
+        check_answers=check_answers,
         cases=lambda: [
             Case(1, layers, stages) for layers in (1, 2, 3, 5, 8, 12) for stages in (1, 2, 3, 4, 8) if stages <= layers
         ],
@@ -94,7 +101,7 @@ EXERCISES = [
                 "every layer is in one stage and every stage has a layer",
             ),
             Hint(
-                says("can be had"),
+                says("is possible"),
                 "stages with as many layers each do not take as long each, and filling stage after stage up to the"
                 " average leaves the last one with the rest: try every place where the last stage could begin, and cut"
                 " what is before it in the best way",

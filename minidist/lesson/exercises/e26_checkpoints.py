@@ -1,4 +1,7 @@
-"""Lesson 26: a save that may die at any moment, and a load by another number of ranks."""
+"""Lesson 26: a save that may die at any moment, and a load by another number of ranks.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,21 +17,21 @@ from minidist.lesson.exercise import Case, Exercise, Hint, standard_cases
 
 
 class Disk:
-    """Files by path, "folder/file". It remembers every state that it was in: after each operation, and amid each write."""
+    """Files by path, "folder/file". It records every state that it was in, after each operation and amid each write."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = dict(files)
         self.states = [dict(files)]
 
     def write(self, path: str, data: bytes) -> None:
-        """A whole file. Not atomic: for a moment there is half of it."""
+        """Write a whole file. This is not atomic: for a moment there is half of it."""
         self.files[path] = data[: len(data) // 2]
         self.states.append(dict(self.files))
         self.files[path] = data
         self.states.append(dict(self.files))
 
     def rename(self, old: str, new: str) -> None:
-        """A file, or a folder with all that is in it, in one moment; a file of the new name is replaced."""
+        """Rename a file, or a folder with all that is in it, atomically; a file of the new name is replaced."""
         moved = {path: path.replace(old, new, 1) for path in self.files if path == old or path.startswith(old + "/")}
         if not moved:
             raise FileNotFoundError(f"there is no {old!r} to be renamed")
@@ -36,12 +39,12 @@ class Disk:
         self.states.append(dict(self.files))
 
     def exists(self, path: str) -> bool:
-        """Is there such a file, or a folder with something in it?"""
+        """Return whether there is such a file, or a folder with something in it."""
         return any(name == path or name.startswith(path + "/") for name in self.files)
 
 
 def save(disk: Any, name: str, parts: dict[str, bytes]) -> None:
-    """All of it beside, then its name in one moment, then `latest` in one moment; a name that is taken stays as it is."""
+    """Write all of it under another name, then rename it, then rename `latest`; a name that is taken stays as it is."""
     for part, data in parts.items():
         disk.write(f".saving/{part}", data)
     free, number = name, 0
@@ -59,20 +62,20 @@ def parts_of(case: Case, version: int) -> dict[str, bytes]:
 
 
 def disk_arguments(case: Case, comm: Comm | None) -> tuple[Any, ...]:
-    """The checkpoint "step-1" is there; what is saved is "step-2", or, with seed 1, "step-1" once more."""
+    """Return a disk with the checkpoint "step-1"; what is saved is "step-2", or, with seed 1, "step-1" once more."""
     before = {f"step-1/{part}": data for part, data in parts_of(case, 1).items()}
     return Disk({**before, "latest": b"step-1"}), "step-1" if case.seed == 1 else "step-2", parts_of(case, 2)
 
 
 def loads(state: dict[str, bytes]) -> dict[str, bytes] | None:
-    """What a job that starts now would load; None when `latest` names nothing."""
+    """Return what a job that starts now would load; None when `latest` names nothing."""
     name = state.get("latest", b"").decode(errors="replace")
     return (
         {path[len(name) + 1 :]: data for path, data in state.items() if path.startswith(name + "/")} if name else None
     )
 
 
-def judge_disk(case: Case, answers: Sequence[Any]) -> str:
+def check_disk(case: Case, answers: Sequence[Any]) -> str:
     (states,) = answers
     whole = [parts_of(case, version) for version in (1, 2)]
     for number, state in enumerate(states):
@@ -93,7 +96,7 @@ def judge_disk(case: Case, answers: Sequence[Any]) -> str:
 
 
 def load(comm: Comm, size: int, pieces: Sequence[tuple[int, int]], read: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Of each piece that overlaps this rank's chunk, the overlap."""
+    """Read each piece that overlaps this rank's chunk, and copy the overlap."""
     edges = offsets(chunk_sizes(size, comm.size))
     start, stop = edges[comm.rank], edges[comm.rank + 1]
     mine = np.empty(stop - start)
@@ -121,7 +124,7 @@ def tensor_of(case: Case) -> np.ndarray:
 
 
 def pieces_of(case: Case) -> list[tuple[int, int]]:
-    """What the ranks of the job before wrote: as many pieces, of different sizes, in any order."""
+    """Return the ranges that the earlier job wrote: pieces of different sizes, in any order."""
     draw = case.generator(7)
     cuts = np.sort(draw.integers(0, case.size + 1, int(draw.integers(0, 5))))
     edges = [0, *cuts.tolist(), case.size]
@@ -146,7 +149,7 @@ EXERCISES = [
         arguments=disk_arguments,
         expected=lambda case: [None],
         answer=lambda arguments, returned: arguments[0].states,
-        judge=judge_disk,
+        check_answers=check_disk,
         cases=lambda: [Case(1, size, seed) for size in (1, 2, 3) for seed in (0, 1)],
         par=Case(1, 3),
         communicates=False,
@@ -154,18 +157,17 @@ EXERCISES = [
         hints=(
             Hint(
                 lambda f: "half written" in f.message and f.case.seed == 1,
-                "the name was taken by the only checkpoint that there was: write beside it, and find a name that is"
-                " free",
+                "the name was taken by the only checkpoint that existed: write beside it, and find a name that is free",
             ),
             Hint(
                 lambda f: (
                     "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message)
                 ),
-                "`latest` named the new checkpoint before all of it was there: first all files, then `latest`",
+                "`latest` named the new checkpoint before all of it was written: first all files, then `latest`",
             ),
             Hint(
                 lambda f: "not a whole checkpoint" in f.message,
-                "writing `latest` is not atomic, and half of a name is no name: write it beside, and rename it",
+                "writing `latest` is not atomic, and half of a name is not a name: write another file and rename it",
             ),
             Hint(lambda f: "at the end" in f.message, "`latest` must name the new checkpoint in the end"),
         ),
@@ -185,7 +187,7 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.kind == "wrong" and f.case.size % f.case.ranks > 0,
-                "the number of elements need not be a multiple of the ranks: chunk_sizes says who has one more",
+                "the number of elements need not be a multiple of the ranks: chunk_sizes gives some ranks one more",
             ),
             Hint(
                 lambda f: f.kind == "wrong",

@@ -1,4 +1,7 @@
-"""Lesson 27: latency and bandwidth out of noisy measurements over six decades of message sizes."""
+"""Lesson 27: latency and bandwidth from noisy measurements over six decades of message sizes.
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +12,8 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def fit_a_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Least squares of the *relative* errors (each equation divided by its seconds), again with less weight on what is
-    far off.
+    """Fit by least squares of the *relative* errors (each equation divided by its seconds), again with less weight on
+    outliers.
     """
     n, s = np.asarray(sizes, float), np.asarray(seconds, float)
     weight = np.ones_like(s)
@@ -30,7 +33,7 @@ def truth(case: Case) -> tuple[float, float]:
 
 
 def measurements(case: Case) -> tuple[list[float], list[float]]:
-    """Sizes over six decades; 3 % of noise, and every fifth one disturbed."""
+    """Return sizes over six decades and seconds with 3 % of noise, every fifth one disturbed."""
     alpha, beta = truth(case)
     draw = case.generator(2)
     sizes = np.logspace(0.9, 7, case.size).round()
@@ -39,7 +42,7 @@ def measurements(case: Case) -> tuple[list[float], list[float]]:
     return sizes.tolist(), seconds.tolist()
 
 
-def judge(case: Case, answers: Sequence[Any]) -> str:
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
     if not isinstance(answers[0], list | tuple | np.ndarray) or len(answers[0]) != 2:
         return "return (alpha, beta)"
     for name, got, wanted in zip(("alpha", "beta"), answers[0], truth(case), strict=True):
@@ -63,16 +66,16 @@ EXERCISES = [
         solution=fit_a_line,
         arguments=lambda case, comm: measurements(case),
         expected=lambda case: (),
-        judge=judge,
+        check_answers=check_answers,
         cases=lambda: [Case(1, 20, seed) for seed in range(12)],
         par=Case(1, 20),
         label=lambda case: f"machine {case.seed}, {case.size} message sizes",
         communicates=False,
         hints=(
-            Hint(says("return (alpha"), "two numbers: seconds of latency, and seconds a byte"),
+            Hint(says("return (alpha"), "two numbers: seconds of latency, and seconds per byte"),
             Hint(
                 swapped,
-                "seconds a byte are many decades less than the latency: is the order (alpha, beta)? np.polyfit gives"
+                "seconds per byte are many decades less than the latency: is the order (alpha, beta)? np.polyfit gives"
                 " the slope first",
             ),
             Hint(

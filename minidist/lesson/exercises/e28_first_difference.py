@@ -1,4 +1,7 @@
-"""Lesson 28: are the replicas still equal, bit for bit, without sending them?"""
+"""Lesson 28: are the replicas still equal, bit for bit, without sending them?
+
+Proved by: tests/lesson/test_exercises.py
+"""
 
 import hashlib
 
@@ -10,7 +13,7 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def first_difference(comm: Comm, weights: np.ndarray) -> int:
-    """Everybody gathers everybody's digest, 16 B each, and looks for the first that is not rank 0's."""
+    """Gather the digest of every rank, 16 B each, and look for the first that is not rank 0's."""
     mine = np.frombuffer(hashlib.blake2b(weights.tobytes(), digest_size=16).digest(), np.uint8).copy()
     digests = all_gather(comm, mine).reshape(comm.size, 16)
     different = np.flatnonzero((digests != digests[0]).any(axis=1))
@@ -18,7 +21,7 @@ def first_difference(comm: Comm, weights: np.ndarray) -> int:
 
 
 def replicas(case: Case) -> list[np.ndarray]:
-    """Equal ones; in some cases one or two ranks have two entries exchanged, or the last bit of one flipped."""
+    """Return replicas: equal, or with two entries exchanged, or the last bit of one flipped, on one or two ranks."""
     draw = case.generator()
     base = draw.standard_normal(case.size)
     result = [base.copy() for _ in range(case.ranks)]
@@ -37,7 +40,7 @@ def truth(case: Case) -> int:
 
 
 def cases() -> list[Case]:
-    """Long arrays, so that a digest is shorter than they are."""
+    """Return cases with arrays that are longer than a digest."""
     return sorted(Case(ranks, size, seed) for ranks in (1, 2, 3, 5) for size in (8, 40) for seed in range(3)) + [
         Case(8, 100, 4)
     ]
@@ -65,8 +68,8 @@ EXERCISES = [
             Hint(compared_sums, "two entries were exchanged: their sum is what it was. A digest of the bytes sees it"),
             Hint(
                 lambda f: f.kind == "wrong" and any(answer != f.answers[0] for answer in f.answers),
-                "the ranks give different answers, and one that acts on it leaves the others waiting: everybody must"
-                " see everybody's digest",
+                "the ranks give different answers, and one that acts on it leaves the others waiting: every rank must"
+                " see the digest of every rank",
             ),
             Hint(
                 lambda f: f.kind == "wrong",
