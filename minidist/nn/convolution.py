@@ -25,6 +25,7 @@ class Conv2d(Module):
         seed: int | None = 0,
     ) -> None:
         self.stride, self.padding = stride, padding
+        # PyTorch's range, 1 / sqrt(fan in).
         law = ("uniform", (in_channels * size * size) ** -0.5)
         self.weight = Parameter(xp.zeros((out_channels, in_channels, size, size), dtype), init=law)
         self.bias = Parameter(xp.zeros(out_channels, dtype), init=law)

@@ -133,10 +133,13 @@ class MixtureOfExperts(Module):
         def weight(*shape: int, scale: float = scale) -> Parameter:
             return Parameter(xp.zeros(shape, dtype), init=("normal", scale) if scale else ("constant", 0.0))
 
+        # The weights of all experts lie in one parameter each, so that a batched product computes them all.
         self.router = weight(experts, width)
         self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
         self.proj_weight = weight(experts, hidden, width, scale=scale if out_scale is None else out_scale)
         self.proj_bias = weight(experts, 1, width, scale=0.0)
+
+        # Places where a parallel style puts its communication.
         self.dispatch: Module = Identity()
         self.combine: Module = Identity()
         self.f: Module = Identity()
@@ -149,6 +152,8 @@ class MixtureOfExperts(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, width) -> (batch, T, width); zeros for dropped tokens."""
         shape, experts = x.shape, self.num_experts
+
+        # All tokens of the call are one group: (n, width).
         x = reshape(x, (-1, shape[-1]))
         n = x.shape[0]
 
@@ -159,8 +164,11 @@ class MixtureOfExperts(Module):
         self.auxiliary_loss = self._auxiliary_loss(probabilities, assignment.first_counts)
 
         # Tokens to slots, slots to their experts' ranks, two products per expert, and the way back.
+        # (experts x capacity, width), zeros in empty slots.
         slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
         work = self.dispatch(reshape(slots, (experts, capacity, shape[-1])))
+
+        # One batched product per layer: (experts, capacity, width) with (experts, width, hidden).
         hidden = gelu(self.f(work) @ self.fc_weight + self.fc_bias)
         work = self.g(hidden @ self.proj_weight) + self.proj_bias
         done = reshape(self.combine(work), (experts * capacity, shape[-1]))

@@ -92,6 +92,7 @@ class FlatParameters:
 
         version: of the values in `array`, when they are not the latest (a stashed copy, bound with the version it had).
         """
+        # A stashed or gathered array may come with the padding or without it.
         if array.shape not in ((self.numel,), (self.padded_numel,)):
             raise ShapeError(
                 f"bind: array of shape {array.shape} for {self._unit()}; "
@@ -168,6 +169,7 @@ class FlatParameters:
 
     def make_grad_of(self, parameter: Parameter) -> None:
         """Give `parameter` a gradient buffer, before its first contribution."""
+        # ZeRO 2 makes one buffer per bucket; otherwise one array serves all parameters.
         if self._make_buffer_of is not None:
             self._make_buffer_of(parameter)
         else:

@@ -121,6 +121,7 @@ class Block(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
+        # Normalise first: the residual stream itself is never normalised inside the blocks.
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
@@ -165,6 +166,7 @@ class GPT(LanguageModel):
     ) -> None:
         super().__init__()
         self.config = config
+        # The head reuses the embedding's weight: one parameter, under two names.
         self.transformer = Transformer(config, dtype, attention_fn)
         self.lm_head = TiedHead(self.transformer.wte)
         if seed is not None:
@@ -200,6 +202,7 @@ def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Ten
     """Return the sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
     for block in blocks:
         auxiliary = block.mlp.auxiliary_loss
+        # A loss without a node would leave the router unbalanced, and nothing else would show it.
         if is_grad_enabled() and auxiliary.node is None:
             raise UsageError(
                 f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"

@@ -21,6 +21,7 @@ class TiedHead(Module):
     """The output projection that shares the token embedding's weight: (..., D) -> (..., vocab)."""
 
     def __init__(self, wte: Embedding) -> None:
+        # The same Parameter object: its gradient is the sum over both uses.
         self.weight = wte.weight
 
     def forward(self, x: Tensor) -> Tensor:

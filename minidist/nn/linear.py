@@ -29,6 +29,7 @@ class Linear(Module):
         self.in_features = in_features
         self.out_features = out_features
         self.activation = activation
+        # PyTorch's range, 1 / sqrt(fan in), for the bias too.
         law = ("uniform", in_features**-0.5 if in_features else 0.0)
         self.weight = Parameter(xp.zeros((out_features, in_features), dtype), init=law)
         self.bias = Parameter(xp.zeros(out_features, dtype), init=law) if bias else None

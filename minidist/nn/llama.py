@@ -139,6 +139,7 @@ class LlamaAttention(Module):
         # (batch, T, heads, n) and (batch, T, kv_heads, n); queries and keys are turned by the token's angle.
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = rotary(self._heads(q), angles), rotary(self._heads(k), angles), self._heads(v)
+        # Attention gets the dropout only while it drops, so that a plain function of q, k, v will do.
         dropout = (self.attn_dropout,) if self.attn_dropout.active else ()
         mixed = self.attention_fn(q, k, v, *dropout)
         return self.o_proj(reshape(mixed, (*mixed.shape[:2], -1)))
@@ -208,6 +209,8 @@ class Llama(LanguageModel):
         super().__init__()
         self.config = config
         self.model = LlamaModel(config, dtype, attention_fn)
+
+        # Most Llamas have a head of their own.
         tied = config.tie_word_embeddings
         self.lm_head = (
             TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)

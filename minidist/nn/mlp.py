@@ -28,6 +28,7 @@ class MLP(Module):
         dtype: Any = xp.float32,
         seed: int = 0,
     ) -> None:
+        # Classes or values come out of the last layer, which has no activation.
         last = len(sizes) - 2
         self.layers = [
             Linear(n, m, bias, activation if i < last else None, dtype, seed=None)

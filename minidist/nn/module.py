@@ -233,6 +233,7 @@ class HookHandle:
 
     def remove(self) -> None:
         """Remove the hook; a second call has no effect."""
+        # A new dict, so that a forward that is running goes on with the hooks it began with.
         left = {handle: entry for handle, entry in getattr(self.module, self.kind).items() if handle is not self}
         setattr(self.module, self.kind, left)
 

@@ -111,6 +111,7 @@ def budget_of(what: str) -> int | None:
 
 def _place_of_blocks(model: Module) -> tuple[Module, str]:
     """Return the module that runs the blocks, and the name of its attribute that holds them."""
+    # The models of this package keep their blocks in a list, which `run_blocks` runs.
     if isinstance(model, GPT):
         return model.transformer, "h"
     if isinstance(model, Llama):

@@ -94,6 +94,7 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
     for first in range(count + 1):
         before = kept[first]
         if before is not None and before + (inputs[first] if first < count else 0) + sum(insides[first:]) <= budget:
+            # Follow the starts back from `first` to 0.
             sizes, stop = [], first
             while stop:
                 sizes.append(stop - start_of[stop])
@@ -110,6 +111,7 @@ def checkpointed(
     Their balancing losses are outputs of the segment: computed inside and read from outside they would have no
     gradient.
     """
+    # Without experts there is one output, and nothing to carry out of the segment.
     experts = [module.mlp for module in modules if hasattr(getattr(module, "mlp", None), "auxiliary_loss")]
     if not experts:
         return checkpoint(function, *arguments, pack=pack)
@@ -162,6 +164,7 @@ def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any)
 
     others: what each block takes beside x (no tensor that needs a gradient).
     """
+    # The list itself says in which segments its blocks run.
     if isinstance(blocks, SegmentedBlocks):
         functions = [_with_others(block, others) for block in blocks]
         return run_segments(functions, x, blocks.sizes, blocks.pack, blocks)

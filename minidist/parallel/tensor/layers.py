@@ -234,5 +234,5 @@ def column_row_volume(activation: int, ranks: int, sequence_parallel: bool) -> V
 
 
 def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Return the elements sent to sum the gradient of `parameters` elements (of all shards) over groups."""
+    """Return the elements sent to sum the gradient of `parameters` elements over groups of `replicas` ranks."""
     return Volume(backward=2 * (replicas - 1) * parameters)
