@@ -30,14 +30,8 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, solution
 from minidist.nn import GPT, Block, FlatParameters, GPTConfig
 from minidist.optim import SGD
-from minidist.parallel.tensor import (
-    RowParallelLinear,
-    check_replicas,
-    full_state_dict,
-    gpt_plan,
-    layers,
-    parallelize_module,
-)
+from minidist.parallel.replica_check import check_module_replicas
+from minidist.parallel.tensor import RowParallelLinear, full_state_dict, gpt_plan, layers, parallelize_module
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
@@ -167,7 +161,7 @@ def train(comm, steps=5):
         flat.zero_grad()
         model(words[:, :-1], words[:, 1:]).backward()
         optimizer.step()
-        check_replicas(model, comm)  # what is not cut is bit for bit the same on all ranks
+        check_module_replicas(model, comm)  # what is not cut is bit for bit the same on all ranks
     return {name: array.copy() for name, array in full_state_dict(model, {"tp": comm}).items()}
 
 
@@ -183,7 +177,7 @@ for ranks in (2, 3, 4):
 #
 # A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss falls. But the
 # norms before the layer, which all ranks hold, now get another gradient on each rank, and the replicas drift apart.
-# (A loss curve does not show it; `check_replicas` does.)
+# (A loss curve does not show it; `check_module_replicas` does.)
 
 # %%
 right = layers.copy_to_tensor_parallel_region

@@ -33,8 +33,8 @@ from minidist.comm import SimWorld
 from minidist.lesson import check, solution
 from minidist.nn import GPT, Block, FlatParameters, GPTConfig
 from minidist.optim import SGD
+from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import (
-    check_replicas,
     full_state_dict,
     gpt_plan,
     parallelize_module,
@@ -199,7 +199,7 @@ def train(comm, split=True, words=13, steps=5):
         with batch_coordinates(step):
             model(text[:, :-1], text[:, 1:]).backward()
         optimizer.step()
-    check_replicas(model, comm)
+    check_module_replicas(model, comm)
     return {name: array.copy() for name, array in full_state_dict(model, {"tp": comm}).items()}
 
 

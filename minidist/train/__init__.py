@@ -4,6 +4,6 @@ trainer.py        the loop                     job.py          model, data and o
 recipe.py         every kind of parallelism, applied to the model in order
 strategies/       who holds and who sends what; `strategy.py` is the interface
 state.py          what observers and callers get: StepState, TrainResult
-loss.py, evaluate.py, noise.py, replica_check.py, metrics.py, progress.py    one thing each that a step reports
+loss.py, evaluate.py, noise.py, metrics.py, progress.py    one thing each that a step reports
 parameter_server_trainer.py    the loop of `--strategy ps`, which has no common step
 """

@@ -25,13 +25,13 @@ from minidist.checkpoint.resume import resume_job, save_job
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import PrefetchingSampler, microbatch_numbers
+from minidist.parallel.replica_check import check_shard_replicas
 from minidist.train.evaluate import evaluate
 from minidist.train.job import Job, build
 from minidist.train.loss import NonFiniteError, global_loss
 from minidist.train.noise import NoiseMeter
 from minidist.train.parameter_server_trainer import run_parameter_server
 from minidist.train.recipe import parallelize
-from minidist.train.replica_check import check_replicas
 from minidist.train.state import Observer, StepState, TrainResult
 from minidist.train.strategies.strategy import Strategy
 
@@ -74,7 +74,8 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             # 3: the update.
             finish_step(job, strategy, step, losses[-1])
             if config.check_replicas:
-                check_replicas(strategy, step)
+                held = [shard for axis in strategy.data_axes for shard in axis.weights()]
+                check_shard_replicas(comm, strategy.axes, held, step)
 
             # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")

@@ -18,7 +18,8 @@ from minidist.nn import GPT, GPTConfig, Module, cross_entropy
 from minidist.nn.experts import Assignment, MixtureOfExperts, expert_capacity
 from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
 from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, ExpertTensorParallel, exchange, expert_gpt_plan
-from minidist.parallel.tensor import check_replicas, parallelize_module
+from minidist.parallel.replica_check import check_module_replicas
+from minidist.parallel.tensor import parallelize_module
 from minidist.parallel.tensor.grad_norm import global_square_sum
 from tests.parallel.split_models import assert_equal, text, train
 
@@ -347,7 +348,7 @@ def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_par
             model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("dp", "ep")), flat=Both(parallel.flats)
         )
         for axis in mesh.axis_names:
-            check_replicas(model, mesh[axis], axis)
+            check_module_replicas(model, mesh[axis], axis)
         return history, mine, model.transformer.h[0].mlp.fc_weight.layout
 
     for history, mine, layout in SimWorld(shape[0] * shape[1] * shape[2]).run(main):

@@ -23,6 +23,7 @@ from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, L
 from minidist.nn.recompute import recompute
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel
+from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
@@ -34,7 +35,6 @@ from minidist.parallel.tensor import (
     VocabParallel,
     VocabParallelEmbedding,
     boxes,
-    check_replicas,
     clip_grad_norm_,
     copy_to_tensor_parallel_region,
     full_state_dict,
@@ -457,7 +457,7 @@ def test_data_and_tensor_parallel_together(name, sequence_parallel):
 
         history = train(model, loss_of, "adam", mesh, synchronize=total, flat=parallel.flat)
         for axis in ("dp", "tp"):
-            check_replicas(model, mesh[axis], axis)
+            check_module_replicas(model, mesh[axis], axis)
         return history
 
     expected = train(make(), gpt_loss(13), "adam")
@@ -631,7 +631,7 @@ def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):
         loss_of(model, 0).backward()
         mine = clip_grad_norm_(model, 1e9, comm)
         history = train(model, loss_of, "adam", {"tp": comm}, steps=2)
-        check_replicas(model, comm)
+        check_module_replicas(model, comm)
         full = {name: value.copy() for name, value in full_state_dict(model, {"tp": comm}).items()}
         load_full_state_dict(model, {name: value + 1 for name, value in full.items()}, {"tp": comm})
         again = full_state_dict(model, {"tp": comm})
@@ -640,7 +640,7 @@ def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):
         with pytest.raises(
             MismatchError, match=r"self_attn\.k_proj\.weight' of .* not the same on rank 1 as on rank 0"
         ):
-            check_replicas(model, comm)
+            check_module_replicas(model, comm)
         return history, mine
 
     for history, mine in SimWorld(ranks).run(main):
@@ -708,7 +708,7 @@ def test_a_replica_that_differs_is_named():
         model = parallelize_module(gpt(4), comm, gpt_plan(13))
         if comm.rank == rank:
             model.transformer.h[1].ln_2.weight.data[3] += 1e-12
-        check_replicas(model, comm)
+        check_module_replicas(model, comm)
 
     SimWorld(4).run(main, None)
     for rank in range(4):

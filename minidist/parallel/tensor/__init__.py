@@ -12,7 +12,6 @@ from minidist.parallel.tensor.regions import (
     scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
-from minidist.parallel.tensor.replica_equality import check_replicas
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.sharding import boxes, full_state_dict, full_tensor, load_full_state_dict, local_tensor
 from minidist.parallel.tensor.styles import (
@@ -48,7 +47,6 @@ __all__ = [
     "VocabParallelEmbedding",
     "VocabParallelHead",
     "boxes",
-    "check_replicas",
     "clip_grad_norm_",
     "copy_to_tensor_parallel_region",
     "full_state_dict",
