@@ -375,6 +375,22 @@ def test_more_ranks_than_are_usual(ranks, length, sequence_parallel, name):
         assert_equal(history, expected)
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_the_unsplit_weights_are_freed(name, sequence_parallel):
+    """What is alive after the split is this rank's shards: no hook or module keeps a weight of one device."""
+    sizes = {"gpt": GPTConfig(16, LENGTH, 24, 2, 4), "llama": LlamaConfig(16, 24, 48, 2, 4, 4, LENGTH)}
+    make, plan = (GPT, gpt_plan) if name == "gpt" else (Llama, llama_plan)
+
+    def main(comm):
+        with account_memory() as account:
+            model = parallelize_module(make(sizes[name], seed=3), comm, plan(16, sequence_parallel))
+            return account.by_purpose["parameter"], sum(p.data.nbytes for p in model.parameters())
+
+    for alive, shards in SimWorld(2).run(main):
+        assert alive == shards
+
+
 @given(st.data())
 def test_tiles_join_to_the_whole_and_boxes_say_where_they_lie(data):
     draw = data.draw

@@ -18,6 +18,7 @@ from typing import Any
 
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError, check_divisible
+from minidist.comm import Comm
 from minidist.nn.dropout import AttentionDropout, Dropout
 from minidist.nn.embedding import Embedding
 from minidist.nn.language_model import LanguageModel, TiedHead
@@ -175,17 +176,18 @@ class PrepareModuleInput(ParallelStyle):
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return the module with a forward pre-hook."""
+        comm = context.comm  # the hook lives as long as the model, and the context holds all unsplit parameters
 
         def prepare(_: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            return self._prepared(arguments[0], context), *arguments[1:]
+            return self._prepared(arguments[0], comm), *arguments[1:]
 
         module.register_forward_pre_hook(prepare)
         return module  # type: ignore[no-any-return]
 
-    def _prepared(self, x: Tensor, context: ShardContext) -> Tensor:
+    def _prepared(self, x: Tensor, comm: Comm) -> Tensor:
         if self.sequence_parallel:
-            return gather_from_sequence_parallel_region(x, context.comm, regather=True)
-        return copy_to_tensor_parallel_region(x, context.comm)
+            return gather_from_sequence_parallel_region(x, comm, regather=True)
+        return copy_to_tensor_parallel_region(x, comm)
 
 
 class SequenceParallel(ParallelStyle):
