@@ -106,7 +106,8 @@ def apply_data_parallel(
 ) -> list[DataAxis]:
     """Apply 6 and return the data axes of a stage; sends the weights of rank 0 (purpose startup).
 
-    There is one, or two with distributed experts. reduction: another algorithm than the job's. tied, manual_sync: see `Group`.
+    There is one, or two with distributed experts. reduction: another algorithm than the job's. tied, manual_sync: see
+    `Group`.
     """
     config = job.config
 

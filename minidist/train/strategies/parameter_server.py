@@ -153,7 +153,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
 
 def server_tensors(updates: Updates) -> Tensors:
     """Return copies of what a server has after an update: gradients, weights and optimizer state of its keys."""
-    # A server's arrays are flat; comparisons need them in the shapes of the parameters.
+    # Gradients are flat on a server; a comparison needs them in the shapes of the parameters.
     shapes = updates.shard.shapes
     optimizer: dict[str, Array] = {}
     if updates.optimizer is not None:
