@@ -1,3 +1,3 @@
 """minidist: distributed training that you can read, run on a laptop, and check."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
