@@ -7,7 +7,7 @@ A contiguous split of a fused matrix would give rank 0 all of Q and half of K. A
 split; `full_tensor` reads that and gathers, so a checkpoint, a test or a picture never has to know the strategy. A
 tensor that is split twice (experts over ep, each expert's matrices over tp) is joined in the opposite order.
 
-Proved by: tests/parallel/test_tensor.py, tests/train/test_layouts_of_checkpoints.py
+Proved by: tests/parallel/test_tensor.py, tests/checkpoint/test_layouts.py
 """
 
 from collections.abc import Iterator, Mapping
