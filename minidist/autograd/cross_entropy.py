@@ -22,13 +22,14 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     tokens of the step when this batch is one of several.
     """
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
-    if targets.shape != logits.shape[:-1] or logits.ndim < 1:
+    if targets.shape != logits.shape[:-1] or not logits.shape:
         raise ShapeError(f"cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}")
     if targets.dtype.kind not in "iu":
         raise AutogradError(f"cross_entropy: targets must be integers, not {targets.dtype}")
     classes = logits.shape[-1]
     flat = targets.reshape(-1)
-    logits = operand(logits)
+    if logits.dtype.itemsize == 2:
+        logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
     # Rows with ignore_index look up class 0 and are multiplied by zero later; any other target out of range is an
@@ -81,7 +82,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             return result
 
         edges, saved = ((logits, grad_again),), (largest, totals)
-        return record("cross_entropy", loss, edges, cost=5 * logits.size, saved=saved)
+        return record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
 
     # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
     gradient = gradient_from(exponentials)
@@ -91,7 +92,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         result *= g  # in place: this node runs once
         return result
 
-    return record("cross_entropy", loss, ((logits, grad),), cost=5 * logits.size, saved=(gradient,))
+    return record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
 
 
 def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:

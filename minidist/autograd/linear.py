@@ -11,6 +11,7 @@ from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.half import downcast
 
 
 def linear(
@@ -21,21 +22,25 @@ def linear(
     x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh
     form). 2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
     """
-    x, weight = operands("linear", x, weight)
-    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0 if weight_is_in_out else 1]:
+    # Two tensors of one dtype are used as they are; half precision computes in float32.
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)) or x.dtype != weight.dtype or x.dtype.itemsize == 2:
+        x, weight = operands("linear", x, weight)
+    shape, w_shape = x.shape, weight.shape
+    if len(w_shape) != 2 or not shape or shape[-1] != w_shape[0 if weight_is_in_out else 1]:
         raise mismatch("linear", x, weight, "do not fit: the last dim of x must be the weight's in dim")
     if activation not in (None, "relu", "gelu"):
         raise AutogradError(f"linear: unknown activation {activation!r}; one of None, 'relu', 'gelu'")
 
     # The product goes straight into the result's array, and everything after it works there in place.
-    kept_x, kept_w, shape = x.saved(), weight.saved(), x.shape
+    kept_x, kept_w = x.saved(), weight.saved()
     w = weight.data if weight_is_in_out else weight.data.T
     n_in, n_out = w.shape
     z = xp.empty((*shape[:-1], n_out), w.dtype, w)
     rows = xp.as_rows(z)
     xp.matmul(xp.as_rows(x.data), w, out=rows)
     if bias is not None:
-        bias = operand(bias)
+        if bias.dtype.itemsize == 2:
+            bias = operand(bias)
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
         rows += bias.data
@@ -45,7 +50,7 @@ def linear(
     saved: tuple[xp.Array, ...] = ()
     if activation == "relu":
         xp.maximum(z, 0, out=z)
-        result = z = x.save(z).stored
+        result = z = downcast(z, x.dtype) if x.half else z
 
         def prepare(g: xp.Array) -> xp.Array:
             return g * (result > 0)

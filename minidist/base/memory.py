@@ -77,6 +77,10 @@ class MemoryAccount(Watcher):
             self._change(purpose, nbytes)
         return array
 
+    def allocated(self, array: xp.Array, purpose: str) -> None:
+        """Count an array that is no operation's result."""
+        self.track(array, purpose)
+
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:
         """Count an operation's result, and what its node saves besides inputs and result."""
         self.track(out.data, "activation")
@@ -147,8 +151,7 @@ class MemoryAccount(Watcher):
 def track(array: xp.Array, purpose: str) -> xp.Array:
     """Count `array` in the current account, if there is one. Returns `array`."""
     for watcher in watchers.get():
-        if watcher.__class__ is MemoryAccount:
-            return watcher.track(array, purpose)
+        watcher.allocated(array, purpose)
     return array
 
 

@@ -25,6 +25,9 @@ class Watcher:
         cost, saved: see `autograd.record`.
         """
 
+    def allocated(self, array: Any, purpose: str) -> None:
+        """Called when an array was made that is no operation's result. purpose: one of `memory.MEMORY_PURPOSES`."""
+
     def parameter_read(self, parameter: Any) -> None:
         """Called when the array of a parameter is read."""
 

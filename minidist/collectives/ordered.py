@@ -14,7 +14,7 @@ Proved by: tests/collectives/test_ordered.py
 import numpy as np
 
 from minidist.base.layout import chunk_sizes, cut
-from minidist.base.memory import track
+from minidist.base.watchers import watchers
 from minidist.collectives import ring
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm, formulas
@@ -36,9 +36,12 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     """Send chunk j to rank j (`array.nbytes - chunk r` leave rank r) and add what arrives in rank order."""
     # contributions[r]: rank r's part of this rank's chunk. All n are kept, so that they can be added in order.
     n, rank, chunks = comm.size, comm.rank, cut(array.reshape(-1), sizes)
-    contributions = [
-        chunks[rank] if other == rank else track(np.empty_like(out), "communication") for other in range(n)
-    ]
+    contributions = []
+    for other in range(n):
+        contributions.append(chunks[rank] if other == rank else np.empty_like(out))
+        if other != rank:
+            for watcher in watchers.get():
+                watcher.allocated(contributions[other], "communication")
 
     # Send to r+1, r+2, ... and receive from r-1, r-2, ...: so messages leave and arrive one after the other, and no
     # two ranks send to the same one at the same moment.

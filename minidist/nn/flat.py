@@ -16,6 +16,7 @@ from typing import Any
 from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError
 from minidist.base import arrays as xp
 from minidist.base.memory import track
+from minidist.base.watchers import watchers
 
 
 class FlatParameters:
@@ -160,7 +161,9 @@ class FlatParameters:
 
     def _make_grad(self) -> xp.Array:
         """Allocate the gradient buffer and make the parameters' gradients views of it."""
-        self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
+        self._grad = xp.empty(self.padded_numel, self.dtype, self._data)
+        for watcher in watchers.get():
+            watcher.allocated(self._grad, "gradient")
         # Only the padding is cleared: a first contribution overwrites, `grad` fills in what has none.
         self._grad[self.numel :] = 0
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):

@@ -169,7 +169,8 @@ class _Alias(Tensor):
     __slots__ = ("_source",)
 
     def __init__(self, tensor: Tensor, source: Tensor) -> None:
-        self.data, self.node, self._source = tensor.data, tensor.node, source
+        super().__init__(tensor.data)
+        self.node, self._source = tensor.node, source
 
     def saved(self) -> Any:
         return self._source.saved()
@@ -181,7 +182,8 @@ class _Gathered(Tensor):
     __slots__ = ("_kept",)
 
     def __init__(self, tensor: Tensor, shard: Tensor, comm: Comm) -> None:
-        self.data, self.node = tensor.data, tensor.node
+        super().__init__(tensor.data)
+        self.node = tensor.node
         self._kept = _Regather(shard.saved(), comm)
 
     def saved(self) -> "_Regather":

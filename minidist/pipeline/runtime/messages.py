@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import watchers
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
@@ -95,7 +95,9 @@ class Messages:
             requests = self.posted[message] = []
             with purpose(PURPOSES[direction]):
                 for shape, dtype in self.tensors[message]:
-                    buffer = track(np.empty(shape, dtype), "communication")
+                    buffer = np.empty(shape, dtype)
+                    for watcher in watchers.get():
+                        watcher.allocated(buffer, "communication")
                     requests.append(comm.irecv(buffer, rank, tag + len(requests)))
 
     def wait(self, direction: str, stage: int, i: int) -> None:

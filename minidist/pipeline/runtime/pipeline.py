@@ -340,11 +340,14 @@ class Pipeline:
 
         # The last stage ends in the loss; every other one enqueues its outputs for the stages that need them.
         if stage + 1 == self.plan.stages:
-            output = outputs[stage + 1][0]
+            output = outputs[stage + 1][0].data
             self.losses[i] = output.item() if output.size == 1 else 0.0
             return
         for target, tensors in outputs.items():
-            self.messages.enqueue("F", stage, target, i, [tensor.data for tensor in tensors])
+            arrays = []
+            for tensor in tensors:
+                arrays.append(tensor.data)
+            self.messages.enqueue("F", stage, target, i, arrays)
 
     def _compute(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
         result = self.stages[stage].module(*leaves)
@@ -361,7 +364,9 @@ class Pipeline:
         else:
             roots, gradients = [], arrays
             for target in self.metadata.targets[stage, i]:
-                roots += [output for output in outputs[target] if has_gradient(output.dtype)]
+                for output in outputs[target]:
+                    if has_gradient(output.dtype):
+                        roots.append(output)
         work = backward_from(roots, gradients, weights)
         if weights == "deferred":
             self.deferred[stage, i] = work

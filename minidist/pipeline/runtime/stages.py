@@ -99,7 +99,7 @@ def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: 
     """
     roots, seeds = list[Tensor](), []
     for output, gradient in zip(outputs, gradients, strict=True):
-        if output.requires_grad:
+        if output.node is not None:
             roots.append(output)
             seeds.append(gradient)
     if not roots:
