@@ -1,8 +1,9 @@
 """The backward pass: visit the nodes that a loss depends on, the newest first, and pass each gradient to older nodes.
 
     loss ── node 9 ── node 8 ── ... ── node 0         forward recorded them in the order 0, 1, ..., 9
-            [1] collect the nodes that the loss depends on; count the use sites of each parameter
-            [2] visit the newest: prepare, then one vector-Jacobian product per input and per weight
+            [1] collect the nodes that the loss depends on; count the uses (sites) of each parameter in them
+            [2] visit the newest: the work that its products share, then one vector-Jacobian product
+                per input and per weight
             [3] a parameter whose last site was visited is ready; observers are told
 
 Nodes drop what they saved as they are visited, so memory falls during the pass. Input gradients and weight gradients
@@ -39,7 +40,7 @@ def backward(
 
     gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
     tensor has one element. It is not modified.
-    observers: told how the pass goes on, besides those that are registered on parameters (`BackwardObserver`).
+    observers: they are told how the pass goes on, as those are that are registered on parameters (`BackwardObserver`).
     weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
 
     The graph is used up: a second backward through any node of it raises AutogradError.
@@ -68,7 +69,7 @@ def backward(
 
 
 class BackwardPass:
-    """One pass over one graph. Recomputation visits its replayed graph in the same pass, with `run_nested`."""
+    """One pass over one graph. A recomputed block (a replay) has a graph of its own, visited in the same pass."""
 
     def __init__(self, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now") -> None:
         self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
@@ -100,7 +101,7 @@ class BackwardPass:
         return self.store
 
     def run_nested(self, root: Any, gradient: xp.Array, replayed: tuple[Parameter, ...]) -> None:
-        """Visit a graph that a node of this pass has just recomputed, and end the sites that stood for the replay."""
+        """Visit a graph that a node of this pass has just recomputed; the node itself is no longer a use site."""
         tape = self._collect(root) if root is not None else []
         for parameter in replayed:
             self._site_done(parameter)
@@ -108,7 +109,7 @@ class BackwardPass:
             self._visit_all(root, gradient, tape)
 
     def _collect(self, root: Node) -> list[Node]:
-        """[1] The nodes that `root` depends on, oldest first; counts the use sites of each parameter on the way."""
+        """[1] Return the nodes that `root` depends on, oldest first; count each parameter's use sites on the way."""
         sites = self.sites
         seen = {root}
         todo = [root]
@@ -202,7 +203,7 @@ class BackwardPass:
 class WeightGradStore:
     """Weight gradients that a backward pass left to be computed, in the order of the pass.
 
-    It keeps alive what they need. (Megatron-LM and DualPipe have a class of this name for the same purpose.)
+    It keeps the arrays that they need alive. (Megatron-LM and DualPipe have a class of this name for the same purpose.)
     """
 
     def __init__(self, owner: BackwardPass) -> None:

@@ -4,10 +4,11 @@
     rank 1   rows 4..7    forward, backward ──┼─ all-reduce of the gradients ──▶ the same step on every rank
     rank 2   rows 8..11   forward, backward ──┘
 
-It equals training on one device with the whole batch when three things hold: the replicas start equal (rank 0's values
-are broadcast), every gradient of every layer is summed, and the divisor of the loss is the *global* batch. With
-reduction="sum" each rank divides its loss by the global number of rows or tokens, which is right for shards of unequal
-size, too. reduction="mean" divides the sum by the number of ranks: PyTorch's meaning, right for shards of equal size.
+It equals training on one device with the whole batch (up to rounding; equality/reference.py says when bit for bit) when
+three things hold: the replicas start equal (rank 0's values are broadcast), every gradient of every layer is summed,
+and the divisor of the loss is the *global* batch. With reduction="sum" each rank divides its loss by the global number
+of rows or tokens, which is right for shards of unequal size, too. reduction="mean" divides the sum by the number of
+ranks: PyTorch's meaning, right for shards of equal size.
 
 A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.
 
@@ -31,7 +32,7 @@ from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
 from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
 
-DIGEST_BYTES = 16  # of a unit's names and shapes, which all ranks compare
+DIGEST_BYTES = 16  # of the fingerprint of the model's names and shapes, which all ranks compare
 
 
 class DistributedDataParallel(Module):
@@ -78,7 +79,7 @@ class DistributedDataParallel(Module):
         self.reducer.observe()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The module's output for this rank's rows, with a hook that tells its backward whether to synchronize."""
+        """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
         # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
         # ended.
         begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)

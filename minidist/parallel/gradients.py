@@ -75,7 +75,7 @@ def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
 
 
 class GradientReducer(BackwardObserver):
-    """Sums (or averages) the gradients of one flat unit over `comm`, bucket by bucket, while backward runs.
+    """Sums (or averages) the gradients of one FlatParameters over `comm`, bucket by bucket, while backward runs.
 
     `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
 
@@ -110,7 +110,7 @@ class GradientReducer(BackwardObserver):
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
         self.works: list[Work] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
-        self._graph_synchronizes: bool | None = None  # what the graph of the running pass says, which takes precedence
+        self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
 
     # --- in a backward pass ---
@@ -135,7 +135,7 @@ class GradientReducer(BackwardObserver):
             self.synchronizing = before
 
     def started(self) -> None:
-        """Forget what an earlier pass said; an error may have ended it."""
+        """Forget the state of an earlier pass, which an error may have ended."""
         self._graph_synchronizes, self._taking_part = None, False
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
@@ -187,7 +187,7 @@ class GradientReducer(BackwardObserver):
         self.finished()
 
     def finished(self) -> None:
-        """[3] Do what `finish` says at the end of a pass in which a parameter got ready."""
+        """[3] Do the work of `finish`, at the end of a pass in which a parameter got ready."""
         if not self._taking_part:
             return
         try:
@@ -220,5 +220,6 @@ class GradientReducer(BackwardObserver):
             parameter.gradient.was_reduced()
 
     def _all_reduce(self, bucket: Bucket) -> Work:
+        """Start the all-reduce of a bucket in the communicator's stream."""
         work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
         return work

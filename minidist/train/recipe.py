@@ -1,11 +1,11 @@
 """The recipe: every kind of parallelism, applied to one model in a fixed order, on one page.
 
     1  experts       expert parallel: each rank has some of them
-    2  layers        tensor (and sequence) parallel: each rank keeps its shards of every matrix, also of its experts'
+    2  layers        tensor (and sequence) parallel: each rank keeps its shards of every matrix, its experts' too
     3  sequences     context parallel: each rank has a part of every sequence; attention exchanges keys and values
     4  activations   recomputed in backward instead of kept
     5  stages        the model cut into a pipeline
-    6  data          each stage's parameters on the ranks that see other rows: DDP, ZeRO, FSDP
+    6  data          each copy of a stage trains on its own rows: DDP; ZeRO and FSDP also shard the copies
 
 Every rank builds the whole model from the seed and keeps its part, so all parts together are the model of one device;
 that is why a tensor-parallel plan can use the whole model's names although the model is cut into stages later.

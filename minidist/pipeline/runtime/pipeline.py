@@ -8,7 +8,7 @@
 RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward, so a buffer that is used
 again would change a gradient. SEND starts; it is waited for when the plan says that it must have arrived, so that
 1F1B's memory is what the plan says (messages.py). Neighbours on one rank pass their arrays by reference. Every plan is
-validated before anything runs, so a wrong one is a sentence and not a hang.
+validated before anything runs, so a wrong one raises an error and does not hang.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -57,14 +57,15 @@ class Pipeline:
 
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the
     global count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several
-    stages share; shared: who sums them, when that is known.
+    stages share; shared: the object that sums their gradients, when the caller has made it.
     data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm).
-    reducers: of each stage, when the caller (ZeRO) has made them; reduce_each: backward itself tells them, in each
-    micro-batch (ZeRO 2). shards: of each stage, where gradients are sharded; what stages share is then added shard by
-    shard.
+    reducers: those of each stage, when the caller (ZeRO) has made them; reduce_each: they reduce in the backward of
+    every micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded; the
+    gradients of shared parameters are then added shard by shard.
     versions: which weights each forward and backward uses, and when they change (`WeightVersions`: PipeDream); by
     default the weights stay and the caller updates them after `step`.
-    prefetch: receives posted ahead. coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
+    prefetch: number of receives posted ahead.
+    coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
     times: seconds by which actions advance a virtual clock, for teaching; by default what a FlopCounter counted does.
     metadata: what crosses stage boundaries, when it is known; then nothing is sent for it, nor to compare the plans.
 
@@ -126,7 +127,7 @@ class Pipeline:
         else:
             self.messages.set_shapes(metadata)
 
-        # [3] Who sums the gradients: the places of a shared parameter first, then the replicas of a stage.
+        # [3] Who sums the gradients: the places (stage, rank) of a shared parameter first, then a stage's replicas.
         parameters = {n: stage.parameters for n, stage in self.stages.items()}
         if shared is None and versions is not None:
             shared = versions.shared
@@ -166,7 +167,7 @@ class Pipeline:
 
         Every rank passes the micro-batches (arrays; their first dims may differ), the first stage reads the inputs, the
         last the targets. Gradients are added to what the parameters have; call `zero_grad` before. With `versions` the
-        plan is a whole stream and the weights are the latest version when it ends.
+        plan updates the weights on the way, and leaves the latest version.
         """
         # [1] Shapes of what will arrive, on the first step and whenever the inputs' shapes change.
         self.begin(inputs, targets)
@@ -245,12 +246,12 @@ class Pipeline:
                         self._backward(stage, i, arrays, "now" if kind == "B" else "deferred")
                     if versions is not None:
                         versions.after_backward(stage, i)
-                # Weight backward: what I put off.
+                # Weight backward: the weight gradients that I left.
                 elif kind == "W":
                     if (work := self.deferred.pop((stage, i))) is not None:
                         with self.coordinates(i):
                             work.run()
-                    if self.reduce_each:  # the end of the pass, where a reducer finishes by itself, was before this
+                    if self.reduce_each:  # a reducer finishes by itself at the end of a pass, but that pass (I) is over
                         self._finish_reduction(stage)
                 # Recomputation: the second forward from the kept input, this time recorded.
                 else:
@@ -327,6 +328,7 @@ class Pipeline:
     # --- one action ---
 
     def _forward(self, stage: int, i: int, arrays: list[Any]) -> None:
+        """Run a stage's forward of micro-batch i on what arrived, and enqueue its outputs or note its loss."""
         # The graph begins at what arrived: float inputs of a later stage get a gradient, tokens do not.
         keeps, recomputes = self.plan.updates != "none", (stage, i) in self.recomputed
         leaves: list[Any] = []
@@ -350,6 +352,7 @@ class Pipeline:
             self.messages.enqueue("F", stage, target, i, arrays)
 
     def _compute(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
+        """Return the outputs of a stage by the stage that they go to; of the last stage, the loss."""
         result = self.stages[stage].module(*leaves)
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
@@ -357,6 +360,7 @@ class Pipeline:
         return outputs_by_target(result, stage)
 
     def _backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
+        """Run a stage's backward of micro-batch i with the gradients that arrived, and enqueue those of its inputs."""
         # Roots: the loss, or the float outputs in the order in which their gradients arrived.
         leaves, outputs = self.alive.pop((stage, i))
         if stage + 1 == self.plan.stages:
@@ -402,7 +406,7 @@ class Pipeline:
     # --- before it starts ---
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
-        """Return the stage that each output of a stage goes to and the output, from a forward that leaves no trace."""
+        """Return each output of a stage, with the stage that it goes to, from a forward of which nothing is kept."""
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         with no_grad(), batch_coordinates(), self.coordinates(0):
             outputs = outputs_by_target(self.stages[stage].module(*leaves), stage)
