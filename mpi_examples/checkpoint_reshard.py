@@ -1,4 +1,4 @@
-"""Save with ZeRO 3 on all ranks, then go on with ZeRO 1 on half of them: a checkpoint belongs to no layout.
+"""Save with ZeRO 3 on all ranks, then continue with ZeRO 1 on half of them: a checkpoint belongs to no layout.
 
 mpiexec -n 4 python mpi_examples/checkpoint_reshard.py
 python mpi_examples/checkpoint_reshard.py --ranks 4

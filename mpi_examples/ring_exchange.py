@@ -1,4 +1,4 @@
-"""Everybody sends to the right and receives from the left, in four ways; two of them hang. Lesson 03 explains which.
+"""Every rank sends to the right and receives from the left, in four ways; two of them hang. Lesson 03 explains which.
 
     python mpi_examples/ring_exchange.py --ranks 4 --way even_odd
     mpiexec -n 4 python mpi_examples/ring_exchange.py --way both_at_once

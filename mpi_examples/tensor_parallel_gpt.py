@@ -1,4 +1,4 @@
-"""Tensor parallelism in one page: a small GPT whose every matrix lies in tiles, one a rank.
+"""Tensor parallelism in one page: a small GPT whose every matrix is cut into tiles, one per rank.
 
 mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py [--sequence-parallel]
 python mpi_examples/tensor_parallel_gpt.py --ranks 2

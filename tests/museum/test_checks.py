@@ -1,7 +1,6 @@
-"""Tests that stand for no module but for a mistake: what a program with it would not do, small enough to be read at
-once.
+"""Tests of a mistake rather than of a module: each shows what a program with the mistake would not do.
 
-Each passes here; the museum's exhibits name those that turn red when the mistake is planted.
+Each passes here; the museum's exhibits name those that fail when the mistake is injected.
 """
 
 import weakref
@@ -88,7 +87,7 @@ def test_two_sites_under_zero_bubble():
 
 @pytest.mark.parametrize("mode", ["now", "deferred"])
 def test_a_weight_at_two_sites(mode):
-    """sum(x @ w @ w): the gradient of w is the sum of two terms, one a site."""
+    """sum(x @ w @ w): the gradient of w is the sum of two terms, one per site."""
     x, w = np.array([[1.0, 2.0]]), Parameter(np.array([[1.0, 3.0], [2.0, 5.0]]), name="w")
     deferred = (Tensor(x) @ w @ w).sum().backward(weight_gradients=mode)
     assert (deferred is None) == (mode == "now")

@@ -1,5 +1,5 @@
-"""Museum: a rank that skips a collective. The others wait, or exchange one step's bytes with another's; here it is
-said.
+"""Museum: a rank that skips a collective. The others wait, or receive the bytes of
+another step; here an error reports it.
 
 The bug comes as `if rank == 0: log(all_reduce(...))`, or as a rank whose data ran out, or whose gradients overflowed.
 With every algorithm the simulated world reports it at once; what it says depends on what the rank did instead.
@@ -34,8 +34,8 @@ def training(comm, algorithm, skip, then=None):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("eager_bytes", SENDS)
 @pytest.mark.parametrize("skip", [(0, 2), (2, 2), (1, 0), (3, 1)])
-def test_a_step_skipped_leaves_somebody_waiting(algorithm, eager_bytes, skip):
-    """The sums go on, one step askew, until those who did not skip wait for one that has returned."""
+def test_a_skipped_step_leaves_other_ranks_waiting(algorithm, eager_bytes, skip):
+    """The sums continue, one step off, until the ranks that did not skip wait for one that has returned."""
     world = SimWorld(4, eager_bytes=eager_bytes)
     assert world.run(training, algorithm, None) == [3 * 6.0 + 4 * 30.0] * 4
     with pytest.raises(DeadlockError, match=rf"rank {skip[0]} has returned"):
@@ -52,7 +52,7 @@ def test_another_collective_in_its_place_is_named(algorithm, eager_bytes):
 
 
 def test_a_rank_that_drops_a_bucket(monkeypatch):
-    """Planted into the reducer: rank 1 thinks that bucket 0 needs no sum (an overflow that it alone has seen)."""
+    """Inject it into the reducer: rank 1 decides that bucket 0 needs no sum (an overflow that it alone has seen)."""
 
     def step(comm):
         inputs, gradient = batch(comm.rank)
