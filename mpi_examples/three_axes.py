@@ -1,4 +1,4 @@
-"""Three kinds of parallelism in one page, without a strategy class: matrices in tiles, layers in stages, rows on replicas.
+"""Tensor, pipeline and data parallelism on one page, without a strategy class.
 
     mpiexec -n 8 python mpi_examples/three_axes.py
     python mpi_examples/three_axes.py --ranks 8

@@ -1,6 +1,8 @@
 """Exceptions with one class per way in which a run can fail, so that programs and tests can tell them apart.
 
 An error message is one sentence that names the rank, the value, the place and the remedy. The classes carry no logic.
+
+Proved by: tests/base/test_errors.py
 """
 
 import difflib

@@ -3,6 +3,8 @@
 A strategy says *that* a tensor is split, this file says *how*: into chunks of nearly equal size, over which axis, along
 which dim. It also declares in which order gradient contributions are added (`GradientOrder`), because floating-point
 addition is not associative and "equal to one device, bit for bit" is a statement about an order.
+
+Proved by: tests/parallel/test_tensor.py, tests/equality/test_equality.py
 """
 
 from dataclasses import dataclass

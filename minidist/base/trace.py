@@ -5,8 +5,10 @@ appended to; `TraceFile` functions write and read a whole run as JSON lines (one
 leaves a readable file).
 
 A message is recorded once on each side, at the moment its request is *posted* (`kind` "send" or "receive"), and its
-times are filled in when it completes. Volumes count payload bytes; the bytes of check headers stand in a column of
-their own.
+times are filled in when it completes. Volumes count payload bytes; the bytes of check headers have a column of their
+own.
+
+Proved by: tests/comm/test_conformance.py, tests/report/test_page.py
 """
 
 import json
