@@ -237,6 +237,7 @@ class Pipeline:
                         versions.before_forward(stage, i)
                     with self.coordinates(i):
                         self._forward(stage, i, arrays)
+                    del arrays  # what is kept for backward is kept in `alive` alone
                 # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
                 elif kind in ("B", "I"):
                     arrays = messages.take("B", stage, i)
@@ -244,6 +245,7 @@ class Pipeline:
                         versions.before_backward(stage, i)
                     with self.coordinates(i):
                         self._backward(stage, i, arrays, "now" if kind == "B" else "deferred")
+                    del arrays
                     if versions is not None:
                         versions.after_backward(stage, i)
                 # Weight backward: the weight gradients that I left.
@@ -255,9 +257,8 @@ class Pipeline:
                         self._finish_reduction(stage)
                 # Recomputation: the second forward from the kept input, this time recorded.
                 else:
-                    leaves, _ = self.alive[stage, i]
                     with self.coordinates(i):
-                        self.alive[stage, i] = leaves, self._compute(stage, i, leaves)
+                        self.alive[stage, i] = self._recompute(stage, i)
 
                 # The virtual clock advances by what was counted, or by what the caller says that an action takes.
                 if self.times is None:
@@ -350,6 +351,11 @@ class Pipeline:
             for tensor in tensors:
                 arrays.append(tensor.data)
             self.messages.enqueue("F", stage, target, i, arrays)
+
+    def _recompute(self, stage: int, i: int) -> tuple[list[Any], dict[int, list[Tensor]]]:
+        """Run the forward of (stage, i) again from its kept leaves; nothing of the first run outlives the call."""
+        leaves, _ = self.alive[stage, i]
+        return leaves, self._compute(stage, i, leaves)
 
     def _compute(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
         """Return the outputs of a stage by the stage that they go to; of the last stage, the loss."""
