@@ -330,7 +330,8 @@ def test_uneven_ranks(world):
     code, output = start(world, 3, "uneven_ranks")
     assert code == 0, output
     found = re.findall(
-        r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones, max \|difference\| (\d[\d.]*(?:e-\d+)?)",
+        r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones,"
+        r" max \|difference\| (\d[\d.]*(?:e-\d+)?)",
         output,
     )
     assert len(found) == 3
