@@ -193,6 +193,10 @@ class Parameter(Tensor):
         """Let `array` itself, without a copy, be the data; for the owner of the storage."""
         self._data, self.dtype = array, array.dtype
 
+    def release(self) -> None:
+        """Let go of the data, so that its memory can be freed; reading it is an error until `bind`."""
+        self._data = None
+
     @property
     def node(self) -> Any:
         """The parameter is its own leaf in the graph; None when it is frozen."""

@@ -10,8 +10,7 @@ Proved by: tests/base/test_phantom.py
 """
 
 from math import prod
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -19,10 +18,17 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from minidist.base.errors import UsageError
 
 
+class _Flags(NamedTuple):
+    """What a collective asks of an array's memory, as `numpy.ndarray.flags` answers it."""
+
+    c_contiguous: bool = True
+    writeable: bool = True
+
+
 class Phantom(NDArrayOperatorsMixin):
     """`shape`, `dtype`, `size`, `nbytes` and slices of a C-contiguous array; assignments and sums check shapes only."""
 
-    flags = SimpleNamespace(c_contiguous=True, writeable=True)
+    flags = _Flags()
 
     def __init__(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)

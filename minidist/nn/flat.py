@@ -113,7 +113,7 @@ class FlatParameters:
         self._data = None
         # A parameter that still had its view would keep the whole array alive.
         for parameter in self.parameters:
-            parameter._data = None
+            parameter.release()
         return data
 
     def updated(self) -> None:

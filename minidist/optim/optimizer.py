@@ -111,6 +111,11 @@ class Optimizer:
             size = piece.data.size
         self._runs.append(_Run(piece, group, [(name, 0, size)]))
 
+    @property
+    def parameter_bytes(self) -> int:
+        """The bytes of the parameters that a step updates."""
+        return sum(run.slice.data.nbytes for run in self._runs)
+
     def initial_state(self) -> dict[str, float]:
         """Return the names of the state arrays of each parameter, and the value each starts with."""
         return {}

@@ -94,7 +94,7 @@ class DistributedDataParallel(Module):
 
         The result must be in `bucket.buffer` after the Work's wait. Each rank calls it once per bucket, in index order.
         """
-        self.reducer.communicate = lambda bucket: hook(state, bucket)
+        self.reducer.replace_communication(partial(hook, state))
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:

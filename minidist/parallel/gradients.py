@@ -104,7 +104,7 @@ class GradientReducer(BackwardObserver):
         # The plan of the messages, which is the same on every rank.
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self.communicate: Callable[[Bucket], Work] = self._all_reduce
+        self._communicate: Callable[[Bucket], Work] = self._all_reduce
 
         # The progress of the running pass.
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
@@ -112,6 +112,11 @@ class GradientReducer(BackwardObserver):
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
         self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
+
+    def replace_communication(self, start: Callable[[Bucket], Work]) -> Callable[[Bucket], Work]:
+        """Let `start(bucket)` start the reduction of each bucket from now on; return what did so before."""
+        before, self._communicate = self._communicate, start
+        return before
 
     # --- in a backward pass ---
 
@@ -176,7 +181,7 @@ class GradientReducer(BackwardObserver):
         # Without this, the messages would depart before the gradients in them are computed.
         self.comm.advance_clock("backward")
         with purpose("gradient_reduce"):
-            self.works.append(self.communicate(bucket))
+            self.works.append(self._communicate(bucket))
 
     def finish(self) -> None:
         """[3] Wait for every bucket. Each gradient then is the sum over all ranks, plus what earlier passes had summed.

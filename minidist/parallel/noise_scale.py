@@ -84,8 +84,8 @@ class LocalGradient:
     """
 
     def __init__(self, reducer: GradientReducer) -> None:
-        self.square, self._send = 0.0, reducer.communicate
-        reducer.communicate = self._square_and_send
+        self.square = 0.0
+        self._send = reducer.replace_communication(self._square_and_send)
 
     def _square_and_send(self, bucket: Bucket) -> Work:
         self.square += square(bucket.buffer)

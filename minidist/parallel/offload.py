@@ -39,7 +39,7 @@ class HostOptimizer:
             self.optimizer.step()
 
         # The step reads and writes host memory, which takes time on the virtual clock.
-        self.pool.step_of(sum(run.slice.data.nbytes for run in self.optimizer._runs))
+        self.pool.step_of(self.optimizer.parameter_bytes)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state into host memory."""

@@ -186,7 +186,7 @@ class ShardReducer(GradientReducer):
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
-        self.communicate = self._reduce_scatter
+        self.replace_communication(self._reduce_scatter)
         if not keep_whole:
             flat.make_buffers_with(self._make_bucket)
 

@@ -44,8 +44,7 @@ def test_buckets_launch_in_index_order_whatever_gets_ready_first():
         flat = flat_of([4, 4, 4])
         reducer = GradientReducer(flat, comm, bucket_cap_mb=16e-6)
         launched = []
-        send = reducer.communicate
-        reducer.communicate = lambda bucket: (launched.append(bucket.index), send(bucket))[1]
+        send = reducer.replace_communication(lambda bucket: (launched.append(bucket.index), send(bucket))[1])
         for parameter in flat.parameters[:: -1 if comm.rank % 2 else 1]:
             parameter.accumulate(np.full(4, comm.rank + int(parameter.name[1]), np.float32))
             reducer.ready(parameter)
