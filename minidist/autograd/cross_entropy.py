@@ -17,7 +17,8 @@ from minidist.base import arrays as xp
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
     """Sum over rows of -log softmax(logits)[target], divided by `divisor`; a tensor of shape ().
 
-    logits (..., classes); targets (...), integers in [0, classes), or `ignore_index` for a row that does not count.
+    logits (..., classes); targets (...), integers in [0, classes), or `ignore_index` for a row that does not count; the
+    latter may be a class.
     divisor: None is the number of rows that count (the mean; nan when there are none). Pass the global number of
     tokens of the step when this batch is one of several.
     """
@@ -35,7 +36,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     # Rows with ignore_index look up class 0 and are multiplied by zero later; any other target out of range is an
     # error.
     counted = None
-    if flat.size and (flat.min() < 0 or flat.max() >= classes):
+    inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
+    if flat.size and (inside or flat.min() < 0 or flat.max() >= classes):
         counted = flat != ignore_index
         wrong = flat[counted & ((flat < 0) | (flat >= classes))]
         if wrong.size:

@@ -149,6 +149,25 @@ def test_cross_entropy(lead, classes, divisor, data):
     )
 
 
+@pytest.mark.parametrize("targets", [[0, 2, 1, 2], [2, 0, -1, 2], [2, 2, 2, 0]])
+@pytest.mark.parametrize("ignore", [2, 0, -1])
+def test_the_ignored_target_may_be_a_class(targets, ignore):
+    """The id of a padding token is one: its rows count neither in the sum, nor in the mean, nor in the gradient."""
+    logits, targets = draws(4, 3), np.array(targets)
+    if -1 in targets and ignore != -1:
+        with pytest.raises(AutogradError, match="target -1 is out of range"):
+            ag.cross_entropy(Tensor(logits), targets, ignore_index=ignore)
+        return
+    kept = targets != ignore
+    whole, alone = (Tensor(x, requires_grad=True) for x in (logits, logits[kept]))
+    loss, expected = ag.cross_entropy(whole, targets, ignore_index=ignore), ag.cross_entropy(alone, targets[kept])
+    loss.backward()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-14)
+    np.testing.assert_allclose(whole.grad[kept], alone.grad, rtol=1e-14)
+    assert not whole.grad[~kept].any()
+
+
 def test_shards_of_a_masked_batch_add_up_under_the_global_divisor():
     """Museum 4: the mean of means over ragged or masked shards is not the mean."""
     logits, targets = draws(5, 3), np.array([0, -100, 2, 1, -100])

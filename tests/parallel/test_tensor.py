@@ -240,15 +240,16 @@ def test_ranges_of_words_cover_the_vocabulary_once():
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("words", [5, 12])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [None, -100, 3])
 def test_vocab_parallel_cross_entropy(ranks, words, masked):
     logits = np.random.default_rng(0).standard_normal((2, 4, words)) * 30
     targets = np.random.default_rng(1).integers(0, words, (2, 4))
     targets[0, :2] = 0, words - 1
-    if masked:
-        targets[1, 1:] = -100
+    if masked is not None:
+        targets[1, 1:] = masked
+    ignored = -100 if masked is None else masked
     whole = Tensor(logits, requires_grad=True)
-    loss = cross_entropy(whole, targets)
+    loss = cross_entropy(whole, targets, ignore_index=ignored)
     loss.backward()
     padding = padded_vocab_size(words, ranks) - words
 
@@ -257,7 +258,7 @@ def test_vocab_parallel_cross_entropy(ranks, words, masked):
             [logits, np.full((2, 4, padding), 1e6)], -1
         )  # what stands in the padding does not count
         mine = Tensor(np.split(padded, ranks, -1)[comm.rank].copy(), requires_grad=True)
-        result = vocab_parallel_cross_entropy(mine, targets, comm=comm, vocab_size=words)
+        result = vocab_parallel_cross_entropy(mine, targets, ignore_index=ignored, comm=comm, vocab_size=words)
         result.backward()
         return result.item(), mine.grad
 
