@@ -185,10 +185,13 @@ def pipedream(
     """Return the stages and replicas of PipeDream's optimizer, for links of `bandwidth` bytes per second.
 
     A(j, k): time of the slowest stage when layers 1..j run on k machines; its last stage i+1..j takes k' of them:
-    A(j, k) = min over i, k' of max(A(i, k-k'), 2 act(i)/bandwidth, T(i+1..j, k')).
-    T, objective "released" (the published program): (compute + sync)/k'; "paper": max(compute, sync)/k', with
-    sync = 4 (k'-1) weights/(bandwidth k'). memory_limit: bytes of a machine; a stage holds ceil(machines from it on /
-    k') copies of its weights and activations.
+    A(j, k) = min over i, k' of max(A(i, k-k'), L, T(i+1..j, k')), with sync = 4 (k'-1) weights/(bandwidth k').
+    Objective "paper": T = max(compute, sync)/k', L = 2 act(i)/bandwidth, the boundary before the stage.
+    Objective "released" (the published program, with activations that are not compressed): T = (compute + sync)/k', and
+    L is the larger of 2 act(i)/(bandwidth k') and, unless j is the last layer, 2 act(j)/(bandwidth k'): the k' machines
+    of a stage share its boundaries. The first stage (i = 0) has no L; its output is the next stage's input.
+    memory_limit: bytes of a machine; a stage holds ceil(machines from it on / k') copies of its weights and
+    activations.
     """
     if objective not in OBJECTIVES:
         raise UsageError(
@@ -215,17 +218,23 @@ def pipedream(
     replicas = np.arange(1, machines + 1)
 
     def stage_time(j: int) -> Any:
-        """Return [i, k'-1]: seconds of the stage of layers i+1..j."""
+        """Return [i, k'-1]: seconds of the stage of layers i+1..j, or of its boundaries, if these take longer."""
         compute = (seconds[j] - seconds[:j])[:, None]
         sync = 4 * (replicas - 1) * (weights[j] - weights[:j])[:, None] / (bandwidth * replicas)
-        return (compute + sync if objective == "released" else np.maximum(compute, sync)) / replicas
+        if objective == "paper":
+            return np.maximum(np.maximum(compute, sync) / replicas, link[:j, None])
+
+        # The released program: input and output of every stage but the first, divided by the stage's machines.
+        borders = np.maximum(link[:j], link[j] if j < n else 0.0)
+        borders[0] = 0.0
+        return np.maximum(compute + sync, borders[:, None]) / replicas
 
     # A(j, k) of the docstring, and the i and k' that make it.
     best = np.full((n + 1, machines + 1), np.inf)  # [j, k]
     best[0, 0] = 0.0
     choice = np.zeros((n + 1, machines + 1, 2), int)
     for j in range(1, n + 1):
-        time = np.maximum(stage_time(j), link[:j, None])
+        time = stage_time(j)
         for k in range(1, machines + 1):
             options = np.maximum(best[:j, k - 1 :: -1][:, :k], time[:, :k])  # [i, k'-1]: A(i, k-k') beside T
             if memory_limit is not None:

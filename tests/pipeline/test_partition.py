@@ -43,8 +43,12 @@ def brute_force(layers, machines, bandwidth, objective, memory):
                     block = layers[a:b]
                     compute = sum(x.fwd_ms + x.bwd_ms for x in block) / 1000
                     sync = 4 * (k - 1) * sum(x.param_bytes for x in block) / (bandwidth * k)
-                    slowest = max(slowest, (compute + sync if objective == "released" else max(compute, sync)) / k)
-                    slowest = max(slowest, 2 * layers[a - 1].act_bytes / bandwidth if a else 0)
+                    before = 2 * layers[a - 1].act_bytes / bandwidth if a else 0
+                    after = 2 * layers[b - 1].act_bytes / bandwidth if a and b < n else 0
+                    if objective == "paper":
+                        slowest = max(slowest, max(compute, sync) / k, before)
+                    else:  # optimizer_graph_hierarchical.py: input_transfer_time, output_transfer_time
+                        slowest = max(slowest, (compute + sync) / k, before / k, after / k)
                     copies = -(-sum(shares[number:]) // k)
                     if copies * sum(x.act_bytes + x.param_bytes for x in block) > memory:
                         slowest = float("inf")
@@ -63,6 +67,23 @@ def test_pipedream_finds_the_best_of_all(layers, machines, objective, memory):
     assert found.slowest_stage_seconds == pytest.approx(expected)
     assert sum(stage.replicas for stage in found.stages) == machines
     assert [x for s in found.stages for x in range(s.first, s.last + 1)] == list(range(len(layers)))
+
+
+def test_machines_of_a_stage_share_its_boundaries_in_the_released_program():
+    """10 s before the second stage, which has 3 of the 4 machines; the paper divides the boundary by nothing."""
+    layers = [Layer("a", 0, 1000, 5.0, 1e9), Layer("b", 0, 9000, 0, 0)]
+    released, paper = pipedream(layers, 4, 1.0), pipedream(layers, 4, 1.0, "paper")
+    assert released.stages == paper.stages == [Stage(0, 0, 1), Stage(1, 1, 3)]
+    assert released.slowest_stage_seconds == pytest.approx(10 / 3)
+    assert paper.slowest_stage_seconds == pytest.approx(10)
+
+
+def test_the_released_program_counts_the_output_of_a_middle_stage_too():
+    """10 s leave the second stage, on one machine, and enter the third, on two of them; the stages compute for 9 s."""
+    layers = [Layer("a", 0, 9000, 0, 1e9), Layer("b", 0, 9000, 5.0, 1e9), Layer("c", 0, 8000, 0, 0)]
+    found = pipedream(layers, 4, 1.0)
+    assert [stage.replicas for stage in found.stages] == [1, 1, 2]
+    assert found.slowest_stage_seconds == pytest.approx(10)
 
 
 def test_the_objectives_differ_where_synchronising_is_hidden():
