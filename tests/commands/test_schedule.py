@@ -215,7 +215,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("1f1b", "--stages", 2), "needs --microbatches"),
         (("1f1b", "--stages", 2, "--microbatches", 0), "--microbatches is 0"),
         (("interleaved", "--stages", 2, "--microbatches", 2, "--chunks", 0), "--chunks is 0"),
-        (("interleaved", "--stages", 4, "--microbatches", 6), "take 4 or 8"),
+        (("interleaved", "--stages", 3, "--microbatches", 7), "take 6 or 8"),
         (
             ("1f1b", "--stages", 10**8, "--microbatches", 10**8),
             "do not fit in memory; a plan has at most 50,000,000 forwards",

@@ -1,5 +1,6 @@
 """Plans against the closed forms, the papers' published figures, the field's grammar, and broken plans."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -82,9 +83,10 @@ def check_closed_forms(sizes, f, i, w):
             elif name == "zb-v" and f == i == w and m >= 2 * p - 1:
                 assert worst == 0
                 assert timing.peak == [2 * p] * p
-            elif name == "interleaved":
-                assert worst == (p - 1) * (f + i + w)  # in chunk units: 1/v of the whole stage's
-                assert timing.peak == [min(2 * m, p + 2 * (p - 1 - r) + 1) for r in stages]
+            elif name == "interleaved" and m >= p:
+                group = m // (m // p)
+                assert worst == (p - 1) * (f + i + w), (name, p, m)  # in chunk units: 1/v of the whole stage's
+                assert timing.peak == [min(2 * m, group + 2 * (p - 1 - r) + 1) for r in stages]
             elif name == "looped-bfs":
                 assert timing.peak == [2 * m] * p
             elif name in ("dualpipe", "dualpipev") and f == i == w:
@@ -92,6 +94,55 @@ def check_closed_forms(sizes, f, i, w):
                 assert worst == (P // 2 - 1) * ((f + i + w) + (i + w) - 3 * w), (name, p, m)
                 assert timing.peak == [P + 1] * p
             assert timing.lower_bound <= timing.makespan + 1e-9
+
+
+def groups_of(p, m):
+    """Sizes of groups that Megatron-LM takes: at least p, at most m, and p left for the last one."""
+    return [group for group in range(p, m + 1) if m % group == 0 or m % group >= p]
+
+
+def orders_of_torch(p, m, v, group, last):
+    """ScheduleInterleaved1F1B: its warm-up, and the chunk of its n-th forward and n-th backward, by arithmetic.
+
+    last: micro-batches of the last group, which is as large as the others in torch and may be smaller in Megatron-LM.
+    """
+    full = (m - last) * v  # passes before the last group
+
+    def forward(n):
+        first, size, inside = (
+            (n // (group * v) * group, group, n % (group * v)) if n < full else (m - last, last, n - full)
+        )
+        return inside // size, first + inside % size
+
+    for rank in range(p):
+        warm_up = min(m * v, (v - 1) * group + 2 * (p - 1 - rank))
+        forwards = [f"{c * p + rank}F{i}" for c, i in map(forward, range(m * v))]
+        backwards = [f"{(v - 1 - c) * p + rank}B{i}" for c, i in map(forward, range(m * v))]
+        expected = forwards[:warm_up]
+        for n, backward in enumerate(backwards):
+            expected += forwards[warm_up + n : warm_up + n + 1] + [backward]
+        yield expected
+
+
+def test_interleaved_takes_groups_larger_than_the_ranks():
+    """torch's rounds where the caller gives no size, Megatron-LM's groups where it does; both for every size."""
+    tried = 0
+    for p, m, v in itertools.product(range(1, 6), range(1, 15), (1, 2, 3)):
+        rounds = max(1, m // p)
+        if m % rounds:
+            with pytest.raises(UsageError, match=f"do not make {rounds} equal groups"):
+                plan("interleaved", p, m, v)
+        for group in ([0] if m % rounds == 0 else []) + groups_of(p, m):
+            made = plan("interleaved", p, m, v, group=group)
+            size = group or m // rounds
+            last = m % size or size
+            orders = [[str(action) for action in made.actions(rank)] for rank in range(p)]
+            assert orders == list(orders_of_torch(p, m, v, size, last))
+            facts = validate(made)
+            assert validate(lower(made)) == facts
+            assert facts.peak == [min(m * v, (v - 1) * size + 2 * (p - 1 - r) + 1) for r in range(p)]
+            tried += 1
+    assert tried > 600
 
 
 def check_versions(sizes):
@@ -204,8 +255,16 @@ def test_grammar_round_trips():
         (lambda: get_schedule("1f1bb"), "unknown schedule '1f1bb' .did you mean '1f1b'"),
         (lambda: plan("1f1b", 4, 0), "--microbatches is 0; it must be at least 1"),
         (lambda: plan("interleaved", 4, 8, 0), "--chunks is 0"),
-        (lambda: plan("interleaved", 4, 6), "cannot take 6 micro-batches: it needs a multiple of 4; take 4 or 8"),
-        (lambda: plan("interleaved", 4, 3), "take 4"),
+        (
+            lambda: plan("interleaved", 3, 7),
+            "cannot take 7 micro-batches: .* 2 equal groups; take 6 or 8, or the option",
+        ),
+        (lambda: plan("interleaved", 2, 7), "3 equal groups; take 6 or 8"),
+        (
+            lambda: plan("interleaved", 4, 8, group=3),
+            "a group has at least 4 of them, one per rank, and at most 8, not 3",
+        ),
+        (lambda: plan("interleaved", 4, 10, group=8), "groups of 8 leave 2 for the last one, which needs at least 4"),
         (lambda: plan("dualpipe", 3, 6), "must be even; take 4"),
         (lambda: plan("dualpipe", 4, 6), "even number of at least 8"),
         (lambda: plan("dualpipev", 4, 6), "at least 8"),

@@ -27,16 +27,16 @@ MAX_FORWARDS = 50_000_000  # of a plan
 class Schedule:
     """A schedule by name.
 
-    chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v) ->
-    None, or the end of a sentence that says which m it can take. updates: see Plan. copies: of every stage, on
-    different ranks.
+    chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v, and
+    the options that it names) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
+    copies: of every stage, on different ranks.
     """
 
     name: str
     function: Callable[..., Orders]
     aliases: tuple[str, ...] = ()
     chunks: int | None = 1
-    takes: Callable[[int, int, int], str | None] | None = None
+    takes: Callable[..., str | None] | None = None
     updates: str = "flush"
     copies: int = 1
 
@@ -82,7 +82,9 @@ class Schedule:
                 )
 
         # The orders.
-        problem = self.takes(stages, microbatches, v) if self.takes else None
+        judged = inspect.signature(self.takes).parameters if self.takes else {}
+        given = {option: value for option, value in options.items() if option in judged}
+        problem = self.takes(stages, microbatches, v, **given) if self.takes else None
         if problem:
             raise UsageError(
                 f"schedule {self.name!r} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
