@@ -11,7 +11,8 @@ Sources count differently, so every table names its accounting:
     zero                the paper's, above (Rajbhandari et al., SC 2020, section 3.1 and figure 1)
     fp32-accumulation   gradients are added in float32 beside the 2-byte ones: 6 bytes (Ultra-Scale Playbook: 20 P)
     deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P / N,
-                        with L the parameters of the largest layer; float32 gradients count as optimizer state
+                        with L the parameters of the largest layer, the single module with most parameters of its own
+                        (an embedding or a linear layer, not a block); float32 gradients count as optimizer state
 
 For a model it adds what else a step needs: activations (Korthikanti et al., 2022, table 2: 2-byte values, 1-byte
 masks), logits, and for stage 3 the units that are gathered at one time, as `fully_shard` holds them.
@@ -39,8 +40,8 @@ Stage = dict[str, int]
 def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_layer: int = 0) -> dict[str, Stage]:
     """Return {"stage0": {"parameters": bytes, "gradients":, "optimizer":, "total":}, ...} of one of `ranks` ranks.
 
-    A shard is rounded up to whole elements. largest_layer: its parameters, for `deepspeed` (which has no estimator for
-    stages 0 and 1). Errors: UsageError for counts below 1 and for an unknown accounting.
+    A shard is rounded up to whole elements. largest_layer: its parameters (`Architecture.largest_module`), for `deepspeed`,
+    which has no estimator for stages 0 and 1. Errors: UsageError for counts below 1 and for an unknown accounting.
     """
     if parameters < 1 or ranks < 1:
         raise UsageError(f"{parameters} parameters on {ranks} ranks; both must be at least 1")
@@ -90,7 +91,7 @@ def deepspeed_offload(
         "stage2 offload_optimizer": {"device": 2 * p, "host": int(p * max(4 * near, 16) * 1.5)},
         "stage3 offload_optimizer": {
             "device": 4 * layer + 2 * p // ranks,
-            "host": int(p * max(4 * near, 18 / nodes) * 1.5),
+            "host": int(p * max(4 * near, 16 / nodes) * 1.5),
         },
         "stage3 offload_optimizer zero_init": {"device": 4 * layer + 2 * p // ranks, "host": int(p * 16 / nodes * 1.5)},
         "stage3 offload_optimizer offload_param": {
@@ -145,6 +146,14 @@ class Architecture:
         """Return the parameters outside the blocks: embeddings, last norm, an untied output projection."""
         h = self.width
         return 2 * self.vocabulary * h + h if self.gated else (self.vocabulary + self.positions) * h + 2 * h
+
+    @property
+    def largest_module(self) -> int:
+        """Return the parameters of the largest single module: the embedding, or a projection of the block."""
+        h, i = self.width, self.inner
+        embedding = max(self.vocabulary, self.positions if not self.gated else 0) * h
+        # GPT computes queries, keys and values in one matrix, and its matrices have biases.
+        return max(embedding, h * h, h * i) if self.gated else max(embedding, 3 * h * h + 3 * h, h * i + i)
 
     @property
     def parameters(self) -> int:
@@ -231,7 +240,7 @@ def model_peak(
         result["activations_of_a_block"] = model.activations_of_a_block(batch, length)
 
     # Each stage: the model states of its accounting, and what ZeRO 3 gathers.
-    for stage, states in model_states(model.parameters, ranks, accounting, max(model.block, model.rest)).items():
+    for stage, states in model_states(model.parameters, ranks, accounting, model.largest_module).items():
         parts = {key: value for key, value in states.items() if key != "total"}
         parts |= {"activations": activations, "logits": logits}
         # DeepSpeed's estimator includes the largest layer.
@@ -241,7 +250,7 @@ def model_peak(
             parts["reducing"] = 2 * (model.rest + 2 * model.block)
         result[stage] = {**parts, "total": sum(parts.values())}
     if accounting == "deepspeed":
-        result["offload"] = deepspeed_offload(model.parameters, ranks, max(model.block, model.rest))
+        result["offload"] = deepspeed_offload(model.parameters, ranks, model.largest_module)
     return {**result, "not_counted": NOT_COUNTED}
 
 

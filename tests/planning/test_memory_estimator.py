@@ -1,6 +1,7 @@
 """Bytes on paper: the papers' numbers, the published parameter counts, the command line."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -34,8 +35,8 @@ def test_other_accountings():
 
 
 def test_estimators_of_deepspeed_with_states_on_the_host(capsys):
-    """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N, or 4 L; P max(4 n, 18 /
-    nodes) 1.5.
+    """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N and
+    P max(4 n, 16 / nodes) 1.5, or with parameters on the host too 4 L and P max(4 n, 18 / nodes) 1.5.
     """
     p, layer = 2_851_000_000, 32_000_000
     rows = deepspeed_offload(p, 16, layer)
@@ -44,9 +45,41 @@ def test_estimators_of_deepspeed_with_states_on_the_host(capsys):
     assert rows["stage3 offload_optimizer zero_init"]["host"] == p * 8 * 3 // 2
     assert rows["stage3 offload_optimizer offload_param zero_init"] == {"device": 4 * layer, "host": int(p * 9 * 1.5)}
     assert deepspeed_offload(p, 2)["stage2 offload_optimizer"]["host"] == p * 16 * 3 // 2
+    few = deepspeed_offload(p, 2, layer)  # of one node: 4 n is 8, so the states decide
+    assert few["stage3 offload_optimizer"] == {"device": 4 * layer + p, "host": p * 16 * 3 // 2}
+    assert few["stage3 offload_optimizer offload_param"] == {"device": 4 * layer, "host": p * 18 * 3 // 2}
     with pytest.raises(SystemExit):
         main(["memory", "--model", "gpt2-xl", "--dp", "8", "--accounting", "deepspeed"])
     assert "stage3 offload_optimizer offload_param" in capsys.readouterr().err
+
+
+def own_parameters(model):
+    """Parameters of each module that are not those of a module inside it."""
+    sums = Counter()
+    for name, parameter in model.named_parameters():
+        sums[name.rpartition(".")[0]] += parameter.size
+    return sums
+
+
+@pytest.mark.parametrize("vocabulary", [11, 500])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_largest_layer_of_deepspeed_is_one_module_not_a_block(gated, vocabulary):
+    """DeepSpeed takes the largest sum of `module.parameters(recurse=False)` over all modules."""
+    from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
+    from minidist.planning.memory_estimator import Architecture
+
+    llama = LlamaConfig(vocabulary, 8, 20, 3, 2, max_position_embeddings=7)
+    model = Llama(llama) if gated else GPT(GPTConfig(vocabulary, 7, 8, 3, 2))
+    architecture = Architecture(3, 8, 2, vocabulary, 7, 20 if gated else 32, gated)
+    assert architecture.largest_module == max(own_parameters(model).values())
+
+
+def test_the_estimate_of_gpt3_on_1024_ranks():
+    """4 x 618 M, the embedding, and 18 x 174.6 B / 1024; its block has 1,812 M."""
+    states = model_peak("gpt3-175b", 1024, accounting="deepspeed")["stage3"]
+    bare = states["parameters"] + states["gradients"] + states["optimizer"]
+    assert bare == pytest.approx(4 * 50257 * 12288 + 18 * MODELS["gpt3-175b"].parameters / 1024, abs=64)
+    assert bare / 1e9 == pytest.approx(5.54, abs=0.005)
 
 
 def test_shards_are_whole_elements():
