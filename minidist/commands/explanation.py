@@ -31,9 +31,8 @@ def explain_job(
     stage}.
     """
     # Every step sends the same bytes, so one step without checkpoints is enough.
-    once = config.model_copy(
-        update={"steps": 1, "save": None, "every": None, "resume": False, "warmup": 0, "decay": "constant"}
-    )
+    constant = {"warmup": 0, "warmup_curve": "linear", "decay": "constant", "final_lr": 0.0}
+    once = config.model_copy(update={"steps": 1, "save": None, "every": None, "resume": False, **constant})
     size = number_of_ranks(once, ranks)
 
     # The first step is recorded, for the messages; the closed form is computed from the sizes that ranks report.

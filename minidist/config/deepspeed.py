@@ -1,7 +1,10 @@
 """A DeepSpeed configuration file as settings of a job: a key that applies becomes a flag, every other key is listed.
 
 A file that was written for another program must not be half understood in silence. So each key of the file is in one of
-two lists, and which one depends on its value too: `warmup_type: linear` is what minidist does, `log` is not.
+two lists, and which one depends on its value too: `overlap_comm: true` is what minidist does, `false` is not.
+
+A key that is absent means DeepSpeed's default. Where that is not minidist's it is applied too, and listed as
+`... (default)`; a flag on the command line takes precedence over it, but not over what the file says.
 
 The batch triple follows DeepSpeed's rules (runtime/config.py, _set_batch_related_parameters): global batch = micro
 batch x accumulation x data-parallel ranks; two of them give the third; train_batch_size alone, or the micro batch
@@ -24,6 +27,8 @@ from minidist.config.train_config import TrainConfig, flag
 Settings = dict[str, Any]
 # DeepSpeed's name of an optimizer, in lower case -> minidist's.
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adagrad": "adagrad"}
+# The learning rate of these in DeepSpeed and PyTorch, where the file gives none.
+DEFAULT_LR = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1e-3, "adagrad": 1e-2}
 AUTO = "auto: another program was to fill it in"
 # The batch triple, in the order global batch, micro-batch, accumulation.
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -33,20 +38,24 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 class Translation:
     """What a file says.
 
-    settings: fields of TrainConfig. applied: (key, value, the flags that it became). ignored: (key, why).
+    settings: fields of TrainConfig. defaults: those that follow from keys that the file leaves out. applied: (key,
+    value, the flags that it became). ignored: (key, why).
     """
 
     settings: Settings = field(default_factory=dict)
+    defaults: Settings = field(default_factory=dict)
     applied: list[tuple[str, Any, str]] = field(default_factory=list)
     ignored: list[tuple[str, str]] = field(default_factory=list)
 
     def apply(self, key: str, value: Any, **settings: Any) -> None:
         """Record that the key applies, through these settings (none: minidist does that anyway)."""
         self.settings.update(settings)
-        flags = " ".join(
-            flag(name) if setting is True else f"{flag(name)} {setting}" for name, setting in settings.items()
-        )
-        self.applied.append((key, value, flags or "as it is"))
+        self.applied.append((key, value, _flags(settings) or "as it is"))
+
+    def default(self, key: str, value: Any, **settings: Any) -> None:
+        """Record DeepSpeed's default of a key that the file leaves out."""
+        self.defaults.update(settings)
+        self.applied.append((f"{key} (default)", value, _flags(settings)))
 
     def ignore(self, key: str, why: str = "minidist has no such setting") -> None:
         """Record that the key does not apply, and why."""
@@ -55,6 +64,10 @@ class Translation:
     def warning(self) -> str:
         """Return one line that names every key that does not apply; "" when there is none."""
         return f"not honoured: {', '.join(key for key, _ in self.ignored)}" if self.ignored else ""
+
+
+def _flags(settings: Settings) -> str:
+    return " ".join(flag(name) if setting is True else f"{flag(name)} {setting}" for name, setting in settings.items())
 
 
 def read_deepspeed(path: str | Path) -> Translation:
@@ -99,7 +112,19 @@ def translate(content: Mapping[str, Any]) -> Translation:
             sections[key](value, result)
         else:
             _ignore_all(key, value, result)
+    _across_sections(result)
     return result
+
+
+def _across_sections(result: Translation) -> None:
+    """Apply what depends on two sections, in whichever order the file has them."""
+    # WarmupLR's maximum replaces the optimizer's rate.
+    for key, value, _ in result.applied:
+        if key == "scheduler.params.warmup_max_lr":
+            result.settings["lr"] = value
+    # ZeRO's optimizers stop at the first overflow at the smallest loss scale; the one without ZeRO never does.
+    if result.settings.get("precision") == "fp16" and result.settings.get("zero", 0) > 0:
+        result.default("fp16: overflows at min_loss_scale", 1, loss_scale_floor_limit=1)
 
 
 def _batch(content: Mapping[str, Any], result: Translation) -> None:
@@ -174,6 +199,8 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     # Numbers that are settings here too. Only SGD has a momentum of its own.
     fields = {"lr": "lr", "weight_decay": "weight_decay", **({"momentum": "momentum"} if name == "sgd" else {})}
     _numbers("optimizer", params, result, fields)
+    if "lr" not in params:
+        result.default("optimizer.params.lr", DEFAULT_LR[name], lr=DEFAULT_LR[name])
 
     # Other parameters apply only with the value that minidist trains with.
     usual = {
@@ -205,31 +232,43 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     if kind not in ("WarmupLR", "WarmupCosineLR"):
         _ignore_all("scheduler", section, result, "minidist has a linear warm-up, then a constant or a cosine")
         return
-    result.apply("scheduler.type", kind, decay="cosine" if kind == "WarmupCosineLR" else "constant")
-    fields = {
-        "warmup_num_steps": "warmup",
-        "warmup_max_lr": "lr",
-        **({"total_num_steps": "steps"} if kind == "WarmupCosineLR" else {}),
-    }
+    cosine = kind == "WarmupCosineLR"
+    result.apply("scheduler.type", kind, decay="cosine" if cosine else "constant")
+    own = {"total_num_steps": "steps", "cos_min_ratio": "final_lr"} if cosine else {"warmup_max_lr": "lr"}
+    fields = {"warmup_num_steps": "warmup", **own}
     _numbers("scheduler", params, result, fields)
 
+    # DeepSpeed's warm-up is logarithmic unless told otherwise, also by a word that it does not know.
+    curve = params.pop("warmup_type", None)
+    if curve is None:
+        result.default("scheduler.params.warmup_type", "log", warmup_curve="deepspeed-log")
+    elif curve == "auto":
+        result.ignore("scheduler.params.warmup_type", AUTO)
+    else:
+        shape = "linear" if curve == "linear" else "log"
+        result.apply("scheduler.params.warmup_type", curve, warmup_curve=f"deepspeed-{shape}")
+
+    # Defaults that are not minidist's.
+    if "warmup_num_steps" not in params:
+        result.default("scheduler.params.warmup_num_steps", 1000, warmup=1000)
+    if cosine and "cos_min_ratio" not in params:
+        result.default("scheduler.params.cos_min_ratio", 1e-4, final_lr=1e-4)
+    if not cosine and "warmup_max_lr" not in params:
+        result.ignore(
+            "scheduler.params.warmup_max_lr (default)",
+            "the optimizer's learning rate, as in DeepSpeed today; until 2025 it was 0.001, whatever the optimizer's"
+            " (its issue 7303): write it into the file",
+        )
+
     # The rest applies where it says what minidist does anyway.
-    if kind == "WarmupLR":
-        # DeepSpeed's default is logarithmic.
-        params.setdefault("warmup_type", "log")
     for key, value in params.items():
         name = f"scheduler.params.{key}"
         if key in fields or value == "auto":
             continue
-        if (key, value) in (("warmup_type", "linear"), ("warmup_min_lr", 0), ("last_batch_iteration", -1)):
+        if (key, value) in (("warmup_min_lr", 0), ("warmup_min_ratio", 0), ("last_batch_iteration", -1)):
             result.apply(name, value)
         else:
-            why = (
-                "DeepSpeed's default is a logarithmic warm-up; minidist's is linear"
-                if key == "warmup_type"
-                else "minidist has no such setting"
-            )
-            result.ignore(name, why)
+            result.ignore(name)
 
 
 # DeepSpeed's key of the dynamic loss scale -> the field of TrainConfig.
@@ -267,6 +306,10 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
                     if key in rest:
                         value = rest.pop(key)
                         result.apply(f"fp16.{key}", value, **{setting: value})
+                if "loss_scale_window" not in values and "loss_scale" not in rest:
+                    result.default("fp16.loss_scale_window", 1000, loss_scale_interval=1000)
+                if rest.get("consecutive_hysteresis") is False:
+                    result.apply("fp16.consecutive_hysteresis", rest.pop("consecutive_hysteresis"))
         elif values.get("enabled", False) == "auto":
             result.ignore(f"{precision}.enabled", AUTO)
         else:
@@ -295,20 +338,55 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
             result.ignore(name, AUTO)
         elif key == "reduce_bucket_size":
             result.apply(name, value, reduce_bucket_size=_whole(name, value))
-        elif key == "offload_optimizer" and isinstance(value, dict):
-            device = value.get("device", "cpu")
-            if device in ("cpu", "none", None):
-                result.apply(f"{name}.device", device, offload="optimizer" if device == "cpu" else "none")
-            else:
-                result.ignore(f"{name}.device", "minidist offloads to the host's memory")
-            for inner in set(value) - {"device"}:
-                _ignore_all(f"{name}.{inner}", value[inner], result)
+        elif key in OFFLOAD and isinstance(value, dict):
+            _offload(name, value, OFFLOAD[key], stage, result)
         elif key == "stage3_param_persistence_threshold" and stage == 3:
             result.apply(name, value, persistence_threshold=_whole(name, value))
-        elif key == "overlap_comm" and value is True:
-            result.apply(name, value)
+        elif key in ALWAYS and isinstance(value, bool):
+            if value:
+                result.apply(name, value)
+            else:
+                result.ignore(name, ALWAYS[key])
         else:
             _ignore_all(name, value, result)
+
+    if stage == 3 and "stage3_param_persistence_threshold" not in section:
+        result.default("zero_optimization.stage3_param_persistence_threshold", 100_000, persistence_threshold=100_000)
+
+
+# What minidist does in any case, so that only `true` says what happens.
+ALWAYS = {
+    "overlap_comm": "minidist always sends gradients while backward computes",
+    "contiguous_gradients": "minidist's gradients always lie in one flat buffer",
+}
+# DeepSpeed's key -> what --offload calls it.
+OFFLOAD = {"offload_optimizer": "optimizer", "offload_param": "parameters"}
+
+
+def _offload(name: str, section: Mapping[str, Any], what: str, stage: int, result: Translation) -> None:
+    """Translate an offload section. --offload parameters, which ZeRO 3 has, includes the optimizer."""
+    device = section.get("device", "cpu")
+    if device in ("none", None):
+        result.apply(f"{name}.device", device, **({} if "offload" in result.settings else {"offload": "none"}))
+    elif device != "cpu":
+        result.ignore(f"{name}.device", "minidist offloads to the host's memory")
+    elif what == "parameters" and stage != 3:
+        result.ignore(f"{name}.device", "parameters are offloaded at stage 3 only, in DeepSpeed too")
+    else:
+        _offload_to_host(f"{name}.device", device, what, result)
+    for inner in set(section) - {"device"}:
+        _ignore_all(f"{name}.{inner}", section[inner], result)
+
+
+def _offload_to_host(key: str, value: Any, what: str, result: Translation) -> None:
+    """Offload `what`; minidist offloads one kind, or parameters with their optimizer."""
+    before = result.settings.get("offload", "none")
+    if {before, what} == {"parameters", "optimizer"}:
+        what = "parameters"
+    elif before not in ("none", what):
+        result.ignore(key, f"minidist offloads one kind, and the file says {before} before")
+        return
+    result.apply(key, value, offload=what)
 
 
 def _clipping(value: Any, result: Translation) -> None:
@@ -321,8 +399,8 @@ def _activations(section: Mapping[str, Any], result: Translation) -> None:
     """Turn recomputation on; in DeepSpeed the model says what is recomputed, and this section says how."""
     result.apply("activation_checkpointing", "{...}", recompute="full")
     for key, value in section.items():
-        if key == "cpu_checkpointing":
-            result.apply(f"activation_checkpointing.{key}", value, **({"offload": "activations"} if value else {}))
+        if key == "cpu_checkpointing" and value:
+            _offload_to_host(f"activation_checkpointing.{key}", value, "activations", result)
         elif value in (False, None):
             result.apply(f"activation_checkpointing.{key}", value)
         else:
@@ -350,4 +428,5 @@ def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[st
                 f"{flag(name)} {getattr(config, name)} on the command line and {value} in the DeepSpeed file; leave one"
                 " of them out"
             )
-    return TrainConfig.make(**{**config.model_dump(), **translation.settings})
+    defaults = {name: value for name, value in translation.defaults.items() if name not in given}
+    return TrainConfig.make(**{**config.model_dump(), **defaults, **translation.settings})

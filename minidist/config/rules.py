@@ -611,6 +611,8 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("loss_scale_interval", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_hysteresis", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_floor", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("loss_scale_floor_limit", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("final_lr", lambda j: j.decay == "cosine", "--decay cosine"),
 )
 
 WITHOUT_EFFECT = tuple(
@@ -653,7 +655,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
     job.dataset.samples(config.context)
-    if config.decay == "cosine":
+    if config.decay == "cosine" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.steps)
     if config.pp > 1:
         cut_stages(config, make_model(config, job.dataset), job.plan.stages)

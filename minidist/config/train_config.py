@@ -53,8 +53,12 @@ class TrainConfig(BaseModel):
     lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay")
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    warmup: int = Field(0, ge=0, description="steps of warm-up")
+    warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
+        "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
+    )
     decay: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
+    final_lr: float = Field(0.0, ge=0, le=1, description="cosine: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
@@ -140,8 +144,9 @@ class TrainConfig(BaseModel):
     loss_scale_hysteresis: int = Field(
         2, ge=1, description="fp16: overflows before the loss scale first falls after it has grown"
     )
-    loss_scale_floor: float = Field(
-        1.0, gt=0, description="fp16: lowest loss scale; three overflows in a row there are an error"
+    loss_scale_floor: float = Field(1.0, gt=0, description="fp16: lowest loss scale")
+    loss_scale_floor_limit: int = Field(
+        3, ge=1, description="fp16: overflows in a row at the lowest loss scale that are an error; DeepSpeed's is 1"
     )
     recompute: str = Field(
         "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"

@@ -15,7 +15,7 @@ from minidist.optim.clip import (
 from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError
 from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, is_bias_or_norm
 from minidist.optim.rmsprop import RMSProp
-from minidist.optim.schedule import Warmup, WarmupCosine
+from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine
 from minidist.optim.sgd import SGD
 from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
 
@@ -27,6 +27,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "DeepSpeedWarmup",
     "DynamicLossScaler",
     "FlatSlice",
     "Group",

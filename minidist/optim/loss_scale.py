@@ -10,7 +10,10 @@ of two, so that dividing by it loses no bits. All ranks must see the same overfl
 one skips a step and the rest wait.
 
 bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., "Mixed precision training", ICLR 2018,
-section 3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, the error at the floor DeepSpeed's.
+section 3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, which stays at its floor for ever. The
+error at the floor is ours: DeepSpeed's ZeRO optimizers raise at the first overflow that would lower the scale there,
+which is `floor_limit=1`; three in a row, the default here, are no single bad batch.
+
 Proved by: tests/optim/test_loss_scale.py
 """
 
@@ -34,7 +37,7 @@ class DynamicLossScaler:
     scale: multiplies the loss of the next step; a power of two, as its start and both factors must be. growth_factor:
     multiplies the scale after `growth_interval` steps in a row without overflow. backoff_factor: multiplies it at an
     overflow; after a growth the first `hysteresis` - 1 overflows do not count. floor: the smallest scale; the
-    `floor_limit`-th overflow in a row there raises LossScaleError. skipped: steps lost so far.
+    `floor_limit`-th overflow in a row that would lower it further raises LossScaleError. skipped: steps lost so far.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class DynamicLossScaler:
     def update(self, overflow: bool) -> None:
         """Adapt the scale to the outcome of a step.
 
-        Raises LossScaleError at the `floor_limit`-th overflow in a row at the smallest scale.
+        Raises LossScaleError at the `floor_limit`-th overflow in a row that would lower the smallest scale.
         """
         # A good step: after `growth_interval` of them in a row the scale grows.
         if not overflow:
@@ -110,9 +113,15 @@ class DynamicLossScaler:
                 self.scale *= self.growth_factor
             return
 
-        # The step is lost. At the floor the scale cannot fall, and training has diverged if that goes on.
+        # The step is lost. The first `hysteresis` - 1 overflows after a growth do not count, from then on each lowers
+        # the scale.
         self.skipped += 1
         self.good_steps = 0
+        self.patience -= 1
+        if self.patience > 0:
+            return
+
+        # At the floor the scale cannot fall, and training has diverged if that goes on.
         if self.scale == self.floor:
             self.overflows_at_floor += 1
             if self.overflows_at_floor == self.floor_limit:
@@ -121,11 +130,7 @@ class DynamicLossScaler:
                     f" {self.floor:g}; the training has diverged: lower the learning rate, clip the gradient, or train"
                     " in bfloat16, which does not overflow"
                 )
-
-        # The first `hysteresis` - 1 overflows after a growth do not count; from then on each lowers the scale.
-        self.patience -= 1
-        if self.patience <= 0:
-            self.scale = max(self.scale * self.backoff_factor, self.floor)
+        self.scale = max(self.scale * self.backoff_factor, self.floor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers that a checkpoint keeps; the settings are not among them."""

@@ -7,6 +7,8 @@ A schedule returns the factor for `optimizer.lr_factor` before step number `step
 
 Warm-up: P. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017), section 2.2. Cosine:
 I. Loshchilov and F. Hutter, "SGDR: stochastic gradient descent with warm restarts" (ICLR 2017), equation 5, one cycle.
+DeepSpeed's schedules: deepspeed/runtime/lr_schedules.py.
+
 Proved by: tests/optim/test_schedule.py
 """
 
@@ -47,4 +49,31 @@ class WarmupCosine:
             return Warmup(self.warmup_steps)(step)
         # SGDR, equation 5: eta_min + (eta_max - eta_min) / 2 (1 + cos(pi T_cur / T_i)) with eta_max = 1
         progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class DeepSpeedWarmup:
+    """DeepSpeed's WarmupLR; with `total_steps` its WarmupCosineLR, which falls to `final_factor` in that step.
+
+    DeepSpeed sets the rate after each step, and before the first one to the minimum, so that every factor comes a step
+    later than in `Warmup`, and the first two are 0: "linear" gives 0, 0, 1/w, 2/w, ...; "log" 0, 0, log 2 / log w, ....
+    Fewer than 2 warm-up steps count as 2. A warm-up longer than the run is cut off, as there.
+    """
+
+    warmup_steps: int
+    curve: str = "log"
+    total_steps: int | None = None
+    final_factor: float = 0.0001
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of step number `step`."""
+        ended, warmup = step - 1, max(2, self.warmup_steps)  # the number of the step that has ended
+        if ended < warmup:
+            if ended < 1:
+                return 0.0
+            return ended / warmup if self.curve == "linear" else math.log(ended + 1) / math.log(warmup)
+        if self.total_steps is None:
+            return 1.0
+        progress = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
         return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -40,8 +40,9 @@ Stage = dict[str, int]
 def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_layer: int = 0) -> dict[str, Stage]:
     """Return {"stage0": {"parameters": bytes, "gradients":, "optimizer":, "total":}, ...} of one of `ranks` ranks.
 
-    A shard is rounded up to whole elements. largest_layer: its parameters (`Architecture.largest_module`), for `deepspeed`,
-    which has no estimator for stages 0 and 1. Errors: UsageError for counts below 1 and for an unknown accounting.
+    A shard is rounded up to whole elements. largest_layer: its parameters (`Architecture.largest_module`), for
+    `deepspeed`, which has no estimator for stages 0 and 1. Errors: UsageError for counts below 1 and for an unknown
+    accounting.
     """
     if parameters < 1 or ranks < 1:
         raise UsageError(f"{parameters} parameters on {ranks} ranks; both must be at least 1")

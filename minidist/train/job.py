@@ -22,7 +22,7 @@ from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import GlobalBatchSampler, PrefetchingSampler, hold_out, load_dataset
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
-from minidist.optim.schedule import Warmup
+from minidist.optim.schedule import DeepSpeedWarmup, Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
 
 
@@ -149,10 +149,15 @@ def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
         growth_interval=config.loss_scale_interval,
         hysteresis=config.loss_scale_hysteresis,
         floor=config.loss_scale_floor,
+        floor_limit=config.loss_scale_floor_limit,
     )
 
 
 def _schedule(config: TrainConfig) -> Callable[[int], float]:
-    if config.decay == "cosine":
-        return WarmupCosine(config.warmup, config.steps)
+    cosine = config.decay == "cosine"
+    if config.warmup_curve != "linear":
+        curve = config.warmup_curve.removeprefix("deepspeed-")
+        return DeepSpeedWarmup(config.warmup, curve, config.steps if cosine else None, config.final_lr)
+    if cosine:
+        return WarmupCosine(config.warmup, config.steps, config.final_lr)
     return Warmup(config.warmup)

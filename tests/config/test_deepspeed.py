@@ -1,6 +1,7 @@
 """DeepSpeed's file: each key applies or is named, the batch follows DeepSpeed's rules, and figures are counted."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
+from minidist.train.job import build
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
@@ -40,7 +42,7 @@ FULL = {
     },
     "scheduler": {
         "type": "WarmupCosineLR",
-        "params": {"total_num_steps": 30, "warmup_num_steps": 3, "warmup_min_ratio": 0.1},
+        "params": {"total_num_steps": 30, "warmup_num_steps": 3, "warmup_min_ratio": 0.1, "warmup_type": "linear"},
     },
     "bf16": {"enabled": False},
     "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
@@ -71,6 +73,7 @@ def test_every_key_that_matters_becomes_a_setting():
         "weight_decay": 0.1,
         "decay": "cosine",
         "warmup": 3,
+        "warmup_curve": "deepspeed-linear",
         "steps": 30,
         "zero": 1,
         "reduce_bucket_size": 500_000_000,
@@ -221,19 +224,129 @@ def test_flags_determine_what_is_auto():
     ]
 
 
-def test_deepspeeds_own_adam_is_adamw_and_its_warmup_logarithmic():
-    said = translate(
-        {**SMALL, "optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}}
-    )
-    assert said.settings["optimizer"] == "adamw"
-    assert (
-        "scheduler.params.warmup_type",
-        "DeepSpeed's default is a logarithmic warm-up; minidist's is linear",
-    ) in said.ignored
+def test_deepspeeds_own_adam_is_adamw():
+    assert translate({**SMALL, "optimizer": {"type": "Adam"}}).settings["optimizer"] == "adamw"
     assert translate({**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1}}}).settings == {
         "global_batch": 8,
         "accumulation": 1,
     }
+
+
+def rates(content, steps):
+    """Learning rates of a job's first steps."""
+    config = apply_deepspeed(TrainConfig.make(), translate({**SMALL, **content}), set())
+    job = build(config, resolve_batches(config, 1))
+    return [config.lr * job.schedule(step) for step in range(steps)]
+
+
+def rates_of_deepspeed(kind, steps, lr, warmup, curve, total=None, least=1e-4):
+    """deepspeed/runtime/lr_schedules.py, and engine.py, which steps it after the optimizer."""
+    warmup, found, last_batch_iteration = max(2, warmup), [], -1
+    for _ in range(steps):
+        last = last_batch_iteration
+        if last < 0:
+            ratio = 0.0
+        elif last < warmup:
+            ratio = last / warmup if curve == "linear" else math.log(last + 1) / math.log(warmup)
+        elif kind == "WarmupLR":
+            ratio = 1.0
+        else:
+            progress = min(1.0, (last - warmup + 1) / max(1, total - warmup))
+            ratio = least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+        found.append(lr * ratio)
+        last_batch_iteration += 1
+    return found
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4, 15])
+@pytest.mark.parametrize("curve", ["linear", "log", None])
+def test_the_warmup_has_the_steps_of_deepspeed(warmup, curve):
+    """The first two steps have rate 0: the schedule is stepped after the optimizer."""
+    common = {"warmup_num_steps": warmup, **({"warmup_type": curve} if curve else {})}
+    constant = {"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}
+    constant["scheduler"] = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.25, **common}}
+    assert rates(constant, 12) == pytest.approx(rates_of_deepspeed("WarmupLR", 12, 0.25, warmup, curve or "log"))
+    cosine = {"type": "WarmupCosineLR", "params": {"total_num_steps": 10, **common}}
+    expected = rates_of_deepspeed("WarmupCosineLR", 12, 0.5, warmup, curve or "log", 10)
+    assert rates({**constant, "scheduler": cosine}, 12) == pytest.approx(expected)
+
+
+def test_the_maximum_of_the_warmup_is_the_rate_whatever_comes_first():
+    scheduler = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.25}}}
+    optimizer = {"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}
+    assert translate({**SMALL, **scheduler, **optimizer}).settings["lr"] == 0.25
+    assert translate({**SMALL, **optimizer, **scheduler}).settings["lr"] == 0.25
+    plain = translate({**SMALL, **optimizer, "scheduler": {"type": "WarmupLR"}})
+    assert plain.settings["lr"] == 0.5
+    assert "until 2025 it was 0.001" in dict(plain.ignored)["scheduler.params.warmup_max_lr (default)"]
+
+
+def test_defaults_that_differ_are_deepspeeds_and_are_listed():
+    """Unless a flag says otherwise."""
+    said = translate(
+        {
+            **SMALL,
+            "optimizer": {"type": "AdamW"},
+            "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 3000}},
+            "fp16": {"enabled": True},
+            "zero_optimization": {"stage": 3},
+        }
+    )
+    expected = {
+        "lr": 1e-3,
+        "warmup_curve": "deepspeed-log",
+        "warmup": 1000,
+        "final_lr": 1e-4,
+        "loss_scale_interval": 1000,
+        "persistence_threshold": 100_000,
+        "loss_scale_floor_limit": 1,
+    }
+    assert said.defaults == expected
+    listed = {key.removesuffix(" (default)"): becomes for key, _, becomes in said.applied if key.endswith("(default)")}
+    assert listed["optimizer.params.lr"] == "--lr 0.001"
+    assert listed["scheduler.params.warmup_num_steps"] == "--warmup 1000"
+    assert len(listed) == len(expected)
+    config = apply_deepspeed(TrainConfig.make(lr=0.2, warmup=7), said, {"lr"})
+    assert (config.lr, config.warmup, config.loss_scale_interval) == (0.2, 1000, 1000)
+    assert not translate({**SMALL, "fp16": {"enabled": True, "loss_scale": 128}}).defaults
+    for kind, rate in {"SGD": 1e-3, "Adagrad": 1e-2}.items():
+        assert translate({**SMALL, "optimizer": {"type": kind}}).defaults == {"lr": rate}
+
+
+def zero(**section):
+    said = translate({**SMALL, "zero_optimization": section})
+    return said.settings.get("offload"), said.ignored
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_parameters_are_offloaded_with_their_optimizer(order):
+    host = {"device": "cpu"}
+    both = dict([("offload_param", host), ("offload_optimizer", host)][::order])
+    assert zero(stage=3, **both) == ("parameters", [])
+    assert zero(stage=3, offload_param=host) == ("parameters", [])
+    assert zero(stage=3, offload_param={"device": "none"}, offload_optimizer=host) == ("optimizer", [])
+    assert zero(stage=3, offload_optimizer=host, offload_param={"device": "none"}) == ("optimizer", [])
+    assert zero(stage=3, offload_param={"device": "nvme"})[1][0][1] == "minidist offloads to the host's memory"
+    assert "at stage 3 only" in zero(stage=2, offload_param=host)[1][0][1]
+    said = translate(
+        {
+            **SMALL,
+            "zero_optimization": {"stage": 1, "offload_optimizer": host},
+            "activation_checkpointing": {"cpu_checkpointing": True},
+        }
+    )
+    assert said.settings["offload"] == "optimizer"
+    assert said.ignored == [
+        ("activation_checkpointing.cpu_checkpointing", "minidist offloads one kind, and the file says optimizer before")
+    ]
+
+
+def test_what_minidist_always_does_is_not_called_unknown():
+    assert zero(stage=2, contiguous_gradients=True, overlap_comm=True)[1] == []
+    assert [why for _, why in zero(stage=2, contiguous_gradients=False, overlap_comm=False)[1]] == [
+        "minidist's gradients always lie in one flat buffer",
+        "minidist always sends gradients while backward computes",
+    ]
 
 
 def test_precision_comes_from_the_section_that_is_enabled():
@@ -268,7 +381,7 @@ def test_flags_and_file_do_not_contradict_each_other():
 
 
 def test_the_example_trains_as_one_device():
-    job = TrainConfig.make(layers=2, width=16, heads=2, context=8, data="markov", steps=2, reduction="ordered")
+    job = TrainConfig.make(layers=2, width=16, heads=2, context=8, data="markov", steps=4, reduction="ordered")
     config = apply_deepspeed(job, read_deepspeed(EXAMPLE), set())
     assert (config.zero, config.clip, config.warmup) == (2, 1.0, 2)
     verdict = SimWorld(4).run(compare_rank, config, expected_snapshots(config, 4))[0]
@@ -308,7 +421,7 @@ def test_the_commands(tmp_path, capsys):
             ]
         )
     captured = capsys.readouterr()
-    assert "not honoured: zero_optimization.contiguous_gradients, steps_per_print" in captured.err
+    assert "not honoured: steps_per_print" in captured.err
     assert json.loads(captured.out)["ranks"] == 2
     with pytest.raises(SystemExit) as end:
         main(["train", "--deepspeed", str(tmp_path / "none.json")])

@@ -185,6 +185,8 @@ CASES = {
     "loss-scale-interval-without-effect": ({"loss_scale_interval": 5}, "belongs to --precision fp16"),
     "loss-scale-hysteresis-without-effect": ({"loss_scale_hysteresis": 5}, "belongs to --precision fp16"),
     "loss-scale-floor-without-effect": ({"loss_scale_floor": 0.5}, "belongs to --precision fp16"),
+    "loss-scale-floor-limit-without-effect": ({"loss_scale_floor_limit": 1}, "belongs to --precision fp16"),
+    "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine"),
 }
 
 

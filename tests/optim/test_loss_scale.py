@@ -77,6 +77,49 @@ def test_it_says_so_when_the_smallest_scale_is_too_large():
         scaler.update(True)
 
 
+def deepspeeds_scale(overflows, window, shift, floor, initial):
+    """DeepSpeed's DynamicLossScaler.update_scale: the scale after each step, and "raised" where it stops."""
+    scale, hysteresis, last = initial, shift, -1
+    for step, overflow in enumerate(overflows):
+        if not overflow:
+            stable = step - last - 1
+            if stable > 0 and stable % window == 0:
+                scale, hysteresis = scale * 2, shift
+        elif shift == 1 or hysteresis == 1:
+            if scale == floor:
+                yield "raised"
+                return
+            scale, last = max(scale / 2, floor), step
+        else:
+            hysteresis, last = hysteresis - 1, step
+        yield scale
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_size=12),
+    shift=st.integers(1, 3),
+    initial=st.sampled_from([1.0, 4.0, 2.0**5]),
+)
+def test_with_a_limit_of_one_the_error_at_the_floor_is_deepspeeds(runs, shift, initial):
+    """Windows longer than any run of good steps: after an overflow DeepSpeed counts them from 0, Megatron-LM from 1."""
+    overflows = [kind for good, bad in runs for kind in [False] * good + [True] * bad]
+    scaler = DynamicLossScaler(initial, growth_interval=100, hysteresis=shift, floor_limit=1)
+    for overflow, expected in zip(overflows, deepspeeds_scale(overflows, 100, shift, 1.0, initial), strict=False):
+        if expected == "raised":
+            with pytest.raises(LossScaleError, match="1 steps in a row"):
+                scaler.update(overflow)
+            return
+        scaler.update(overflow)
+        assert scaler.scale == expected
+
+
+def test_an_overflow_that_hysteresis_forgives_does_not_count_at_the_floor():
+    scaler = DynamicLossScaler(1.0, hysteresis=2, floor_limit=1)
+    scaler.update(True)
+    with pytest.raises(LossScaleError):
+        scaler.update(True)
+
+
 def test_a_state_that_lacks_something_is_one_sentence():
     state = DynamicLossScaler().state_dict()
     del state["patience"]
