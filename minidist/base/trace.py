@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.base.files import writing
 
 PURPOSES = (
     "gradient_reduce",
@@ -137,9 +138,13 @@ class Trace:
 def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Path:
     """Write a run as JSON lines: one header line, then one line an event. Returns the path."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     traces = list(traces)
-    with path.open("w", encoding="utf-8") as file:
+    with writing("the trace", path, "choose another --trace"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        writing("the trace", path, "make room there, or choose another --trace"),
+        path.open("w", encoding="utf-8") as file,
+    ):
         file.write(json.dumps({"format": "minidist-trace-1", "ranks": len(traces), **header}) + "\n")
         for trace in traces:
             for message in trace.messages:

@@ -7,32 +7,50 @@ name and shape, each in shards; a reader does not depend on which rank wrote a s
     DIR/step-00000040/metadata.json       state (step, losses, seed, ...), and of each tensor its shape and its shards
     DIR/step-00000040/rank-0000.safetensors ...       one file per writing rank
 
-A save is atomic. Everything is written to DIR/.saving first; when all is on disk it is renamed, and only then `latest`
-is replaced, by a rename too. A rank that dies at any moment leaves the checkpoint before it as it was. Ranks need a
-file system that all of them see; they send only empty messages (three barriers, purpose `checkpoint`).
+A save is atomic. Everything is written to DIR/.saving-TOKEN first; when all is on disk it is renamed, and only then
+`latest` is replaced, by a rename too. A rank that dies at any moment leaves the checkpoint before it as it was. Ranks
+need a file system that all of them see.
 
-Proved by: tests/checkpoint/test_directory.py, tests/checkpoint/test_killed.py
+Two jobs never mix their files. A lock on DIR refuses the second one (`Storage.locked`); and where there are no locks,
+the token, which rank 0 draws for each save and sends to all ranks, is in the folder's name and in every rank's list. It
+is all that is sent: 16 B per rank but rank 0, and a barrier's empty messages (purpose `checkpoint`).
+
+Proved by: tests/checkpoint/test_directory.py, tests/checkpoint/test_killed.py, tests/checkpoint/test_lock.py
 """
 
 import json
+import secrets
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
-from minidist.checkpoint.storage import Storage
+from minidist.checkpoint.storage import SAVING, Storage
+from minidist.collectives import broadcast
 from minidist.comm import Comm
 from minidist.comm.mpi.staging import fetch, is_device_array
 
 FORMAT = "minidist-checkpoint-1"
-SAVING = ".saving"
+MAX_NAME = 256  # bytes of the file `latest`
+MAX_METADATA = 2**28  # bytes of metadata.json; a million shards have about 200 MB
+DTYPES = (
+    *("float16", "bfloat16", "float32", "float64", "bool"),
+    *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)),
+)
+TOKEN_BYTES = 16  # two numbers: the token, and the number in the checkpoint's name
 
 
 class ReplicaId(NamedTuple):
@@ -79,37 +97,56 @@ def save(
     """Write a checkpoint of all ranks' shards and, from rank 0, of `state` (what JSON can hold); returns its path.
 
     Every rank calls it. Errors: UsageError when the shards of a tensor do not cover it, or overlap, or when rank 0 does
-    not see another rank's files.
+    not see another rank's files, when another job holds the directory's lock, and when a file cannot be written.
     """
     storage, root = storage or Storage(), Path(directory)
-    saving = root / SAVING
-    with purpose("checkpoint"):
-        # [1] An empty folder, before any rank writes into it.
+    what, remedy = (
+        f"rank {comm.rank}: the checkpoint of step {step}",
+        "make room there, or --save into a directory that all ranks share",
+    )
+    with purpose("checkpoint"), writing(what, root, remedy), ExitStack() as stack:
+        # [1] Rank 0 makes an empty folder for this save alone, and tells the others its token and the final name.
+        plan = np.zeros(2, np.int64)
         if comm.rank == 0:
-            storage.make(saving)
+            stack.enter_context(storage.locked(root))
+            plan[:] = secrets.randbits(62), _unused(root, step)
+            storage.make(_saving(root, plan))
+        broadcast(comm, plan)
+        saving, name = _saving(root, plan), _name(step, int(plan[1]))
+
+        # [2] Every rank writes its shards.
+        _write_shards(comm.rank, saving, shards, storage)
         comm.barrier()
 
-        # [2] Every rank writes its shards, and chooses the name before rank 0 makes that directory.
-        _write_shards(comm.rank, saving, shards, storage)
-        name = _unused(root, step)
-        comm.barrier()
         # [3] All files are on disk: the metadata, the folder's final name, and `latest`, each in one step.
         if comm.rank == 0:
             _complete(comm.size, saving, step, state, storage)
             storage.rename(saving, root / name)
-            storage.write(root / "latest.new", name.encode())
-            storage.rename(root / "latest.new", root / "latest")
+            pointer = saving.with_suffix(".latest")
+            storage.write(pointer, name.encode())
+            storage.rename(pointer, root / "latest")
         comm.barrier()
     return root / name
 
 
-def _unused(root: Path, step: int) -> str:
-    """Return a name such as step-00000040, with a number appended when a run saved this step before."""
-    name, number = f"step-{step:08d}", 0
-    while (root / name).exists():
-        number += 1
-        name = f"step-{step:08d}.{number}"
-    return name
+def save_bytes(ranks: int) -> int:
+    """Return the bytes that all `ranks` together send in one save."""
+    return (ranks - 1) * TOKEN_BYTES
+
+
+def _saving(root: Path, plan: np.ndarray) -> Path:
+    """Return the folder of a save that is not complete."""
+    return root / f"{SAVING}-{int(plan[0]):016x}"
+
+
+def _name(step: int, number: int) -> str:
+    """Return the name of a complete checkpoint; number: 0, or how many saves of this step there were before."""
+    return f"step-{step:08d}.{number}" if number else f"step-{step:08d}"
+
+
+def _unused(root: Path, step: int) -> int:
+    """Return the first number for which `_name` names no checkpoint yet."""
+    return next(number for number in count() if not (root / _name(step, number)).exists())
 
 
 def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], storage: Storage) -> None:
@@ -132,7 +169,8 @@ def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], st
     content = pack(mine) if mine else b""
     if mine:
         storage.write(folder / f"rank-{rank:04d}.safetensors", content)
-    storage.write(folder / f"rank-{rank:04d}.json", json.dumps({"pieces": listed, "bytes": len(content)}).encode())
+    record = {"save": folder.name, "pieces": listed, "bytes": len(content)}
+    storage.write(folder / f"rank-{rank:04d}.json", json.dumps(record).encode())
 
 
 def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storage: Storage) -> None:
@@ -149,6 +187,11 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
                 " that all ranks share"
             )
         record = json.loads(path.read_bytes())
+        if record["save"] != folder.name:
+            raise UsageError(
+                f"checkpoint {folder.parent}: {path.name} was written by another save than rank 0's; let one job at a"
+                " time save into a directory"
+            )
         if record["bytes"]:
             files[f"rank-{rank:04d}.safetensors"] = record["bytes"]
         for piece in record["pieces"]:
@@ -205,13 +248,14 @@ def _latest(root: Path) -> str:
     """Return the name in the file `latest`; UsageError, with the newest complete one, when it names none."""
     name = ""
     try:
-        name = (root / "latest").read_text(encoding="utf-8").strip()
-        found = name != "" and (root / name).is_dir()
-    except (OSError, ValueError):  # no file, no text, or no path
+        # A name and nothing else: a path would lead out of the directory.
+        name = _read_regular(root / "latest", MAX_NAME).decode("utf-8").strip()
+        found = name not in ("", ".", "..") and Path(name).name == name and (root / name).is_dir()
+    except (OSError, ValueError):  # no file, too long, no text, or no path
         found = False
     if not found:
         # Only a complete checkpoint has its metadata under this name.
-        there = sorted(path.parent.name for path in root.glob("step-*/metadata.json"))
+        there = complete_checkpoints(root)
         remedy = (
             f"write {there[-1]} into it"
             if there
@@ -219,6 +263,86 @@ def _latest(root: Path) -> str:
         )
         raise UsageError(f"the file 'latest' in {str(root)!r} names no checkpoint ({name[:40]!r}); {remedy}")
     return name
+
+
+def _read_regular(path: Path, most: int) -> bytes:
+    """Return the content of a file; ValueError when it is not a regular file or has more than `most` bytes."""
+    # A device or a pipe may never end, or block.
+    size = path.stat().st_size if path.is_file() else most + 1
+    if size > most:
+        raise ValueError(f"{path} is not a regular file of at most {most} bytes")
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def complete_checkpoints(directory: str | Path) -> list[str]:
+    """Return the names of the complete checkpoints in `directory`, in the order of their steps; [] when it is none."""
+    return sorted(path.parent.name for path in Path(directory).glob("step-*/metadata.json"))
+
+
+# --- the metadata of a checkpoint, as they must be before anything is allocated by them -------------------------------
+
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Pair = Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+
+class _Piece(BaseModel):
+    """One shard: where its elements are in the tensor, and where in a file."""
+
+    model_config = ConfigDict(strict=True)
+    file: str
+    key: str
+    checksum: str
+    range: Pair | None = None
+    box: list[Pair] | None = None
+
+    def size(self, shape: Sequence[int]) -> int:
+        """Return the number of its elements; ValueError when it is no part of a tensor of `shape`."""
+        sides, lengths = ([self.range], [prod(shape)]) if self.range is not None else (self.box, shape)
+        if (self.range is None) == (self.box is None) or sides is None or len(sides) != len(lengths):
+            raise ValueError("a shard that has neither a range nor a box of its tensor")
+        if not all(start <= stop <= length for (start, stop), length in zip(sides, lengths, strict=True)):
+            raise ValueError(f"a shard {sides} outside of shape {list(shape)}")
+        return prod(stop - start for start, stop in sides)
+
+
+class _Entry(BaseModel):
+    """One tensor."""
+
+    model_config = ConfigDict(strict=True)
+    shape: Annotated[list[Count], Field(max_length=32)]
+    dtype: Literal[DTYPES]  # type: ignore[valid-type]
+    pieces: list[_Piece]
+
+
+class _Metadata(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(strict=True)
+    format: Literal["minidist-checkpoint-1"]
+    step: Count
+    state: dict[str, Any]
+    files: dict[str, Count]
+    tensors: dict[str, _Entry]
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "_Metadata":
+        """Hold the shards against their tensors, and against the files that are said to hold them."""
+        stored: Counter[str] = Counter()
+        for name, entry in self.tensors.items():
+            itemsize, covered = named_dtype(entry.dtype).itemsize, 0
+            for piece in entry.pieces:
+                size = piece.size(entry.shape)
+                covered += size
+                stored[piece.file] += size * itemsize
+            if covered != prod(entry.shape):
+                raise ValueError(f"tensor {name[:80]!r} has {prod(entry.shape)} elements and its shards {covered}")
+
+        # No name that leads out of the checkpoint, and no file with more in it than it has bytes.
+        for file, nbytes in stored.items():
+            if Path(file).name != file or nbytes > self.files.get(file, 0):
+                raise ValueError(f"file {file[:80]!r} cannot hold {nbytes} B of tensors")
+        return self
 
 
 class Checkpoint:
@@ -240,32 +364,63 @@ class Checkpoint:
             name = _latest(root)
         self.path = root / name
 
-        # The checksum covers all of the metadata, so a file that was cut off or edited is noticed here.
+        # The checksum covers all of the metadata, so a file that was cut off or edited is noticed here. One that was
+        # written by another program may have the right checksum, so nothing in it is believed before it is checked.
         metadata = self.path / "metadata.json"
+        why = ""
         try:
-            record = json.loads(metadata.read_bytes())
+            record = json.loads(_read_regular(metadata, MAX_METADATA))
             checksum = record.pop("checksum")
-            intact = checksum == _digest(json.dumps(record).encode()) and record["format"] == FORMAT
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            intact = checksum == _digest(json.dumps(record).encode())
+            if intact:
+                _Metadata.model_validate(record)
+        except ValidationError as error:
+            first = error.errors()[0]
+            why = f" ({'.'.join(map(str, first['loc']))[:80]}: {first['msg']})"
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             intact = False
-        if not intact:
+        if why or not intact:
             raise UsageError(
                 f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or"
-                " damaged; use an older checkpoint"
+                f" damaged{why}; use an older checkpoint"
             )
 
         self.step: int = record["step"]
         self.state: dict[str, Any] = record["state"]
         self.files: dict[str, int] = record["files"]
         self.tensors: dict[str, Any] = record["tensors"]
+        self._checked: set[str] = set()  # files that are as long as they must be
+
+    def expect(self, name: str, shape: Sequence[int], dtype: str | None = None) -> None:
+        """Raise UsageError unless tensor `name` is there with this shape, and with this dtype when one is given."""
+        entry = self._entry(name)
+        if (entry["shape"], entry["dtype"]) != (list(shape), dtype or entry["dtype"]):
+            raise UsageError(
+                f"checkpoint {str(self.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
+                f"{dtype or ''}{list(shape)}"
+            )
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self.tensors:
+            raise UsageError(f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}")
+        return self.tensors[name]  # type: ignore[no-any-return]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Read elements [start, stop) of tensor `name` in C order, as a new 1-D array."""
-        if name not in self.tensors:
-            raise UsageError(f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}")
-        entry = self.tensors[name]
-        stop = int(np.prod(entry["shape"])) if stop is None else stop
+        entry = self._entry(name)
+        size = prod(entry["shape"])
+        stop = size if stop is None else stop
+        if not 0 <= start <= stop <= size:
+            raise UsageError(
+                f"checkpoint {str(self.path)!r}: tensor {name!r} has elements 0 to {size}, not {start} to {stop}"
+            )
+
+        # The files have the bytes that the metadata promise: a tensor is never larger than what is on disk.
+        for file in {piece["file"] for piece in entry["pieces"]} - self._checked:
+            self._check_file(file, name)
+            self._checked.add(file)
         result = np.empty(stop - start, named_dtype(entry["dtype"]))
+        missing = np.ones(result.size, bool)
 
         # Only shards that overlap with the range are read from disk.
         for piece in entry["pieces"]:
@@ -273,13 +428,21 @@ class Checkpoint:
             if isinstance(place, slice):
                 first, last = max(place.start, start), min(place.stop, stop)
                 if first < last:
-                    result[first - start : last - start] = self._shard(name, piece).reshape(-1)[
-                        first - place.start : last - place.start
-                    ]
+                    mine = slice(first - start, last - start)
+                    values = self._shard(name, piece, place.stop - place.start)
+                    result[mine], missing[mine] = values[first - place.start : last - place.start], False
             else:
                 wanted = (place >= start) & (place < stop)
                 if wanted.any():
-                    result[place[wanted] - start] = self._shard(name, piece).reshape(-1)[wanted]
+                    mine = place[wanted] - start
+                    result[mine], missing[mine] = self._shard(name, piece, place.size)[wanted], False
+
+        # As many elements as the tensor has, but some twice: the others would be whatever is in the memory.
+        if missing.any():
+            raise UsageError(
+                f"checkpoint {str(self.path)!r}: element {start + int(missing.argmax())} of tensor {name!r} is in no"
+                " shard; use an older checkpoint"
+            )
         return result
 
     def tensor(self, name: str) -> np.ndarray:
@@ -287,24 +450,34 @@ class Checkpoint:
         values = self.read(name)
         return values.reshape(self.tensors[name]["shape"])
 
-    def _shard(self, name: str, piece: dict[str, Any]) -> np.ndarray:
+    def _check_file(self, file: str, name: str) -> None:
+        """Raise UsageError when a file is missing, or is not as long as the metadata say. name: a tensor in it."""
+        path = self.path / file
+        where = f"checkpoint {str(self.path)!r}: file {file!r}, which holds tensor {name!r},"
+        if not path.is_file():
+            raise UsageError(f"{where} is missing; copy the whole directory, or use an older checkpoint")
+        if path.stat().st_size != self.files[file]:
+            raise UsageError(
+                f"{where} has {path.stat().st_size} B instead of {self.files[file]}; copy it again, or use an older"
+                " checkpoint"
+            )
+
+    def _shard(self, name: str, piece: dict[str, Any], size: int) -> np.ndarray:
+        """Return the `size` elements of a shard, 1-D; UsageError when they are not what was written."""
         from safetensors import SafetensorError, safe_open
 
-        # The file's size, its header, and the tensor's checksum are checked, in this order.
-        path = self.path / piece["file"]
+        # The file's header, the tensor's size and dtype, and its checksum are checked, in this order.
         where = f"checkpoint {str(self.path)!r}: file {piece['file']!r}, which holds tensor {name!r},"
-        if not path.exists():
-            raise UsageError(f"{where} is missing; copy the whole directory, or use an older checkpoint")
-        if path.stat().st_size != self.files[piece["file"]]:
-            raise UsageError(
-                f"{where} has {path.stat().st_size} B instead of {self.files[piece['file']]}; copy it again, or use an"
-                " older checkpoint"
-            )
         try:
-            with safe_open(path, framework="numpy") as file:
+            with safe_open(self.path / piece["file"], framework="numpy") as file:
                 array = file.get_tensor(piece["key"])
         except (SafetensorError, OSError, ValueError) as error:
             raise UsageError(f"{where} is damaged ({error}); use an older checkpoint") from None
+        if array.size != size or str(array.dtype) != self.tensors[name]["dtype"]:
+            raise UsageError(
+                f"{where} is damaged: it has {array.size} elements of {array.dtype} instead of {size} of"
+                f" {self.tensors[name]['dtype']}; use an older checkpoint"
+            )
         if _checksum(array) != piece["checksum"]:
             raise UsageError(f"{where} is damaged: the tensor's checksum differs; use an older checkpoint")
-        return array  # type: ignore[no-any-return]
+        return array.reshape(-1)  # type: ignore[no-any-return]

@@ -12,17 +12,21 @@ imports checkpoints, and not the other way round.
 Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
-from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
+from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, complete_checkpoints, save
 from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
+from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel import OffloadedOptimizer
@@ -43,7 +47,7 @@ FIXED = (
     "top_k",
     "capacity_factor",
     "aux_loss_weight",
-    "data",
+    "data",  # compared by its content, where the checkpoint has that
     "optimizer",
     "momentum",
     "weight_decay",
@@ -58,6 +62,9 @@ class SavedJob(Protocol):
 
     config: TrainConfig
     batches: Batches
+
+    @property
+    def data_digest(self) -> str: ...
 
 
 class SavedAxis(CompressedAxis, Protocol):
@@ -87,11 +94,31 @@ class SavedStrategy(Protocol):
 
 
 def save_job(
-    comm: Comm, directory: str | Path, job: SavedJob, strategy: SavedStrategy, step: int, losses: list[float]
+    comm: Comm,
+    directory: str | Path,
+    job: SavedJob,
+    strategy: SavedStrategy,
+    step: int,
+    losses: list[float],
+    storage: Storage | None = None,
 ) -> Path:
     """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
-    state = job_state(job, step, losses, strategy.step_count, strategy.scalars())
-    return save(comm, directory, step, [*_shards(strategy), *error_feedback_shards(strategy)], state)
+    # Rank 0 writes the state; the others need not read all data for its fingerprint.
+    state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
+    return save(comm, directory, step, [*_shards(strategy), *error_feedback_shards(strategy)], state, storage)
+
+
+@contextmanager
+def saving_alone(comm: Comm, config: TrainConfig) -> Iterator[Storage]:
+    """Hold the lock of the --save directory while a job runs; UsageError when another job saves there.
+
+    Yields what `save_job` takes as its storage.
+    """
+    storage = Storage()
+    with ExitStack() as stack:
+        if config.save is not None and comm.rank == 0:
+            stack.enter_context(storage.locked(Path(config.save)))
+        yield storage
 
 
 def job_state(
@@ -100,12 +127,47 @@ def job_state(
     """Return the part of a checkpoint that is not tensors."""
     return {
         "config": {name: getattr(job.config, name) for name in FIXED},
+        "data_digest": job.data_digest,
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
         "optimizer_steps": optimizer_steps,
         "losses": losses,
         "scalars": scalars,
     }
+
+
+class JobState(BaseModel):
+    """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
+
+    model_config = ConfigDict(strict=True)
+    config: dict[str, Any]
+    global_batch: int = Field(ge=1)
+    optimizer_steps: int = Field(ge=0)
+    losses: list[float]
+    scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    data_digest: str | None = None  # older checkpoints have none
+
+
+def read_job_state(checkpoint: Checkpoint) -> JobState:
+    """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
+    if "config" not in checkpoint.state:
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is;"
+            " read its tensors with minidist.checkpoint.Checkpoint"
+        )
+    try:
+        state = JobState.model_validate(checkpoint.state)
+        if len(state.losses) != checkpoint.step:
+            raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
+    except ValueError as error:
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} does not describe a job ({why}); use an older checkpoint"
+        ) from None
+    return state
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
@@ -134,7 +196,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     one, and those of `Checkpoint`.
     """
     checkpoint = Checkpoint(directory)
-    same_job(checkpoint, job)
+    saved = same_job(checkpoint, job, strategy.axes.comm.rank)
 
     # [1] Read and check all that this rank needs.
     axes = strategy.axes
@@ -151,34 +213,35 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
         array[...] = values
-    strategy.load_scalars(checkpoint.state.get("scalars", {}))
+    strategy.load_scalars(saved.scalars)
     for axis, state in zip(strategy.data_axes, states, strict=True):
         # A parameter without state (plain SGD) has no entry.
         known = {name: arrays for name, arrays in state.items() if arrays}
-        axis.optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": known})
+        axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known})
         axis.updated()
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
     load_error_feedback(checkpoint, strategy)
-    return checkpoint.step, list(checkpoint.state["losses"])
+    return checkpoint.step, saved.losses
 
 
 def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> dict[str, Array]:
     prefix = f"optimizer/{parameter.name}/"
     names = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    # Their dtypes, and which ones there must be, the optimizer checks.
+    for name in names:
+        checkpoint.expect(name, _global_shape(parameter))
     return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
 
 
 def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> Array:
     name = f"weights/{parameter.name}"
-    entry = checkpoint.tensors.get(name)
-    shape = parameter.shape if parameter.layout is None else parameter.layout.global_shape
-    if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (shape, str(parameter.dtype)):
-        raise UsageError(
-            f"checkpoint {str(checkpoint.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
-            f"{parameter.dtype}{list(shape)}"
-        )
+    checkpoint.expect(name, _global_shape(parameter), str(parameter.dtype))
     return _elements(checkpoint, axes, parameter, name, start, stop)
+
+
+def _global_shape(parameter: Parameter) -> tuple[int, ...]:
+    return parameter.shape if parameter.layout is None else parameter.layout.global_shape
 
 
 def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> Array:
@@ -191,48 +254,66 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]
 
 
-def same_job(checkpoint: Checkpoint, job: SavedJob) -> None:
-    """Raise UsageError when the job differs from the checkpoint's in a setting on which the next step depends."""
-    if "config" not in checkpoint.state:
-        raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is;"
-            " load it with Checkpoint"
-        )
+def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
+    """Return the checkpoint's state; UsageError when the job differs in a setting on which the next step depends.
 
-    saved, config = checkpoint.state["config"], job.config
+    The content of the data is read and compared by rank 0 alone.
+    """
+    state, config, path = read_job_state(checkpoint), job.config, str(checkpoint.path)
     for name in FIXED:
+        # Data are the same when their content is, whatever their path.
+        if name == "data" and state.data_digest is not None:
+            continue
         # Older checkpoints have fewer settings.
-        then = saved.get(name, TrainConfig.model_fields[name].default)
+        then = state.config.get(name, TrainConfig.model_fields[name].default)
         if then != getattr(config, name):
             raise UsageError(
-                f"the checkpoint {str(checkpoint.path)!r} was made with {flag(name)} {then}, this job has"
-                f" {getattr(config, name)}; "
-                + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {then}")
+                f"the checkpoint {path!r} was made with {flag(name)} {_short(then)}, this job has"
+                f" {_short(getattr(config, name))}; "
+                + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
+    if rank == 0 and state.data_digest not in (None, job.data_digest):
+        name = _short(state.config.get("data"))
+        raise UsageError(
+            f"the checkpoint {path!r} was made with --data {name}, whose content was not that of --data"
+            f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
+        )
 
     # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
-    if checkpoint.state["global_batch"] != job.batches.global_batch:
+    if state.global_batch != job.batches.global_batch:
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} was made with a global batch of"
-            f" {checkpoint.state['global_batch']}, this job has {job.batches.global_batch}, so the data would not"
-            f" continue where they stopped; resume with --global-batch {checkpoint.state['global_batch']}"
+            f"the checkpoint {path!r} was made with a global batch of {state.global_batch}, this job has"
+            f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
+            f" --global-batch {state.global_batch}"
         )
     if checkpoint.step >= config.steps:
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} has {checkpoint.step} steps already; raise --steps above"
-            f" {checkpoint.step}"
+            f"the checkpoint {path!r} has {checkpoint.step} steps already; raise --steps above {checkpoint.step}"
         )
+    return state
+
+
+def _short(value: object) -> str:
+    return str(value)[:80]
 
 
 def check_saving(config: TrainConfig) -> None:
-    """Make the directory of --save; UsageError when nothing can be written there."""
-    if config.save is not None and not config.resume:
-        try:
-            Path(config.save).mkdir(parents=True, exist_ok=True)
-            # Only writing shows whether writing is allowed.
-            with TemporaryFile(dir=config.save):
-                pass
-        except OSError as error:
-            raise UsageError(
-                f"checkpoints cannot be written to --save {config.save}: {error.strerror}; choose another directory"
-            ) from None
+    """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
+    if config.save is None or config.resume:
+        return
+    # A new run would let `latest` name its own checkpoints, and a later --resume would continue the wrong run.
+    there = complete_checkpoints(config.save)
+    if there and not config.overwrite:
+        raise UsageError(
+            f"--save {_short(config.save)} holds checkpoints of an earlier run (the last one is {there[-1]}); continue"
+            " it with --resume, choose another directory, or add --overwrite to save this run beside it"
+        )
+    try:
+        Path(config.save).mkdir(parents=True, exist_ok=True)
+        # Only writing shows whether writing is allowed.
+        with TemporaryFile(dir=config.save):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"checkpoints cannot be written to --save {_short(config.save)}: {error.strerror}; choose another directory"
+        ) from None

@@ -32,7 +32,8 @@ def explain_job(
     """
     # Every step sends the same bytes, so one step without checkpoints is enough.
     constant = {"warmup": 0, "warmup_curve": "linear", "decay": "constant", "final_lr": 0.0}
-    once = config.model_copy(update={"steps": 1, "save": None, "every": None, "resume": False, **constant})
+    unsaved = {"save": None, "every": None, "resume": False, "overwrite": False}
+    once = config.model_copy(update={"steps": 1, **unsaved, **constant})
     size = number_of_ranks(once, ranks)
 
     # The first step is recorded, for the messages; the closed form is computed from the sizes that ranks report.

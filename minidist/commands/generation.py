@@ -8,6 +8,7 @@ Proved by: tests/commands/test_generation.py
 """
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from minidist.autograd import no_grad
 from minidist.base.errors import UsageError
 from minidist.base.random import Key, uniform
 from minidist.checkpoint import Checkpoint
-from minidist.config.models import make_model
+from minidist.checkpoint.resume import read_job_state
+from minidist.config.models import make_model, parameter_count
 from minidist.config.train_config import TrainConfig
 
-EMBEDDINGS = ("weights/transformer.wte.weight", "weights/model.embed_tokens.weight")  # of gpt, of llama
+EMBEDDINGS = {"gpt": "weights/transformer.wte.weight", "llama": "weights/model.embed_tokens.weight"}
 BYTES = 256
 
 
@@ -38,7 +40,7 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
     `Checkpoint`.
     """
     checkpoint = Checkpoint(directory)
-    config = TrainConfig.make(**checkpoint.state["config"])
+    config = TrainConfig.make(**read_job_state(checkpoint).config)
     if config.model == "mlp":
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates no text; train"
@@ -50,13 +52,34 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
         config = config.model_copy(update={"precision": "fp32"})
 
     # The vocabulary is the number of rows of the embedding, so the data set itself is not needed.
-    name = next(name for name in EMBEDDINGS if name in checkpoint.tensors)
-    model = make_model(config, Vocabulary(checkpoint.tensors[name]["shape"][0]))
+    model = make_model(config, Vocabulary(_vocabulary(checkpoint, config)))
     for parameter in model.parameters():
-        parameter.data[...] = checkpoint.tensor(f"weights/{parameter.name}").astype(parameter.dtype)
+        name = f"weights/{parameter.name}"
+        checkpoint.expect(name, parameter.shape)
+        parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
         parameter.updated()
     model.eval()
     return model, config
+
+
+def _vocabulary(checkpoint: Checkpoint, config: TrainConfig) -> int:
+    """Return the rows of the embedding; UsageError when the weights cannot be those of a model of `config`.
+
+    Making the model allocates what the config says, so it is compared with what is stored first.
+    """
+    shapes = [entry["shape"] for name, entry in checkpoint.tensors.items() if name.startswith("weights/")]
+    name, stored = EMBEDDINGS[config.model], sum(map(prod, shapes))
+    rows = checkpoint.tensors.get(name, {"shape": [0]})["shape"][0]
+    checkpoint.expect(name, (rows, config.width))
+    # Position embeddings are stored in a GPT only; no layer has less than one tensor.
+    counted = config if config.model == "gpt" else config.model_copy(update={"context": 1})
+    expected = parameter_count(counted, rows)
+    if expected > 2 * stored or config.layers > len(shapes):
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} describes a model of {config.layers} layers and about"
+            f" {expected:,} parameters, and holds {stored:,}; use an older checkpoint"
+        )
+    return int(rows)
 
 
 def generate(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.files import writing
 from minidist.comm.launch import writable
 from minidist.commands.options import takes_config
 from minidist.commands.output import say
@@ -29,5 +30,6 @@ def profile(
         print(text)
     else:
         writable(output, "--output")
-        output.write_text(text + "\n", encoding="utf-8")
+        with writing("the profile", output, "make room there, or choose another --output"):
+            output.write_text(text + "\n", encoding="utf-8")
         say(f"written: {output}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
+from minidist.checkpoint.directory import save_bytes
 from minidist.checkpoint.resume import check_saving
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
@@ -174,7 +175,7 @@ def run_training(
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
             writable(metrics, "--metrics")
-            watching.append(stack.enter_context(MetricsFile(metrics)))
+            watching.append(stack.enter_context(MetricsFile(metrics, config.resume)))
         outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
     if not outcome.is_root:
         return None
@@ -203,6 +204,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
             config, batches, [result.sizes for result in results], first.first_step
         ).items():
             closed[name] = closed.get(name, 0) + volume
+    # A parameter server saves once, when all steps are made.
+    if config.save is not None and outcome.size > 1:
+        every = config.every or config.steps
+        saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
+        closed["checkpoint"] = saves * save_bytes(outcome.size)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
         for name in dict.fromkeys((*closed, *measured))

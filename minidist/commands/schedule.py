@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, nearest
+from minidist.base.files import writing
 from minidist.commands.options import command_line
 from minidist.commands.output import Json, say
 
@@ -98,7 +99,10 @@ def schedule(
         for piece in pieces:
             sys.stdout.write(piece)
     else:
-        with output.open("w", encoding="utf-8") as file:
+        with (
+            writing("the schedule", output, "make room there, or choose another --output"),
+            output.open("w", encoding="utf-8") as file,
+        ):
             file.writelines(pieces)
         say(f"written: {output}")
 

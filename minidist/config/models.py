@@ -55,9 +55,12 @@ def llama_inner(config: TrainConfig) -> int:
     return -(-8 * config.width // (3 * config.heads)) * config.heads
 
 
-def parameter_count(config: TrainConfig) -> int:
-    """Return about how many parameters the model has, without making it."""
+def parameter_count(config: TrainConfig, rows: int) -> int:
+    """Return about how many parameters the model has, without making it.
+
+    rows: the vectors of `width` elements at its two ends: tokens of the vocabulary, or features and classes.
+    """
     # A block has 4 width^2 weights in attention and 8 width^2 in each MLP, whose inner width is 4 width; a layer of a
-    # classifier has width^2. Added to these are the embeddings of bytes and positions.
+    # classifier has width^2. Added to these are the embeddings of tokens and positions.
     width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
-    return config.layers * inner * width * width + (256 + config.context) * width
+    return config.layers * inner * width * width + (rows + config.context) * width

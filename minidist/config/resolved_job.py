@@ -140,7 +140,14 @@ class ResolvedJob:
     @cached_property
     def parameters(self) -> int:
         """About how many parameters the whole model has."""
-        return parameter_count(self.config)
+        # One large token among the data makes a large vocabulary.
+        data = self.dataset
+        return parameter_count(self.config, data.vocab_size if data.is_tokens else data.features + data.classes)
+
+    @property
+    def vocabulary_dominates(self) -> bool:
+        """Whether more than half of the parameters are the embedding of tokens."""
+        return 2 * self.dataset.vocab_size * self.config.width > self.parameters  # type: ignore[no-any-return]
 
     @property
     def needed_bytes(self) -> int:

@@ -97,6 +97,18 @@ def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
 # Memory comes first: later rules load the data and make the pipeline's plan, and the last check makes the model.
 MODEL_AND_DATA = (
     Rule(
+        "vocabulary-of-the-data",
+        lambda j: j.needed_bytes > j.machine_bytes and j.dataset.is_tokens and j.vocabulary_dominates,
+        "--data {data} has tokens up to {largest:,}, and with a vector for each of them a model needs about"
+        " {needed:,.0f} GB where this machine has {machine:,.0f} GB",
+        "check the file and the dtype that its suffix says, or use a smaller --width",
+        {
+            "largest": lambda j: j.dataset.vocab_size - 1,
+            "needed": lambda j: j.needed_bytes / 1e9,
+            "machine": lambda j: j.machine_bytes / 1e9,
+        },
+    ),
+    Rule(
         "memory-of-the-machine",
         lambda j: j.needed_bytes > j.machine_bytes,
         "{parameters:,} parameters on {processes_here:,} ranks in this process need about {needed:,.0f} GB and this"
@@ -163,6 +175,18 @@ CHECKPOINTS = (
         lambda j: j.every is not None and j.save is None,
         "--every needs --save DIR, the directory of the checkpoints",
         "add it, or leave --every out",
+    ),
+    Rule(
+        "overwrite-needs-save",
+        lambda j: j.overwrite and j.save is None,
+        "--overwrite needs --save DIR, the directory of the checkpoints",
+        "add it, or leave --overwrite out",
+    ),
+    Rule(
+        "overwrite-with-resume",
+        lambda j: j.overwrite and j.resume,
+        "--overwrite begins a new run, and --resume continues the one in --save {save}",
+        "leave one of them out",
     ),
 )
 

@@ -159,6 +159,9 @@ class TrainConfig(BaseModel):
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, description="steps between two checkpoints")
     resume: bool = Field(False, description="continue from the latest checkpoint in --save")
+    overwrite: bool = Field(
+        False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
+    )
     noise_scale: bool = Field(
         False, description="measure the gradient noise scale: up to which batch size more samples pay"
     )

@@ -1,7 +1,7 @@
 """Data and who sees which sample: the same for one device and for any number of ranks."""
 
 from minidist.data.cache import cached
-from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, hold_out
+from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, data_digest, hold_out
 from minidist.data.entropy import bigram_entropy, unigram_entropy
 from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
@@ -23,6 +23,7 @@ __all__ = [
     "TokenDataset",
     "bigram_entropy",
     "cached",
+    "data_digest",
     "glyphs",
     "hold_out",
     "idx_folder",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
+from minidist.base.files import writing
 from minidist.comm.launch import writable
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ def save(figure: "Figure", path: str | Path) -> Path:
 
     # No date and no random ids, so that the same figure gives the same bytes.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[path.suffix]
-    with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
+    with (
+        matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}),
+        writing("the picture", path, "make room there, or choose another --output"),
+    ):
         figure.savefig(path, metadata=metadata, dpi=150)
     return path
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
+from minidist.base.files import writing
 from minidist.base.trace import Trace, only_steps, steps_of
 from minidist.comm.launch import writable
 from minidist.report.bytes_by_purpose import table_of
@@ -44,7 +45,9 @@ def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source
     """Write the page of a run; returns the path. source: the trace's file name, for the captions."""
     path = Path(path)
     writable(path, "--output")
-    path.write_text(page(traces, header, source), encoding="utf-8")
+    text = page(traces, header, source)
+    with writing("the page", path, "make room there, or choose another --output"):
+        path.write_text(text, encoding="utf-8")
     return path
 
 

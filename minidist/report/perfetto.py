@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minidist.base.files import writing
 from minidist.base.trace import MessageEvent, Trace
 from minidist.comm.launch import writable
 from minidist.report.timeline import arrived, pairs
@@ -117,5 +118,6 @@ def write_perfetto(path: str | Path, traces: Sequence[Trace]) -> Path:
     """Write the trace for the viewer; returns the path."""
     path = Path(path)
     writable(path, "--output")
-    path.write_text(json.dumps(perfetto(traces)), encoding="utf-8")
+    with writing("the trace", path, "make room there, or choose another --output"):
+        path.write_text(json.dumps(perfetto(traces)), encoding="utf-8")
     return path

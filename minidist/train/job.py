@@ -9,7 +9,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
@@ -20,7 +20,7 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
-from minidist.data import GlobalBatchSampler, PrefetchingSampler, hold_out, load_dataset
+from minidist.data import GlobalBatchSampler, PrefetchingSampler, data_digest, hold_out, load_dataset
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -91,6 +91,11 @@ class Job:
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which backward starts: in float16 it is multiplied by the loss scale."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """The fingerprint of all data of the job, held-out ones too; they are read at the first use."""
+        return data_digest(load_dataset(self.config.data))
 
     @property
     def divisor(self) -> float:

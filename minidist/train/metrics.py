@@ -6,22 +6,30 @@ and a user's is another one (`run_training(config, ..., callbacks=[yours])`).
 
     {"step": 3, "loss": 2.31, "lr": 0.003, "samples": 64, "seconds": 0.41, "bytes_sent": 596320}
 
-Proved by: tests/commands/test_generation.py
+A resumed job continues the file: the records of the steps before its first one stay, later ones (of steps that were not
+saved before the job was interrupted, and are made again) go.
+
+Proved by: tests/commands/test_generation.py, tests/checkpoint/test_used_folders.py
 """
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self, TextIO
 
+from minidist.base.files import writing
 from minidist.train.state import StepState
 
 
 class MetricsFile:
-    """Writes one JSON line per step, from rank 0. seconds: since the start. bytes_sent: by rank 0, so far."""
+    """Writes one JSON line per step, from rank 0; `seconds` and `bytes_sent` (by rank 0) count from this run's start.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    resume: continue the file of the run before, instead of beginning a new one.
+    """
+
+    def __init__(self, path: str | Path, resume: bool = False) -> None:
+        self.path, self.resume = Path(path), resume
         self._file: TextIO | None = None
         self._began = time.perf_counter()
 
@@ -31,8 +39,15 @@ class MetricsFile:
     def __call__(self, state: StepState) -> None:
         if state.rank != 0:
             return
+        with writing("the metrics", self.path, "make room there, or choose another --metrics"):
+            self._write(state)
+
+    def _write(self, state: StepState) -> None:
         # Opened for the first record, so that a job that is refused leaves an older file as it is.
-        self._file = self._file or self.path.open("w", encoding="utf-8")
+        if self._file is None:
+            kept = _records_before(self.path, state.step) if self.resume else []
+            self._file = self.path.open("w", encoding="utf-8")
+            self._file.writelines(kept)
         config, batches = state.job.config, state.job.batches
         record = {
             "step": state.step,
@@ -50,8 +65,23 @@ class MetricsFile:
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
-            self._file.close()
+            # Every record was flushed, so what cannot be written now was reported already.
+            with suppress(OSError):
+                self._file.close()
             self._file = None
+
+
+def _records_before(path: Path, step: int) -> list[str]:
+    """Return the lines of the steps before `step`; the half line that a killed job may have left is dropped."""
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else ():
+        try:
+            number = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if line.endswith("\n") and isinstance(number, int) and number < step:
+            kept.append(line)
+    return kept
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

@@ -17,7 +17,8 @@ from minidist.base.arrays import Array
 from minidist.base.memory import account_memory
 from minidist.base.trace import purpose
 from minidist.checkpoint.directory import Checkpoint, save
-from minidist.checkpoint.resume import job_state, same_job
+from minidist.checkpoint.resume import job_state, same_job, saving_alone
+from minidist.checkpoint.storage import Storage
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches
@@ -63,14 +64,14 @@ def run_parameter_server(
         if keep:
             kept.append(server_tensors(updates))
 
-    with account_memory(timeline) as account, xp.quiet_overflow():
+    with account_memory(timeline) as account, xp.quiet_overflow(), saving_alone(comm, config) as storage:
         # The model, from the seed or from a checkpoint.
         job = build(config, batches, comm)
         apply_activation_checkpointing(job)
         checkpoint = None
         if config.resume and config.save:
             checkpoint = Checkpoint(config.save)
-            same_job(checkpoint, job)
+            same_job(checkpoint, job, comm.rank)
         worker = Worker(job, comm, checkpoint)
         sizes = {p.name: p.size for p in worker.flat.parameters}
 
@@ -86,7 +87,7 @@ def run_parameter_server(
         # The steps' losses are known now that all workers have finished.
         losses = [*(checkpoint.state["losses"] if checkpoint else ()), *_global_losses(comm, worker)]
         if config.save:
-            _save(comm, config.save, job, last_update, losses)
+            _save(comm, config.save, job, last_update, losses, storage)
 
     # Observers see the steps in order, as those of the training loop do.
     for step, loss in enumerate(losses):
@@ -121,14 +122,18 @@ def _global_losses(comm: Comm, worker: Worker) -> list[float]:
     return [ordered_sum(table[:, step].reshape(-1).tolist()) for step in range(len(steps))]
 
 
-def _save(comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float]) -> None:
+def _save(
+    comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float], storage: Storage
+) -> None:
     """Write the job when all steps are made; every rank calls it, and the servers have something to write."""
     # Workers have made no update, so they write no shard.
     shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
     optimizer_steps = 0
     for updates in last_update:
         optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
-    save(comm, directory, job.config.steps, shards, job_state(job, job.config.steps, losses, optimizer_steps, {}))
+    # Rank 0 is a server and writes the state.
+    state = job_state(job, job.config.steps, losses, optimizer_steps, {}) if comm.rank == 0 else {}
+    save(comm, directory, job.config.steps, shards, state, storage)
 
 
 def _digest(weights: Mapping[str, Array]) -> str:

@@ -21,7 +21,7 @@ from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory
 from minidist.base.trace import SpanEvent
-from minidist.checkpoint.resume import resume_job, save_job
+from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import PrefetchingSampler, microbatch_numbers
@@ -51,6 +51,9 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
     # quiet_overflow: an overflow is one error from `finish_step`, not a warning in every step.
     with account_memory(clock=clock) as account, FlopCounter() as flops, xp.quiet_overflow(), ExitStack() as stack:
+        # No other job saves into the same directory while this one runs.
+        storage = stack.enter_context(saving_alone(comm, config))
+
         # The model on this rank, from the seed or from a checkpoint.
         job = build(config, batches, comm)
         strategy = parallelize(job, comm)
@@ -91,7 +94,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out.get(step + 1), comm))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
-                save_job(comm, config.save, job, strategy, step + 1, losses)
+                save_job(comm, config.save, job, strategy, step + 1, losses, storage)
 
         scaler, pool = job.scaler, job.pool
         return TrainResult(

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
@@ -27,6 +28,10 @@ def updating(ranks, microbatches):
 
 # rule -> (settings that break it and no rule above it, the sentence or a part of it)
 CASES = {
+    "vocabulary-of-the-data": (
+        {"data": "tokens:damaged.u32", "width": 1024},
+        r"--data tokens:damaged\.u32 has tokens up to 4,294,967,295, .* check the file and the dtype",
+    ),
     "memory-of-the-machine": ({"layers": 10**6, "width": 8192}, "parameters on 1 ranks .* use fewer --layers"),
     "tokens-for-language-models": ({"data": "glyphs"}, "--data glyphs holds labelled samples, .* use --model mlp"),
     "samples-for-classifiers": ({"model": "mlp", "data": "markov"}, "--data markov holds tokens, .*use --model gpt"),
@@ -46,6 +51,8 @@ CASES = {
     ),
     "resume-needs-save": ({"resume": True}, "--resume needs --save DIR"),
     "every-needs-save": ({"every": 2}, "--every needs --save DIR"),
+    "overwrite-needs-save": ({"overwrite": True}, "--overwrite needs --save DIR"),
+    "overwrite-with-resume": ({"overwrite": True, "resume": True, "save": "x"}, "leave one of them out"),
     "compression-with-zero": ({"compression": "fp16", "zero": 1, "dp": 2}, "--zero 1 reduces .* use --zero 0"),
     "compression-in-half-precision": ({"compression": "sign", "precision": "bf16"}, "bf16 is too coarse"),
     "server-settings-without-server": ({"servers": 2}, "belong to --strategy ps"),
@@ -199,6 +206,7 @@ def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("plan.py").write_text(FILE)
     Path("idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
+    np.array([1, 2, 2**32 - 1], "<u4").tofile("damaged.u32")
     values, sentence = CASES[rule.name]
     config = TrainConfig.make(**values)
     job = ResolvedJob(config, resolve_batches(config, ranks_of(config)))

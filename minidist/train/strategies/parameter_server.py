@@ -62,6 +62,7 @@ class Worker:
         if checkpoint is not None:
             self.done = checkpoint.step
             for parameter in self.flat.parameters:
+                checkpoint.expect(f"weights/{parameter.name}", parameter.shape, str(parameter.dtype))
                 parameter.data[...] = checkpoint.tensor(f"weights/{parameter.name}")
             self.flat.updated()
 

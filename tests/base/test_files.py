@@ -1,0 +1,110 @@
+"""Every file that a user asks for: a full disk and a missing permission are one sentence with the path and a remedy."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.base.files import writing
+from minidist.base.trace import Trace, write_traces
+from minidist.checkpoint import Storage
+from minidist.cli import main
+from minidist.comm import SimWorld
+from tests.checkpoint.test_directory import assert_holds, write
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full, which is always full")
+JOB = ["train", "--dp", "2", "--model", "mlp", "--width", "8", "--steps", "2", "--global-batch", "8"]
+
+
+def said_by(capsys, *words):
+    """Run the program; return its standard error, which is no traceback, after exit code 2."""
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    text = capsys.readouterr().err
+    assert end.value.code == 2, text
+    assert "Traceback" not in text
+    return text
+
+
+def test_the_sentence_has_what_why_and_remedy():
+    sentence = r"^the list cannot be written to x: No space left on device; use y$"
+    with pytest.raises(UsageError, match=sentence), writing("the list", "x", "use y"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(UsageError, match="cannot be written to x: of another kind; use y"), writing("it", "x", "use y"):
+        raise OSError("of another kind")
+
+
+@needs_full
+@pytest.mark.parametrize("flag", ["--trace", "--metrics"])
+def test_a_full_disk_while_training(flag, capsys, tmp_path):
+    files = {"--trace": str(tmp_path / "t.jsonl"), flag: "/dev/full"}
+    said = said_by(capsys, *JOB, *(word for pair in files.items() for word in pair))
+    assert f"cannot be written to /dev/full: No space left on device; make room there, or choose another {flag}" in said
+
+
+@needs_full
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2"],
+        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--format", "svg"],
+        ["profile", "--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--rounds", "1"],
+    ],
+    ids=lambda words: " ".join(words[:1] + words[6:8]),
+)
+def test_a_full_disk_of_output(command, capsys):
+    said = said_by(capsys, *command, "-o", "/dev/full")
+    assert (
+        "cannot be written to /dev/full: No space left on device; make room there, or choose another --output" in said
+    )
+
+
+@needs_full
+@pytest.mark.parametrize(
+    ("picture", "suffix"), [("page", ".html"), ("perfetto", ".json"), ("bytes-by-purpose", ".svg")]
+)
+def test_a_full_disk_of_a_report(picture, suffix, capsys, tmp_path):
+    trace, out = write_traces(tmp_path / "t.jsonl", [Trace()]), tmp_path / f"full{suffix}"
+    out.symlink_to("/dev/full")
+    said = said_by(capsys, "report", str(trace), "--picture", picture, "-o", str(out))
+    assert "No space left on device; make room there, or choose another --output" in said
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(capsys, tmp_path):
+    tmp_path.chmod(0o500)
+    said = said_by(capsys, *JOB, "--save", str(tmp_path / "c"))
+    assert "Permission denied" in said
+
+
+class Full(Storage):
+    """A disk that is full from the `at`-th write on: half of the file is written."""
+
+    def __init__(self, at):
+        self.at, self.count = at, 0
+
+    def sync(self, descriptor):
+        self.count += 1
+        if self.count > self.at:
+            raise OSError(28, "No space left on device")
+        super().sync(descriptor)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_fills_while_a_checkpoint_is_written(rank, tmp_path):
+    """At each write of either rank: one sentence, and the checkpoint before it is as it was."""
+    SimWorld(2).run(write, tmp_path, 1)
+    sentence = f"^rank {rank}: the checkpoint of step 2 cannot be written to .*: No space left on device; make room"
+    # Two files; of rank 0 also the metadata, the folder's name, `latest` and its name.
+    for at in range(6 if rank == 0 else 2):
+        storage = Full(at)
+        with pytest.raises(UsageError, match=sentence):
+            SimWorld(2).run(lambda comm, s=storage: write(comm, tmp_path, 2, s if comm.rank == rank else None))
+        assert storage.count == at + 1
+        assert_holds(tmp_path, 1 if (tmp_path / "latest").read_text() == "step-00000001" else 2)
+
+    # With room again, nothing of these attempts is left.
+    SimWorld(2).run(write, tmp_path, 2)
+    assert_holds(tmp_path, 2)
+    assert not list(tmp_path.glob(".saving*"))

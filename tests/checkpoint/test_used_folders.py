@@ -1,0 +1,115 @@
+"""A folder that holds another run is not taken over without being asked for, and --resume continues what is there."""
+
+import json
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.train.metrics import read_metrics
+from minidist.train.trainer import train
+
+MLP = {"model": "mlp", "width": 8, "layers": 1, "global_batch": 4}
+
+
+@pytest.fixture
+def command(tmp_path, capsys):
+    """Run `minidist train --save tmp_path/c` with more flags; return the exit code, --json and standard error."""
+
+    def run(*flags):
+        job = ["train", "--model", "mlp", "--width", "8", "--layers", "1", "--global-batch", "4", "--json"]
+        with pytest.raises(SystemExit) as end:
+            main([*job, "--save", str(tmp_path / "c"), "--trace", str(tmp_path / "trace.jsonl"), *flags])
+        text = capsys.readouterr()
+        return end.value.code or 0, json.loads(text.out or "{}"), text.err
+
+    return run
+
+
+def test_a_new_run_does_not_move_latest(command, tmp_path):
+    assert command("--steps", "4")[0] == 0
+    code, _, said = command("--steps", "2")
+    assert code == 2
+    assert "holds checkpoints of an earlier run (the last one is step-00000004); continue it with --resume" in said
+    assert (tmp_path / "c" / "latest").read_text() == "step-00000004"
+
+    # Asked for, the new run stands beside the old one.
+    assert command("--steps", "2", "--overwrite")[0] == 0
+    assert (tmp_path / "c" / "latest").read_text() == "step-00000002"
+    assert (tmp_path / "c" / "step-00000004").is_dir()
+
+
+def test_a_folder_whose_latest_is_gone_is_used_too(command, tmp_path):
+    assert command("--steps", "1")[0] == 0
+    (tmp_path / "c" / "latest").unlink()
+    assert command("--steps", "1")[0] == 2
+
+
+def test_metrics_of_a_resumed_job_continue_the_file(command, tmp_path):
+    """Records of steps that were made after the last checkpoint are made again; a killed job's half line goes."""
+    lines = tmp_path / "m.jsonl"
+    whole = command("--steps", "5", "--every", "2", "--metrics", str(lines))[1]
+    (tmp_path / "c" / "latest").write_text("step-00000002")
+    with lines.open("a") as file:
+        file.write('{"step": 5, "lo')
+    before = lines.read_text().splitlines()[:2]
+    resumed = command("--steps", "6", "--resume", "--metrics", str(lines))[1]
+    assert [record["step"] for record in read_metrics(lines)] == [0, 1, 2, 3, 4, 5]
+    assert [record["loss"] for record in read_metrics(lines)] == resumed["losses"]
+    assert resumed["losses"][:5] == whole["losses"]
+    assert lines.read_text().splitlines()[:2] == before
+
+    # A resumed job may begin a file, and a new run begins anew.
+    other = tmp_path / "other.jsonl"
+    command("--steps", "7", "--resume", "--metrics", str(other))
+    assert [record["step"] for record in read_metrics(other)] == [6]
+    command("--steps", "1", "--overwrite", "--metrics", str(lines))
+    assert [record["step"] for record in read_metrics(lines)] == [0]
+
+
+# --- the data of a resumed job ---
+
+
+def text_job(path, **values):
+    return TrainConfig.make(
+        layers=1, width=8, heads=2, context=4, global_batch=2, data=f"text:{path}", **{"steps": 2, **values}
+    )
+
+
+def test_data_are_known_by_their_content(tmp_path, monkeypatch):
+    """The same file by another path continues; a text of which one byte has changed does not."""
+    text, folder = tmp_path / "my.txt", str(tmp_path / "c")
+    text.write_bytes(b"some text to train on, over and over" * 20)
+    monkeypatch.chdir(tmp_path)
+    SimWorld(2).run(train, text_job("my.txt", save=folder))
+    resumed = SimWorld(2).run(train, text_job(text, save=folder, resume=True, steps=3))
+    assert resumed[0].first_step == 2
+
+    edited = bytearray(text.read_bytes())
+    edited[-1] ^= 1
+    text.write_bytes(edited)
+    with pytest.raises(
+        UsageError, match=r"whose content was not that of --data text:my\.txt now; resume with the data as"
+    ):
+        SimWorld(2).run(train, text_job("my.txt", save=folder, resume=True, steps=4))
+
+
+def test_the_held_out_part_counts_too(tmp_path):
+    text, folder = tmp_path / "my.txt", str(tmp_path / "c")
+    text.write_bytes(b"some text to train on" * 20)
+    SimWorld(1).run(train, text_job(text, save=folder, evaluate_every=1))
+    text.write_bytes(text.read_bytes()[:-1] + b"!")
+    with pytest.raises(UsageError, match="whose content was not that of"):
+        SimWorld(1).run(train, text_job(text, save=folder, evaluate_every=1, resume=True, steps=3))
+
+
+def test_servers_compare_the_data_too(tmp_path):
+    text, folder = tmp_path / "my.txt", str(tmp_path / "c")
+    text.write_bytes(b"some text to train on" * 20)
+    served = {"save": folder, "strategy": "ps", "dp": 1}
+    SimWorld(2).run(train, text_job(text, **served))
+    text.write_bytes(text.read_bytes()[:-1] + b"!")
+    with pytest.raises(UsageError, match="whose content was not that of"):
+        SimWorld(2).run(train, text_job(text, **served, resume=True, steps=3))
