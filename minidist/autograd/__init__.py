@@ -7,7 +7,9 @@ from minidist.autograd.backward import (
     backward,
     backward_hook,
     backward_hooks,
+    current_pass,
     is_in_backward,
+    map_tensors,
 )
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
@@ -40,8 +42,8 @@ from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
 from minidist.autograd.linear import linear
 from minidist.autograd.matrix import matmul
 from minidist.autograd.modes import contribution_recorder, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
-from minidist.autograd.node import Node
-from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter, SavedParameter
+from minidist.autograd.node import Node, SavedTensor, detect_in_place_changes
+from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter
 from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
 from minidist.autograd.rms_norm import rms_norm
 from minidist.autograd.rotary import rotary, rotary_angles
@@ -64,7 +66,7 @@ __all__ = [
     "HalfOperand",
     "Node",
     "Parameter",
-    "SavedParameter",
+    "SavedTensor",
     "ShapeError",
     "Tensor",
     "VersionError",
@@ -81,6 +83,7 @@ __all__ = [
     "concatenate",
     "contribution_recorder",
     "cross_entropy",
+    "detect_in_place_changes",
     "div",
     "dropout",
     "embedding",
@@ -102,6 +105,8 @@ __all__ = [
     "maximum",
     "mean",
     "current_flop_counter",
+    "current_pass",
+    "map_tensors",
     "minimum",
     "mse_loss",
     "mul",

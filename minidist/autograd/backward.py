@@ -15,6 +15,8 @@ Proved by: tests/autograd/test_backward.py, tests/autograd/test_deferred_and_rec
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from copy import copy
+from dataclasses import fields, is_dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -29,8 +31,9 @@ from minidist.base.watchers import watchers
 
 _creation = attrgetter("index")
 
-_running: ContextVar[bool] = ContextVar("minidist_backward_is_running", default=False)
-is_in_backward = _running.get
+_running: ContextVar["BackwardPass | None"] = ContextVar("minidist_running_backward_pass", default=None)
+current_pass = _running.get  # the pass that is running on this rank, or None
+is_in_backward = _running.get  # true while one is
 
 
 def backward(
@@ -75,6 +78,8 @@ class BackwardPass:
         self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
+        self.over = False  # also when an error has ended it
+        self.loss = ""  # the operation that computed what it began with; "" when the gradient given is not 1
         self.watchers = watchers.get()
         self._told_all = observers
         for observer in observers:
@@ -91,12 +96,19 @@ class BackwardPass:
         if root.__class__ is not Node:  # backward from a parameter itself
             root.accumulate(gradient)
             return self.store
-        token = _running.set(True)
+        token = _running.set(self)
         try:
-            self._visit_all(root, gradient, self._collect(root))
+            tape = self._collect(root)
+            if gradient.size == 1 and gradient.item() == 1:
+                node = root
+                while node.hook is not None and not node.replays and node.inputs:  # a strategy's `backward_hook`
+                    node = node.inputs[0][0]
+                self.loss = node.name
+            self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
         finally:
+            self.over = True
             _running.reset(token)
         return self.store
 
@@ -257,14 +269,46 @@ def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "
 def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:
     """Return `value` with a `backward_hook` on every tensor in it that needs a gradient.
 
-    Looks into tuples, named tuples, lists and dicts; everything else is returned as it is.
+    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
+    own), of which it makes a shallow copy; everything else is returned as it is.
     """
+    return map_tensors(value, lambda x: x if x.node is None else backward_hook(x, hook, name))
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return `value` with function(tensor) in the place of every tensor in it; see `backward_hooks`."""
     if isinstance(value, Tensor):
-        return value if value.node is None else backward_hook(value, hook, name)
-    if isinstance(value, dict):
-        return {key: backward_hooks(item, hook, name) for key, item in value.items()}
+        return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
-        return type(value)(*(backward_hooks(item, hook, name) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(backward_hooks(item, hook, name) for item in value)
-    return value
+        return type(value)(*(map_tensors(item, function) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(map_tensors(item, function) for item in value)
+    if type(value) is dict:
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return _map_object(value, function)
+
+
+def _map_object(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return a shallow copy of an object of another class with its tensors replaced, or itself without any."""
+    # Only what can hold tensors is looked into: items of a list or dict of a user's class, and attributes.
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    names = [field.name for field in fields(value)] if is_dataclass(value) else list(getattr(value, "__dict__", ()))
+    if isinstance(value, type) or (not items and not names) or hasattr(value, "forward"):
+        return value  # a module is no output
+
+    # Attributes that are objects themselves are looked into only where they are containers or dataclasses.
+    def mapped(old: Any) -> Any:
+        inside = isinstance(old, (Tensor, tuple, list, dict)) or is_dataclass(old)
+        return map_tensors(old, function) if inside else old
+
+    new_items = {key: new for key, old in items if (new := mapped(old)) is not old}
+    new_names = {n: new for n in names if (new := mapped(old := getattr(value, n, None))) is not old}
+    if not new_items and not new_names:
+        return value
+
+    result = copy(value)
+    for key, new in new_items.items():
+        result[key] = new
+    for attribute, new in new_names.items():
+        object.__setattr__(result, attribute, new)  # also of a frozen dataclass
+    return result

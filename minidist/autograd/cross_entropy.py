@@ -10,8 +10,9 @@ from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.tensor import Tensor, record
+from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
@@ -43,10 +44,14 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         if wrong.size:
             raise AutogradError(f"cross_entropy: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
         flat = xp.where(counted, flat, 0)
+    is_mean = divisor is None
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         divisor = count if count else float("nan")
-    divisor = float(divisor)  # a NumPy float64 would promote the loss
+    else:
+        divisor = float(divisor)  # a NumPy float64 would promote the loss
+        if not divisor > 0:
+            raise bad_divisor("cross_entropy", divisor)
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
@@ -84,20 +89,35 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             return result
 
         edges, saved = ((logits, grad_again),), (largest, totals)
-        return record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
+        result = record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
+        return named_mean(result) if is_mean else result
 
     # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
     gradient = gradient_from(exponentials)
 
     def grad(g: xp.Array) -> xp.Array:
-        result = gradient
-        result *= g  # in place: this node runs once
-        return result
+        scaled = gradient
+        scaled *= g  # in place: this node runs once
+        return scaled
 
-    return record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
+    result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
+    return named_mean(result) if is_mean else result
 
 
 def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:
     """Sum of squared differences divided by `divisor` (None: the number of elements)."""
     difference = prediction - target
-    return (difference * difference).sum() * (1 / float(divisor or prediction.size or "nan"))
+    total = (difference * difference).sum()
+    if divisor is None:
+        return named_mean(total * (1 / float(prediction.size or "nan")))
+    if not float(divisor) > 0:
+        raise bad_divisor("mse_loss", float(divisor))
+    return total * (1 / float(divisor))
+
+
+def bad_divisor(name: str, divisor: float) -> UsageError:
+    """Return the error of a loss whose divisor is 0, negative or NaN."""
+    return UsageError(
+        f"{name}: divisor={divisor:g}; give the number of rows (tokens) that all ranks and micro-batches count in this"
+        " step, above 0"
+    )

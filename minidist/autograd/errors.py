@@ -19,4 +19,4 @@ class DtypeError(AutogradError, TypeError):
 
 
 class VersionError(AutogradError):
-    """A parameter was updated between the forward and the backward that needs the older values."""
+    """A parameter or an input was changed between the forward and the backward that needs the older values."""

@@ -3,17 +3,20 @@ gradient has a buffer that it may share with others.
 
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
+A write into the array itself (`p.data[...] *= 3`) counts no version, so a node also keeps a sample of the values
+(node.py).
 
 Gradients enter through one method, `accumulate`, which adds to the parameter's `Gradient`.
 
-Proved by: tests/autograd/test_backward.py, tests/parallel/test_reduced_gradients.py
+Proved by: tests/autograd/test_backward.py, tests/autograd/test_in_place.py, tests/parallel/test_reduced_gradients.py
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
+from minidist.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.autograd.modes import contribution_recorder
+from minidist.autograd.node import SavedTensor
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.half import add_into
@@ -169,8 +172,9 @@ class Parameter(Tensor):
         """The array now bound; an error while the parameter is released."""
         if self._data is None:
             raise AutogradError(
-                f"parameter {self.name!r} of shape {self.shape} is released: its unit has no data bound; "
-                "gather the unit (bind) before it computes"
+                f"parameter {self.name!r} of shape {self.shape} is released: the module that it was sharded with is not"
+                " computing now; call that module itself (not a part of it), read this rank's part from"
+                " shards_of(model), or all parts with gather_tensors(shards_of(model), optimizer)"
             )
         for watcher in watchers.get():
             watcher.parameter_read(self)
@@ -182,12 +186,20 @@ class Parameter(Tensor):
             raise ShapeError(f"parameter {self.name!r} has shape {self.shape}; cannot bind data of shape {value.shape}")
         if self.flat is None:
             self.bind(value)
+            self.updated()
             return
         if value.dtype != self.dtype:
             raise DtypeError(
                 f"parameter {self.name!r} is {self.dtype} in a flat array; cannot assign data of {value.dtype}"
             )
+        # What is whole of a sharded parameter is a copy, and the next gather would undo the change.
+        if self.flat.shard is not None and self.flat.shard.own is not None:
+            raise AutogradError(
+                f"parameter {self.name!r} is sharded, and a change of the gathered copy would be lost; set the values"
+                " before fully_shard, or change this rank's part, the `data` of shards_of(model)"
+            )
         xp.copyto(self.data, value)  # it stays a view of the flat array
+        self.updated()
 
     def bind(self, array: xp.Array) -> None:
         """Let `array` itself, without a copy, be the data; for the owner of the storage."""
@@ -241,9 +253,9 @@ class Parameter(Tensor):
         else:
             self.flat.updated()
 
-    def saved(self) -> "SavedParameter":
-        """What a node keeps: the parameter and the version, never the array."""
-        return SavedParameter(self, self.version)
+    def saved(self) -> SavedTensor:
+        """What a node keeps: the parameter, the version and a sample of the values, never the array."""
+        return SavedTensor(self, self.version, self._data)
 
     # --- gradient ---
 
@@ -310,27 +322,19 @@ class Parameter(Tensor):
         self.ready_hooks.append(hook)
         return lambda: self.ready_hooks.remove(hook)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy has the values and the name, and no gradient, hook or owner, as in PyTorch.
+        return _copied, (self.data, self._requires_grad, self.name, self.init, self.layout)
+
     def __repr__(self) -> str:
         state = "released" if self._data is None else repr(self._data)
         return f"Parameter({self.name!r}, {state})"
 
 
-class SavedParameter:
-    """One use of a parameter by a node: reads the array bound at the time of the backward, if the version is right."""
-
-    __slots__ = ("parameter", "version")
-
-    def __init__(self, parameter: Parameter, version: int) -> None:
-        self.parameter = parameter
-        self.version = version
-
-    @property
-    def data(self) -> xp.Array:
-        """The parameter's array; an error when it is not of the version that forward saw."""
-        parameter = self.parameter
-        if parameter.version != self.version:
-            raise VersionError(
-                f"parameter {parameter.name!r} has version {parameter.version}, but forward used version "
-                f"{self.version}; run backward before the update, or bind the stashed data with its version"
-            )
-        return parameter.data
+def _copied(
+    data: xp.Array, requires_grad: bool, name: str, init: tuple[str, float] | None, layout: Layout | None
+) -> Parameter:
+    """Return the parameter that copy.deepcopy and pickle make."""
+    parameter = Parameter(data, requires_grad, name, init)
+    parameter.layout = layout
+    return parameter

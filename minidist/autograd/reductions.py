@@ -7,7 +7,7 @@ from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.tensor import Tensor, record
+from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
 
 
@@ -36,7 +36,7 @@ def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     count = 1
     for a in _axes("mean", x, axis):
         count *= x.shape[a]
-    return sum(x, axis, keepdims) * (1 / count if count else float("nan"))
+    return named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")))
 
 
 def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:

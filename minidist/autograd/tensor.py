@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from minidist.autograd.errors import AutogradError, DtypeError
 from minidist.autograd.modes import grad_enabled
-from minidist.autograd.node import Node
+from minidist.autograd.node import Node, SavedTensor
 from minidist.autograd.precision import half_prepare, half_vjp, result_dtype
 from minidist.base import arrays as xp
 from minidist.base.half import downcast, upcast
@@ -34,6 +34,9 @@ class Tensor:
     data: xp.Array
     node: Any  # Node | None; a Parameter is its own leaf
     half: ClassVar[bool] = False  # is it a HalfOperand?
+    version: Any = 0  # of the values; a Parameter's counts its updates
+    flat: Any = None  # the owner of a Parameter's storage
+    name: Any = ""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data = data if type(data) is xp.ndarray else xp.as_array(data)
@@ -93,8 +96,11 @@ class Tensor:
         return Tensor(self.data)
 
     def saved(self) -> Any:
-        """What a node keeps to read `.data` in backward: a tensor itself, of a Parameter a version-checked use."""
-        return self
+        """What a node keeps to read `.data` in backward: the tensor itself, of a Parameter or input a checked use."""
+        node = self.node
+        if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
+            return self
+        return SavedTensor(self, 0, self.data)
 
     def save(self, array: xp.Array) -> "Tensor":
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -107,6 +113,15 @@ class Tensor:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The graph is functions and other nodes' arrays; a copy of it would share them with the original.
+        if not self.is_leaf:
+            raise AutogradError(
+                f"a tensor of shape {self.shape} that {self.node.name!r} computed cannot be copied or pickled: it is"
+                " part of a graph; copy x.detach()"
+            )
+        return Tensor, (self.data, self.requires_grad)
 
     def __repr__(self) -> str:
         node = "" if self.node is None else f", node={self.node.name!r}"
@@ -263,6 +278,15 @@ def record(
         for watcher in told:
             watcher.recorded(name, out, sources, cost, saved)
     return out
+
+
+def named_mean(loss: Tensor) -> Tensor:
+    """Name the node of a loss that is the mean over the rows at hand, so that a strategy that adds the losses of ranks
+    can refuse it.
+    """
+    if loss.node is not None:
+        loss.node.name = f"mean {loss.node.name}"
+    return loss
 
 
 def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:

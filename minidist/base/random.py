@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ class BatchCoordinates:
 _coordinates: ContextVar[BatchCoordinates | None] = ContextVar("minidist_batch_coordinates", default=None)
 
 
-def current_coordinates() -> BatchCoordinates:
-    """The coordinates of the current batch; an error outside `batch_coordinates`."""
+def current_coordinates(who: str = "dropout") -> BatchCoordinates:
+    """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
     coordinates = _coordinates.get()
     if coordinates is None:
-        raise ValueError(
-            "dropout needs to know its place in the global batch; wrap the step in batch_coordinates(step=...)"
+        raise UsageError(
+            f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
+            " minidist.base.random.batch_coordinates(step=...), or call model.eval() first"
         )
     return coordinates
 

@@ -4,12 +4,16 @@ The search goes from the caller outwards to the first frame that is not minidist
 to the first frame outside comm/ and collectives/. It costs about a quarter of a microsecond, so a collective call looks
 once and its messages share the result.
 
-Proved by: tests/comm/sim/test_world.py
+`lines_of` is what a person reads of an error: the sentence, and the line of their program that led to it. All of the
+traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is set.
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
 """
 
 import os
 import sys
 import sysconfig
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -58,6 +62,31 @@ def call_site(frame: FrameType | None) -> CallSite:
     if fallback is not None:
         return CallSite(fallback.f_code.co_filename, fallback.f_lineno)
     return NOWHERE
+
+
+def line_of_error(error: BaseException) -> CallSite | None:
+    """Return the innermost line of the user's program that an error passed; None when it passed none."""
+    # An error that was made of another one: the line at which the first one arose says more.
+    if error.__cause__ is not None and (first := line_of_error(error.__cause__)) is not None:
+        return first
+    found, step = None, error.__traceback__
+    while step is not None:
+        filename = step.tb_frame.f_code.co_filename
+        if _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
+            found = CallSite(filename, step.tb_lineno)
+        step = step.tb_next
+    return found
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """Return what a person reads of an error: its sentence, its notes, and their line; or all of the traceback."""
+    lines = [str(error), *getattr(error, "__notes__", ())]
+    if os.environ.get("MINIDIST_TRACEBACK", "0") not in ("", "0"):
+        return [*lines, *"".join(traceback.format_exception(error)).splitlines()]
+    line = line_of_error(error)
+    if line is not None and not any(str(line) in text for text in lines):
+        lines.append(f"at {line} (--traceback or MINIDIST_TRACEBACK=1 shows the whole way)")
+    return lines
 
 
 def _classify(filename: str) -> int:

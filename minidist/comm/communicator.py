@@ -11,6 +11,7 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,12 @@ class Comm(PointToPoint):
 
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"rank {self.rank}: the communicator {self.name!r} cannot be copied or pickled, and neither can what holds"
+            " one (a wrapped, sharded or split model); copy the model before that, or use comm.dup()"
+        )
 
     def collective(self, operation: str, equal: str = "") -> "CollectiveCall":
         """Return this rank's next collective call.

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
+from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.world import SimWorld
@@ -37,10 +38,10 @@ def launch(
 ) -> list[Any]:
     """Run `main(comm, *arguments)` on every rank; return the results of the ranks in this process.
 
-    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes` and `--synchronous` from the command line and leaves
-    everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for wrong
-    input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never call `os._exit` in a rank: it
-    leaves no chance to report, the launcher decides what becomes of the other ranks, and may report success.
+    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes`, `--synchronous` and `--traceback` from the command line
+    and leaves everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for
+    wrong input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never call `os._exit` in a
+    rank: it leaves no chance to report, the launcher decides what becomes of the other ranks, and may report success.
     """
     # The program's own documentation comes first in the help.
     words = list(sys.argv[1:] if argv is None else argv)
@@ -49,6 +50,10 @@ def launch(
         print((sys.modules["__main__"].__doc__ or "").strip() + "\n")
         parser().print_help()
         return []
+
+    # Also for the reports of the other places that end a run.
+    if flags.traceback:
+        os.environ["MINIDIST_TRACEBACK"] = "1"
 
     # One report for each kind of end; a traceback only for errors that are not ours.
     try:
@@ -70,7 +75,7 @@ def launch(
             print(f"minidist: SystemExit {end.code} {note}; the run ends", file=sys.stderr)
         raise
     except MinidistError as error:
-        print(f"minidist: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
+        print("minidist: " + "\n  ".join(lines_of(error)), file=sys.stderr)
         sys.exit(error.exit_code)
 
 
@@ -83,11 +88,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--trace", help="write the trace to this file")
     result.add_argument("--eager-bytes", type=int, default=0, help="simulated: sends up to this size are buffered")
     result.add_argument("--synchronous", action="store_true", help="MPI: every send waits for its receive")
+    result.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
     return result
 
 
 MAX_TIMEOUT_S = 1e9  # more than thirty years; the longest time that a thread can wait is near it
-FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous")
+FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous", "--traceback")
 
 
 def is_mistyped(word: str) -> bool:
@@ -210,8 +216,9 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     try:
         place = f"rank {world.rank} of {world.size}"
         if isinstance(error, MinidistError):
-            text = str(error) if str(error).startswith(f"rank {world.rank}:") else f"rank {world.rank}: {error}"
-            text = "\n  ".join([text, *getattr(error, "__notes__", ())])
+            text = "\n  ".join(lines_of(error))
+            if not text.startswith(f"rank {world.rank}:"):
+                text = f"rank {world.rank}: {text}"
         elif isinstance(error, SystemExit | KeyboardInterrupt):
             text = f"{place}: {type(error).__name__} {error}; the job ends."
         else:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
 Proved by: tests/commands/test_cli.py
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 
 from minidist import __version__
 from minidist.base.errors import MinidistError
+from minidist.comm.call_site import lines_of
 from minidist.comm.launch import tune
 from minidist.commands.bench import bench
 from minidist.commands.compare import compare
@@ -97,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except MinidistError as error:
         # Notes were attached where the error passed, by parts that know more than the part that raised it.
-        for line in (f"minidist: {error}", *getattr(error, "__notes__", ())):
+        if "--traceback" in sys.argv:  # of a script that `run` runs
+            os.environ["MINIDIST_TRACEBACK"] = "1"
+        first, *others = lines_of(error)
+        for line in (f"minidist: {first}", *others):
             say(line)
         sys.exit(error.exit_code)

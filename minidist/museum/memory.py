@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
-from minidist.autograd.parameter import SavedParameter
+from minidist.autograd.node import SavedTensor
 from minidist.checkpoint import resume
 from minidist.collectives import all_gather
 from minidist.museum import jobs
@@ -72,13 +72,13 @@ def state_of_rank_0(patch: Patch) -> None:
 
 def kept_by_the_graph(patch: Patch) -> None:
     """a node keeps the array that its forward read: gathers and releases continue, and the memory does not fall"""
-    right, kept = SavedParameter.__init__, []
+    right, kept = SavedTensor.__init__, []
 
-    def keeps(self: Any, parameter: Any, version: int) -> None:
-        right(self, parameter, version)
-        kept.append(parameter._data)
+    def keeps(self: Any, tensor: Any, version: int, array: Any) -> None:
+        right(self, tensor, version, array)
+        kept.append(array)
 
-    patch.setattr(SavedParameter, "__init__", keeps)
+    patch.setattr(SavedTensor, "__init__", keeps)
 
 
 def saved_as_arrays(patch: Patch) -> None:

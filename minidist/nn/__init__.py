@@ -12,7 +12,7 @@ from minidist.nn.language_model import LanguageModel, TiedHead
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
 from minidist.nn.mlp import MLP
-from minidist.nn.module import HookHandle, Identity, Module, Sequential
+from minidist.nn.module import HookHandle, Identity, Module, ModuleDict, ModuleList, Sequential
 from minidist.nn.norm import LayerNorm, RMSNorm
 
 __all__ = [
@@ -37,6 +37,8 @@ __all__ = [
     "LlamaConfig",
     "MixtureOfExperts",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "Parameter",
     "RMSNorm",
     "Sequential",

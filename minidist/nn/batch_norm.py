@@ -2,12 +2,14 @@
 
 Batch normalisation looks at all rows of its input, so a step in micro-batches is not the step of the whole batch. GPipe
 (Huang et al., 2019, section 3.2) takes each micro-batch's own statistics in training, and for evaluation moving
-averages over whole mini-batches. So the gradients of a pipeline equal one device's with the same micro-batches; the
-running statistics are not part of that equality.
+averages over whole mini-batches. So the gradients of a pipeline, and of data parallelism, equal one device's with the
+same micro-batches. The running statistics do, too, up to rounding: `DistributedDataParallel`, `ZeroOptimizer` and
+`fully_shard` combine those of all ranks at the end of a backward pass, so every rank evaluates the same model.
 
-Proved by: tests/nn/test_convolution.py
+Proved by: tests/nn/test_convolution.py, tests/parallel/test_running_statistics.py
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor, is_grad_enabled
@@ -17,13 +19,25 @@ from minidist.base.half import upcast
 from minidist.base.random import current_coordinates
 from minidist.nn.module import Module
 
+Statistics = tuple[xp.Array, xp.Array, int]  # mean and variance (biased) of each channel, and the rows they are of
+
+
+def merge_statistics(parts: Iterable[Statistics]) -> Statistics:
+    """Return the statistics of the union, from those of the parts: Chan et al., 1979."""
+    parts = list(parts)
+    rows = sum(count for _, _, count in parts)
+    mean: Any = sum(average * count for average, _, count in parts) / rows
+    variance: Any = sum((spread + (average - mean) ** 2) * count for average, spread, count in parts) / rows
+    return mean, variance, rows
+
 
 class BatchNorm(Module):
     """Normalises each channel, the second dim: weight and bias (channels,).
 
-    In training by the statistics of the rows it is given. `running`: (mean, variance) for evaluation: one step of the
-    moving average (`momentum`) per mini-batch, from the statistics of all its micro-batches. Micro-batches are
-    identified by the batch coordinates (step, first sample), so that a replay in backward counts once.
+    In training by the statistics of the rows it is given. `running_mean`, `running_var` (float64, in the `state_dict`)
+    are for evaluation: one step of the moving average (`momentum`) per mini-batch, from the statistics of all its
+    micro-batches. Micro-batches are identified by the batch coordinates (step, first sample), so that a replay in
+    backward counts once.
     """
 
     def __init__(
@@ -32,9 +46,12 @@ class BatchNorm(Module):
         self.eps, self.momentum = eps, momentum
         self.weight = Parameter(xp.ones(channels, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(channels, dtype), init=("constant", 0.0))
-        self.average, self.spread = xp.zeros(channels, xp.float64), xp.ones(channels, xp.float64)
-        self._step = 0
-        self._seen: dict[int, tuple[xp.Array, xp.Array, int]] = {}  # first sample -> statistics of its micro-batch
+
+        # The averages before the current mini-batch, its micro-batches by their first sample, and the averages after.
+        self._before = xp.zeros(channels, xp.float64), xp.ones(channels, xp.float64)
+        self._step: int | None = None
+        self._seen: dict[int, Statistics] = {}
+        self._after: tuple[xp.Array, xp.Array] | None = self._before  # None: to be computed
         if seed is not None:
             self.initialize(seed)
 
@@ -50,34 +67,51 @@ class BatchNorm(Module):
                 (xp.as_array(mean, self.weight.dtype), xp.as_array(variance, self.weight.dtype)),
             )
 
-        # A recorded forward counts once per micro-batch; a new step first folds the mini-batch before into the
-        # averages.
+        # A recorded forward counts once per micro-batch; a new step begins a new mini-batch.
         if is_grad_enabled():
-            place = current_coordinates()
+            place = current_coordinates("batch normalisation in training")
             if place.step != self._step:
-                self._fold()
-                self._step = place.step
+                self._before, self._seen, self._step = self.running, {}, place.step
             self._seen[place.sample_offset] = channel_statistics(xp.as_array(upcast(x.data), xp.float64))
+            self._after = None
 
         # Normalise by the statistics of these rows alone, as GPipe does.
         return batch_norm(x, self.weight, self.bias, self.eps)
 
     @property
     def running(self) -> tuple[xp.Array, xp.Array]:
-        """(mean, variance) for evaluation, of all mini-batches so far; each of shape (channels,)."""
-        self._fold()
-        return self.average, self.spread
+        """(mean, variance) for evaluation, of all micro-batches so far; each of shape (channels,)."""
+        if self._after is None:
+            self._after = self._average(merge_statistics(self._seen[offset] for offset in sorted(self._seen)))
+        return self._after
 
-    def _fold(self) -> None:
-        """Do one step of the moving average with the micro-batches seen; the variance is unbiased, as in PyTorch."""
-        if not self._seen:
-            return
-        parts = [self._seen[offset] for offset in sorted(self._seen)]
-        self._seen = {}
+    def _average(self, statistics: Statistics) -> tuple[xp.Array, xp.Array]:
+        """Return the moving averages after a mini-batch; the variance is unbiased, as in PyTorch."""
+        mean, variance, rows = statistics
+        old_mean, old_variance = self._before
+        return (
+            (1 - self.momentum) * old_mean + self.momentum * mean,
+            (1 - self.momentum) * old_variance + self.momentum * variance * rows / max(rows - 1, 1),
+        )
 
-        # The statistics of the union, from those of the parts: Chan et al., 1979.
-        rows = sum(count for _, _, count in parts)
-        mean = sum(average * count for average, _, count in parts) / rows
-        variance = sum((spread + (average - mean) ** 2) * count for average, spread, count in parts) / max(rows - 1, 1)
-        self.average = (1 - self.momentum) * self.average + self.momentum * mean
-        self.spread = (1 - self.momentum) * self.spread + self.momentum * variance
+    # --- what a strategy does with the statistics of several ranks ---
+
+    def mini_batch(self) -> Statistics | None:
+        """Return the statistics of this rank's micro-batches of the current step; None without any."""
+        return merge_statistics(self._seen[offset] for offset in sorted(self._seen)) if self._seen else None
+
+    def take_mini_batch(self, statistics: Statistics) -> None:
+        """Let the current mini-batch be one of these statistics: that of all ranks."""
+        self._after = self._average(statistics)
+
+    # --- in the state_dict ---
+
+    def own_buffers(self) -> dict[str, xp.Array]:
+        """The running statistics."""
+        return dict(zip(("running_mean", "running_var"), self.running, strict=True))
+
+    def load_buffers(self, values: dict[str, xp.Array]) -> None:
+        """Begin anew with these running statistics; what was seen since the last step is forgotten."""
+        mean, variance = self.running
+        self._before = self._after = values.get("running_mean", mean), values.get("running_var", variance)
+        self._step, self._seen = None, {}

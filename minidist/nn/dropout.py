@@ -30,6 +30,10 @@ class Dropout(Module):
             raise UsageError(f"dropout probability {p} is not in [0, 1)")
         self.p = p
 
+    def extra_repr(self) -> str:
+        """The probability."""
+        return f"p={self.p}"
+
     @property
     def scale(self) -> float:
         """The factor of the elements that stay, 1 / (1 - p)."""

@@ -38,7 +38,11 @@ class FlatParameters:
         # One owner and one dtype, because the parameters become views of one array.
         for parameter in self.parameters:
             if parameter.flat is not None:
-                raise AutogradError(f"parameter {parameter.name!r} belongs to another FlatParameters already")
+                raise AutogradError(
+                    f"parameter {parameter.name!r} belongs to another FlatParameters, wrapper or sharded module"
+                    " already; wrap or shard a model once, and give an existing FlatParameters to"
+                    " DistributedDataParallel(..., flat=...)"
+                )
             if parameter.dtype != self.parameters[0].dtype:
                 raise DtypeError(
                     f"one flat array has one dtype: {self.names[0]!r} is {self.parameters[0].dtype}, "
@@ -49,6 +53,8 @@ class FlatParameters:
         self.numel = self.offsets[-1]
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
+        self.version_is_given = False  # has the owner said which version it bound?
+        self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
         self.shard: Any = None
         self._make_buffer_of: Callable[[Parameter], None] | None = None
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
@@ -71,6 +77,12 @@ class FlatParameters:
         for parameter, gradient in kept:
             parameter.grad = gradient
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AutogradError(
+            f"the FlatParameters of {self._unit()} cannot be copied or pickled; copy the model, and make"
+            " FlatParameters(copy.parameters()) and the optimizer anew"
+        )
+
     def __len__(self) -> int:
         return len(self.parameters)
 
@@ -80,7 +92,10 @@ class FlatParameters:
     def data(self) -> xp.Array:
         """The bound flat array of `padded_numel` elements; an error while released."""
         if self._data is None:
-            raise AutogradError(f"the flat parameters of {self._unit()} are released; bind their data before use")
+            raise AutogradError(
+                f"the values of {self._unit()} are released; read this rank's part from shards_of(model), or all parts"
+                " with gather_tensors(shards_of(model), optimizer)"
+            )
         return self._data
 
     @property
@@ -104,6 +119,7 @@ class FlatParameters:
         self._data = track(array, "parameter")
         for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
             parameter.bind(array[start:end].reshape(parameter.shape))
+        self.version_is_given = version is not None
         if version is not None:
             self.version = version
 
@@ -180,6 +196,7 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""
+        self.unsynchronized = False
         for parameter in self.parameters:
             parameter.gradient.clear()
         if self.shard is not None:

@@ -36,6 +36,10 @@ class Linear(Module):
         if seed is not None:
             self.initialize(seed)
 
+    def extra_repr(self) -> str:
+        """The activation, when there is one."""
+        return f"activation={self.activation!r}" if self.activation else ""
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation)
@@ -60,6 +64,10 @@ class Conv1D(Module):
         self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
         if seed is not None:
             self.initialize(seed)
+
+    def extra_repr(self) -> str:
+        """The activation, when there is one."""
+        return f"activation={self.activation!r}" if self.activation else ""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""

@@ -1,16 +1,16 @@
 """A module is a tree of parameters with a forward function. The tree is the attributes: nothing is registered.
 
-Parameters and modules are found among the attributes in the order in which they were set, and in lists by position, so
-that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
+Parameters and modules are found among the attributes in the order in which they were set, in lists by position and in
+dicts by key, so that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
 
     module(x)  =  forward pre-hooks ──▶ forward ──▶ forward hooks
 
 Parallelism changes a model in two ways only: it replaces a submodule by its parallel class, or registers a hook.
 
-Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py
+Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,9 +18,12 @@ from minidist.autograd import AutogradError, Parameter, ShapeError
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest
 from minidist.base.random import initial_weight
+from minidist.nn.describe import describe
 
 ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
 ForwardHook = Callable[..., Any]  # (module, args, output), or (module, args, kwargs, output) with with_kwargs=True
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # attributes of a module that hold no part of the model
 
 
 class Module:
@@ -96,15 +99,13 @@ class Module:
     # --- the tree ---
 
     def _members(self) -> Iterator[tuple[str, Any]]:
-        """Yield (name, module or parameter) of the attributes, and of the entries of lists and tuples."""
+        """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""
         for key, value in vars(self).items():
             # Attributes in the order in which they were set; the entries of a list by position.
             if isinstance(value, (Module, Parameter)):
                 yield key, value
-            elif isinstance(value, (list, tuple)):
-                for i, item in enumerate(value):
-                    if isinstance(item, (Module, Parameter)):
-                        yield f"{key}.{i}", item
+            elif isinstance(value, (list, tuple, dict, set, frozenset)) and key not in _HOOKS:
+                yield from _entries(key, value)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
         """Yield (qualified name, module) of this module and all below it, parents first."""
@@ -185,9 +186,25 @@ class Module:
         """Training mode off."""
         return self.train(False)
 
+    def own_buffers(self) -> dict[str, xp.Array]:
+        """Arrays of this module alone that are state and not trained, by name: running statistics. Usually none."""
+        return {}
+
+    def load_buffers(self, values: dict[str, xp.Array]) -> None:
+        """Take over values of `own_buffers`, some or all of them."""
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, xp.Array]]:
+        """Yield (qualified name, array) of the buffers of this module and all below it."""
+        for path, module in self.named_modules(prefix):
+            for key, value in module.own_buffers().items():
+                yield (f"{path}.{key}" if path else key), value
+
     def state_dict(self) -> dict[str, xp.Array]:
-        """Qualified name to array (the parameter's own, not a copy); a tied parameter under each of its names."""
-        return {name: parameter.data for name, parameter in self._all_parameters()}
+        """Qualified name to array, of parameters and buffers; a tied parameter under each of its names.
+
+        The arrays of parameters are their own, not copies.
+        """
+        return {name: parameter.data for name, parameter in self._all_parameters()} | dict(self.named_buffers())
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
         """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.
@@ -195,11 +212,11 @@ class Module:
         A shape that differs is always an error, naming the key and both shapes.
         """
         # A missing name is no error when the tied parameter's other name is there.
-        own = dict(self._all_parameters())
-        missing = [name for name in own if name not in state]
-        unexpected = [name for name in state if name not in own]
+        own, buffers = dict(self._all_parameters()), dict(self.named_buffers())
+        missing = [name for name in (*own, *buffers) if name not in state]
+        unexpected = [name for name in state if name not in own and name not in buffers]
         loaded = {own[name] for name in own if name in state}
-        missing = [name for name in missing if own[name] not in loaded]
+        missing = [name for name in missing if name in buffers or own[name] not in loaded]
         if strict and missing:
             raise AutogradError(
                 f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}"
@@ -210,18 +227,48 @@ class Module:
             )
 
         # All shapes are checked before any value is copied, so an error leaves the model as it was.
-        for name, parameter in own.items():
+        holders: dict[str, Any] = {**own, **buffers}
+        for name, holder in holders.items():
             if name in state:
                 value = xp.as_array(state[name])
-                if value.shape != parameter.shape:
+                if value.shape != holder.shape:
                     raise ShapeError(
-                        f"load_state_dict: {name!r} has shape {value.shape}; the model's has {parameter.shape}"
+                        f"load_state_dict: {name!r} has shape {value.shape}; the model's has {holder.shape}"
                     )
         for name, parameter in own.items():
             if name in state:
                 parameter.data[...] = xp.as_array(state[name], parameter.dtype)
                 parameter.updated()
+
+        # Buffers are each module's own affair.
+        for path, module in self.named_modules() if buffers else ():
+            names = {key: f"{path}.{key}" if path else key for key in module.own_buffers()}
+            values = {key: xp.array(state[name], xp.float64) for key, name in names.items() if name in state}
+            if values:
+                module.load_buffers(values)
         return missing, unexpected
+
+    # --- for people ---
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` says of it beside its parameters: its settings. Usually nothing."""
+        return ""
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, module or parameter) of the entries of a list, tuple or dict, and of those inside them."""
+    if isinstance(value, (set, frozenset)):
+        if any(isinstance(item, (Module, Parameter)) for item in value):
+            raise UsageError(f"the modules in the set {name!r} have no order and so no names; put them into a list")
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, (Module, Parameter)):
+            yield f"{name}.{key}", item
+        elif isinstance(item, (list, tuple, dict, set, frozenset)):
+            yield from _entries(f"{name}.{key}", item)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,3 +304,68 @@ class Sequential(Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class ModuleList(Module):
+    """A list of modules, called by their positions: "blocks.0". A plain list as an attribute does the same."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        self._modules = list(modules)
+
+    def _members(self) -> Iterator[tuple[str, Any]]:
+        return _entries_of(enumerate(self._modules))
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules)
+
+    def __getitem__(self, index: int) -> Module:
+        return self._modules[index]
+
+    def append(self, module: Module) -> Self:
+        """Add a module at the end."""
+        self._modules.append(module)
+        return self
+
+
+class ModuleDict(Module):
+    """Modules by name: "heads.first". A plain dict as an attribute does the same."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        self._modules = dict(modules or {})
+
+    def _members(self) -> Iterator[tuple[str, Any]]:
+        return _entries_of(self._modules.items())
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._modules
+
+    def __getitem__(self, key: str) -> Module:
+        return self._modules[key]
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        self._modules[key] = module
+
+    def keys(self) -> Iterable[str]:
+        """The names."""
+        return self._modules.keys()
+
+    def values(self) -> Iterable[Module]:
+        """The modules."""
+        return self._modules.values()
+
+    def items(self) -> Iterable[tuple[str, Module]]:
+        """Names and modules."""
+        return self._modules.items()
+
+
+def _entries_of(pairs: Iterable[tuple[Any, Module]]) -> Iterator[tuple[str, Any]]:
+    return ((str(key), module) for key, module in pairs)

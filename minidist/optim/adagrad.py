@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.optim.optimizer import Group, Optimizer, State
+from minidist.optim.optimizer import Group, Optimizer, State, check_setting
 
 
 class Adagrad(Optimizer):
@@ -31,6 +31,9 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         groups: Iterable[Group] = (),
     ) -> None:
+        check_setting("lr_decay", lr_decay)
+        check_setting("eps", eps)
+        check_setting("initial_accumulator_value", initial_accumulator_value)
         self.lr_decay, self.eps = float(lr_decay), float(eps)
         self.initial_accumulator_value = float(initial_accumulator_value)
         super().__init__(parameters, lr, weight_decay, groups)

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.optim.optimizer import Group, Optimizer, State
+from minidist.base.errors import UsageError
+from minidist.optim.optimizer import Group, Optimizer, State, check_setting
 
 
 class Adam(Optimizer):
@@ -35,6 +36,11 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         groups: Iterable[Group] = (),
     ) -> None:
+        if len(betas) != 2:
+            raise UsageError(f"betas={betas!r}; give two numbers, (beta1, beta2)")
+        check_setting("betas[0]", betas[0], 1)
+        check_setting("betas[1]", betas[1], 1)
+        check_setting("eps", eps)
         self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
         super().__init__(parameters, lr, weight_decay, groups)
 

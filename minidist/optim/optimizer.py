@@ -12,6 +12,7 @@ section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is
 Proved by: tests/optim/test_optimizers.py
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ class Optimizer:
     temporaries = 1
 
     def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0, groups: Iterable[Group] = ()) -> None:
+        check_setting("lr", lr)
+        check_setting("weight_decay", weight_decay)
         self.lr = lr
         self.lr_factor = 1.0
         self.grad_scale = 1.0
@@ -87,7 +90,11 @@ class Optimizer:
         for number, piece in enumerate(as_slices(parameters)):
             name = getattr(piece, "name", "") or str(number)
             if name in names:
-                raise UsageError(f"two parameters are called {name!r}; the optimizer keeps its state by name")
+                raise UsageError(
+                    f"two parameters are called {name!r}, and the optimizer keeps its state by name; call"
+                    " initialize(seed) at the end of the model's __init__, which names every parameter by its path and"
+                    " draws its values"
+                )
             names.add(name)
             self._add(piece, name)
         if not names:
@@ -131,6 +138,10 @@ class Optimizer:
 
     def step(self) -> None:
         """Update every slice that has a gradient, then call `updated()` of their owners."""
+        # Gradients that are not those of all ranks are refused before anything changes.
+        for run in self._runs:
+            self._check_reduced(run)
+
         # step_count is t of the papers, 1 in the first step.
         self.step_count += 1
         owners: dict[int, Any] = {}
@@ -171,6 +182,23 @@ class Optimizer:
         for owner in owners.values():
             if hasattr(owner, "updated"):
                 owner.updated()
+
+    def _check_reduced(self, run: _Run) -> None:
+        """Raise UsageError when a slice's gradients are this rank's alone, or live in a shard that it does not know."""
+        source = run.slice.source if isinstance(run.slice, FlatSlice) else run.slice
+        unit = getattr(source, "flat", source)
+        if getattr(unit, "unsynchronized", False):
+            raise UsageError(
+                f"the gradient of {run.pieces[0][0]!r} has parts that no other rank has seen, of backward passes under"
+                " no_sync; run the forward of a step's last micro-batch outside no_sync, so that its backward sums all"
+            )
+        shard = getattr(unit, "shard", None)
+        if shard is not None and shard is not source:
+            raise UsageError(
+                f"{run.pieces[0][0]!r} was sharded after this optimizer was made, so the optimizer would never see its"
+                " gradient; shard first, then make the optimizer of sharded_parameters(model) (ZeRO 1 and 2: use"
+                " ZeroOptimizer alone)"
+            )
 
     def _check(self, run: _Run, data: xp.Array, grad: xp.Array) -> None:
         size = run.pieces[-1][2]
@@ -258,6 +286,13 @@ class Optimizer:
                         )
                     xp.copyto(place, value)
         self.step_count = int(saved["step"])
+
+
+def check_setting(name: str, value: float, below: float = math.inf) -> None:
+    """Raise UsageError unless 0 <= value < below."""
+    if not isinstance(value, (int, float, xp.generic)) or not 0 <= value < below:
+        limit = "a finite number of at least 0" if below == math.inf else f"at least 0 and below {below:g}"
+        raise UsageError(f"{name}={value!r}; it must be {limit}")
 
 
 def _computing(dtype: Any) -> Any:

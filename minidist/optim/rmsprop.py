@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.optim.optimizer import Group, Optimizer, State
+from minidist.optim.optimizer import Group, Optimizer, State, check_setting
 
 
 class RMSProp(Optimizer):
@@ -34,6 +34,9 @@ class RMSProp(Optimizer):
         centered: bool = False,
         groups: Iterable[Group] = (),
     ) -> None:
+        check_setting("alpha", alpha, 1)
+        check_setting("eps", eps)
+        check_setting("momentum", momentum)
         self.alpha, self.eps, self.momentum, self.centered = float(alpha), float(eps), float(momentum), centered
         super().__init__(parameters, lr, weight_decay, groups)
 

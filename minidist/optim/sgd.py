@@ -10,12 +10,13 @@ dampening, and weight decay is added to the gradient.
 Proved by: tests/optim/test_optimizers.py
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.optim.optimizer import Group, Optimizer, State
+from minidist.optim.optimizer import Group, Optimizer, State, check_setting
 
 
 class SGD(Optimizer):
@@ -36,6 +37,9 @@ class SGD(Optimizer):
         nesterov: bool = False,
         groups: Iterable[Group] = (),
     ) -> None:
+        check_setting("momentum", momentum)
+        if not math.isfinite(dampening):
+            raise UsageError(f"dampening={dampening!r}; it must be a finite number")
         if nesterov and (momentum <= 0 or dampening != 0):
             raise UsageError(f"Nesterov needs momentum > 0 and no dampening, not {momentum:g} and {dampening:g}")
         self.momentum, self.dampening, self.nesterov = float(momentum), float(dampening), nesterov

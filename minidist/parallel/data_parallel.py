@@ -60,9 +60,14 @@ class DistributedDataParallel(Module):
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
         self.module, self.comm = module, comm
+        if flat is None and not any(True for _ in module.parameters()):
+            raise UsageError(
+                f"rank {comm.rank}: {type(module).__name__} has no parameters, so there is no gradient to sum;"
+                " set its layers as attributes (also in lists or dicts), or leave the wrapper out"
+            )
 
         # Equal replicas: the same model on every rank, with rank 0's values.
-        self.flat = flat or FlatParameters(module.parameters())
+        self.flat = FlatParameters(module.parameters()) if flat is None else flat
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
@@ -77,6 +82,14 @@ class DistributedDataParallel(Module):
             unused="zeros" if find_unused_parameters else "error",
         )
         self.reducer.observe()
+        self.reducer.belongs_to(module)
+
+    def extra_repr(self) -> str:
+        """The number of replicas."""
+        return f"{self.comm.size} replicas"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise not_copied("DistributedDataParallel", self.comm)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
@@ -95,6 +108,14 @@ class DistributedDataParallel(Module):
         The result must be in `bucket.buffer` after the Work's wait. Each rank calls it once per bucket, in index order.
         """
         self.reducer.replace_communication(partial(hook, state))
+
+
+def not_copied(what: str, comm: Comm) -> UsageError:
+    """Return the error of copy.deepcopy or pickle of a wrapper: its ranks' messages belong to one object each."""
+    return UsageError(
+        f"rank {comm.rank}: a {what} cannot be copied or pickled; copy the model before it is wrapped"
+        " (of a DistributedDataParallel also later: copy.deepcopy(wrapper.module)), and wrap the copy"
+    )
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:

@@ -59,7 +59,7 @@ class FSDPParamGroup:
     shard: this rank's part. replicas: the ranks that hold equal copies of it (hybrid sharding). subgroup: the
     neighbours among which the group stays split between forward and backward. keep: it stays whole from forward to
     backward. persistent: it stays whole always, and is gathered anew only after an update. op, algorithm: of the
-    reduction. pool: the host memory in which the shard lives, if any.
+    reduction. pool: the host memory in which the shard lives, if any. find_unused: missing gradients are zeros.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class FSDPParamGroup:
         op: str,
         algorithm: str,
         pool: HostPool | None = None,
+        find_unused: bool = False,
     ) -> None:
         self.shard, self.flat = shard, shard.flat
         self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
-        self.op, self.algorithm, self.pool = op, algorithm, pool
+        self.op, self.algorithm, self.pool, self.find_unused = op, algorithm, pool, find_unused
 
         # A frozen parameter that is unfrozen later would have no optimizer on any rank: its hook raises.
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
@@ -182,17 +183,27 @@ class FSDPParamGroup:
         self.differentiating = False
         for parameter in self.trainable:
             if parameter.gradient.local is None:
-                self._refuse_unused(parameter)
+                if not self.find_unused:
+                    self._refuse_unused(parameter)
+                parameter.zero_fill()
         if self.trainable:
             self.start_reduce(context)
         self.release()
 
+    def reduce_unused(self, context: FSDPCommContext) -> None:
+        """The backward pass is over and left this group out: an error, or a reduction of zeros."""
+        if not self.trainable or self.reduced:
+            return
+        if not self.find_unused:
+            self._refuse_unused(self.trainable[0])
+        for parameter in self.trainable:
+            parameter.zero_fill()
+        self.start_reduce(context)
+
     def end_pass(self) -> None:
-        """The backward pass is over: release what was gathered ahead in vain; a group that was left out is an error."""
+        """The backward pass is over and everything is reduced: release what was gathered ahead in vain."""
         self.finish_gather()
         self.release()
-        if self.trainable and not self.reduced:
-            self._refuse_unused(self.trainable[0])
         self.reduced = False
 
     def _refuse_unfrozen(self, parameter: Parameter) -> None:
@@ -204,7 +215,8 @@ class FSDPParamGroup:
     def _refuse_unused(self, parameter: Parameter) -> NoReturn:
         raise UnusedParameterError(
             f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its"
-            " unit cannot be reduced; use it in the loss, or freeze it before fully_shard"
+            " unit cannot be reduced; use it in the loss, freeze it before fully_shard, or pass"
+            " find_unused_parameters=True"
         )
 
     # --- reducing ---

@@ -16,12 +16,14 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.autograd import BackwardObserver, BackwardPass, backward_hooks, is_grad_enabled
+from minidist.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, is_grad_enabled
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
+from minidist.parallel.gradients import mean_of_one_rank, refuse_added
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
+from minidist.parallel.running_statistics import RunningStatistics
 
 # A state is kept alive by the hooks of its module; this only finds it.
 _states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
@@ -48,6 +50,7 @@ class FSDPState(BackwardObserver):
         context: FSDPCommContext,
         prefetch: int,
         policy: MixedPrecisionPolicy,
+        replicas: Comm | None = None,
     ) -> None:
         self.module, self.comm, self.groups, self.context = module, comm, groups, context
         self.prefetch, self.policy = prefetch, policy
@@ -56,6 +59,10 @@ class FSDPState(BackwardObserver):
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.in_backward = False
+        self.running: BackwardPass | None = None  # the last pass
+        self.known: set[Parameter] = set(module.parameters())  # those added later would never be reduced
+        self.statistics = RunningStatistics(module, comm, replicas)
+        self.ranks = comm.size * (1 if replicas is None else replicas.size)  # that see other rows
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
@@ -65,6 +72,13 @@ class FSDPState(BackwardObserver):
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"rank {self.comm.rank}: a sharded module cannot be copied or pickled, because each rank has a part of it;"
+            " copy the model before fully_shard, or load gather_tensors(shards_of(model), optimizer)['weights'] into"
+            " another one"
+        )
+
     # --- forward ---
 
     def _pre_forward(
@@ -72,6 +86,8 @@ class FSDPState(BackwardObserver):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
+        if root.in_backward and root.running is not None and root.running.over:
+            root._forget_pass()
         self._advance_clock()
 
         # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
@@ -114,7 +130,9 @@ class FSDPState(BackwardObserver):
     def _pre_backward(self, running: BackwardPass) -> None:
         """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
         root = self.root
-        root.in_backward = True
+        if not root.in_backward:
+            root.check(running)
+        root.in_backward, root.running = True, running
         self._advance_clock()
 
         # The root hears of the pass's end, and of every node: `node_done`, `finished`.
@@ -125,6 +143,24 @@ class FSDPState(BackwardObserver):
         self._prefetch(root.ended_order[::-1])
         for group in self.groups:
             group.before_backward()
+
+    def _forget_pass(self) -> None:
+        """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
+        self.in_backward, self.running = False, None
+        self.context.finish_reduction()
+        self.context.finish_offload()
+        for group in param_groups_of(self.module):
+            group.differentiating = False
+            group.flat.release_grad()
+            group.end_pass()
+
+    def check(self, running: BackwardPass) -> None:
+        """Refuse a pass whose gradients no reduction would make right."""
+        is_mean = self.ranks > 1 and running.loss.startswith("mean ")
+        if is_mean and any(group.op == "sum" for group in param_groups_of(self.module)):
+            raise mean_of_one_rank(self.comm, self.ranks)
+        if not running.sites.keys() <= self.known:
+            refuse_added(self.module, running.sites, self.known, self.comm)
 
     def _post_backward(self, running: BackwardPass) -> None:
         """[4] Backward has reached the module's input: everything inside it is done."""
@@ -142,13 +178,17 @@ class FSDPState(BackwardObserver):
         groups = [group for state in states_of(self.module) for group in state.groups]
         for group in groups:
             group.after_backward(self.context)
+        for group in groups:
+            group.reduce_unused(self.context)
 
         # The sums that are still in flight: the reduction of the last group, and its way to the host.
         self.context.finish_reduction()
         self.context.finish_offload()
-        self.in_backward = False
+        self.in_backward, self.running = False, None
         for group in groups:
             group.end_pass()
+        if self.statistics.layers:
+            self.statistics.combine()
 
     # --- steps of the above ---
 

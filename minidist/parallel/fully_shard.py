@@ -38,6 +38,7 @@ def fully_shard(
     reduction: str = "mean",
     algorithm: str = "ring",
     alignment: int = NORM_BLOCK,
+    find_unused_parameters: bool = False,
 ) -> Module:
     """Shard the parameters of `module` that no unit has yet, over the ranks of `mesh`; returns `module`. Bottom up:
 
@@ -58,7 +59,9 @@ def fully_shard(
     module's own policy takes precedence.
     offload_policy: shards of parameters and gradients, and so the optimizer, live in host memory: a shard moves to the
     device before its unit is gathered, its reduced gradient moves back, and both are hidden as the gather is.
-    reduction, algorithm, alignment: as for `ZeroOptimizer`.
+    reduction, algorithm, alignment: as for `ZeroOptimizer`; all units of a model have one reduction.
+    find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
+    no rank has used. Every rank must run the same units.
 
     At construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
@@ -71,6 +74,8 @@ def fully_shard(
         )
     if any(state.module is module for state in states_of(module)):
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
+
+    _check_unowned(module, reduction)
 
     # Who communicates: the ranks that share the shards, those with equal copies, and the stream of the gathers.
     comm, replicas = _axes(mesh)
@@ -93,11 +98,41 @@ def fully_shard(
                 op="avg" if reduction == "mean" else "sum",
                 algorithm=algorithm,
                 pool=None if offload_policy is None else offload_policy.pool,
+                find_unused=find_unused_parameters,
             )
             groups.append(group)
 
-    FSDPState(module, comm, groups, context, prefetch, mp_policy)  # its hooks attach it to the module
+    FSDPState(module, comm, groups, context, prefetch, mp_policy, replicas)  # its hooks attach it to the module
     return module
+
+
+def _check_unowned(module: Module, reduction: str) -> None:
+    """Raise UsageError when a part of `module` would not be reduced as the rest is."""
+    # Flat parameters that are no unit were made for another strategy, or for an optimizer: they would never be reduced.
+    for name, parameter in module.named_parameters():
+        flat = parameter.flat
+        if flat is not None and (flat.shard is None or flat.shard.own is None):
+            raise UsageError(
+                f"parameter {name!r} belongs to a FlatParameters or another wrapper already, so its gradient would stay"
+                " that of this rank's rows; call fully_shard first, and make the optimizer afterwards:"
+                " AdamW(sharded_parameters(model))"
+            )
+
+    # The loss has one divisor, so the gradients of all units are means, or all are sums.
+    states = states_of(module)
+    op = "avg" if reduction == "mean" else "sum"
+    for group in (group for state in states for group in state.groups):
+        if group.op != op:
+            other = "mean" if group.op == "avg" else "sum"
+            raise UsageError(
+                f"reduction={reduction!r} here and {other!r} for the unit of {group.flat.names[0]!r} inside; pass the"
+                " same reduction= to every fully_shard of a model"
+            )
+    if not states and not any(True for _ in module.parameters()):
+        raise UsageError(
+            f"{type(module).__name__} has no parameters; set its layers as attributes (also in lists or dicts),"
+            " or leave fully_shard out"
+        )
 
 
 def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:

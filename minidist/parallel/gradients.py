@@ -17,17 +17,19 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from minidist.autograd import BackwardObserver, BackwardPass, Parameter
+from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
+from minidist.parallel.running_statistics import RunningStatistics
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
@@ -110,8 +112,15 @@ class GradientReducer(BackwardObserver):
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
         self.works: list[Work] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
+        self.manually = False  # does the caller call `ready` and `finish`?
         self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
+        self._in_pass = False  # False again at the pass's end; not when an error ended it
+
+        # What is checked and done around a pass for the module that the parameters belong to; see `belongs_to`.
+        self.module: Any = None
+        self.known: set[Parameter] = set()
+        self.at_end: Callable[[], None] | None = None
 
     def replace_communication(self, start: Callable[[Bucket], Work]) -> Callable[[Bucket], Work]:
         """Let `start(bucket)` start the reduction of each bucket from now on; return what did so before."""
@@ -126,9 +135,18 @@ class GradientReducer(BackwardObserver):
         for parameter in self.flat.parameters:
             parameter.observers.append(self)
 
+    def belongs_to(self, module: Any) -> None:
+        """Refuse passes through parameters that were added to `module` later: no rank would reduce them.
+
+        `at_end` is called at the end of each pass that reduces: running statistics of batch normalisation are summed.
+        """
+        self.module, self.known = module, {*module.parameters(), *self.flat.parameters}
+        statistics = RunningStatistics(module, self.comm)
+        self.at_end = statistics.combine if statistics.layers else None
+
     def synchronize_manually(self) -> None:
         """Leave it to the caller to call `ready` and `finish`, after any number of backward passes."""
-        self.synchronizing = False
+        self.synchronizing, self.manually = False, True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -140,8 +158,19 @@ class GradientReducer(BackwardObserver):
             self.synchronizing = before
 
     def started(self) -> None:
-        """Forget the state of an earlier pass, which an error may have ended."""
-        self._graph_synchronizes, self._taking_part = None, False
+        """Forget the state of an earlier pass, which an error may have ended; check what this one goes through."""
+        if self._in_pass and not self.manually:
+            self._reset()
+        self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
+        running = current_pass()
+        if running is None or self.manually:
+            return
+
+        # What no message would make right: a loss of these rows alone, and parameters that the buckets do not know.
+        if self.op == "sum" and self.comm.size > 1 and running.loss.startswith("mean "):
+            raise mean_of_one_rank(self.comm, self.comm.size)
+        if self.module is not None and not running.sites.keys() <= self.known:
+            refuse_added(self.module, running.sites, self.known, self.comm)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
@@ -155,6 +184,8 @@ class GradientReducer(BackwardObserver):
         if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
             self._taking_part = True
             self.ready(parameter)
+        elif not self.manually:
+            self.flat.unsynchronized = True  # an optimizer refuses to step with it
 
     def node_done(self) -> None:
         """Let the buckets that were launched travel while backward goes on."""
@@ -193,6 +224,7 @@ class GradientReducer(BackwardObserver):
 
     def finished(self) -> None:
         """[3] Do the work of `finish`, at the end of a pass in which a parameter got ready."""
+        self._in_pass = False
         if not self._taking_part:
             return
         try:
@@ -210,11 +242,22 @@ class GradientReducer(BackwardObserver):
                     parameter.zero_fill()
                 self.launch(bucket)
             self.wait()
+            self.flat.unsynchronized = False
         finally:
             # The next pass begins with no parameter ready and no bucket launched.
             self.works, self._taking_part = [], False
             for bucket in self.buckets:
                 self.missing[bucket.index].update(bucket.parameters)
+        if self.at_end is not None:
+            self.at_end()
+
+    def _reset(self) -> None:
+        """Let the buckets that a pass had launched when an error ended it arrive, and forget them."""
+        works, self.works = self.works, []
+        for work in works:
+            work.wait()
+        for bucket in self.buckets:
+            self.missing[bucket.index].update(bucket.parameters)
 
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
@@ -228,3 +271,27 @@ class GradientReducer(BackwardObserver):
         """Start the all-reduce of a bucket in the communicator's stream."""
         work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
         return work
+
+
+# --- refusals that all strategies share ---
+
+
+def mean_of_one_rank(comm: Comm, ranks: int) -> UsageError:
+    """Return the error of a loss that is a mean over this rank's rows where the losses of all ranks are added."""
+    return UsageError(
+        f"rank {comm.rank}: reduction='sum' adds the losses of {ranks} ranks, and this loss is the mean over this"
+        f" rank's rows alone, so the gradient would be {ranks} times too large; give the loss"
+        " divisor=(the rows or tokens of all ranks), or use reduction='mean'"
+    )
+
+
+def refuse_added(module: Any, reached: Iterable[Parameter], known: set[Parameter], comm: Comm) -> None:
+    """Raise UsageError when one of the parameters that a pass `reached` came into `module` after it was wrapped."""
+    added = {p: name for name, p in module.named_parameters() if p not in known}
+    for parameter in reached:
+        if parameter in added:
+            raise UsageError(
+                f"rank {comm.rank}: parameter {added[parameter]!r} was added to the model after it was wrapped, so its"
+                " gradient would stay that of this rank's rows; build the whole model before you wrap or shard it"
+            )
+    known.update(reached)  # of another model: the loss may depend on more than this one

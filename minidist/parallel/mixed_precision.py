@@ -16,7 +16,7 @@ Proved by: tests/parallel/test_mixed_precision_policy.py
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import Tensor
+from minidist.autograd import map_tensors
 from minidist.base.half import is_floating
 
 
@@ -34,19 +34,9 @@ class MixedPrecisionPolicy:
 
 
 def cast_floats(value: Any, dtype: Any) -> Any:
-    """Return `value` with every floating-point tensor cast, in tuples, lists and dicts too; None casts nothing."""
+    """Return `value` with every floating-point tensor cast, wherever `map_tensors` looks; None casts nothing."""
     if dtype is None:
         return value
 
     # Integers (tokens, positions) stay as they are: only floats have a precision to choose.
-    if isinstance(value, Tensor):
-        return value.astype(dtype) if is_floating(value.dtype) else value
-    if isinstance(value, dict):
-        return {key: cast_floats(item, dtype) for key, item in value.items()}
-
-    # A named tuple takes its fields one by one.
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(cast_floats(item, dtype) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(cast_floats(item, dtype) for item in value)
-    return value
+    return map_tensors(value, lambda x: x.astype(dtype) if is_floating(x.dtype) else x)

@@ -32,7 +32,7 @@ from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, Optimizer
-from minidist.parallel.data_parallel import check_same_model
+from minidist.parallel.data_parallel import check_same_model, not_copied
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
 
@@ -97,6 +97,11 @@ class ZeroOptimizer:
             unused="zeros" if find_unused_parameters else "error",
         )
         self.reducer.observe()
+        if isinstance(module, Module):
+            self.reducer.belongs_to(module)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise not_copied("ZeroOptimizer", self.comm)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.

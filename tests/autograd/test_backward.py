@@ -249,7 +249,7 @@ def test_update_between_forward_and_backward_is_an_error():
     x = Tensor(draws(2, 3).astype(np.float32), requires_grad=True)
     loss = (model(x) * model.bias).sum()
     model.bias.updated()
-    with pytest.raises(VersionError, match="'bias' has version 2, but forward used version 1"):
+    with pytest.raises(VersionError, match="'bias' was changed between forward and backward: it has version 2"):
         loss.backward()
 
 

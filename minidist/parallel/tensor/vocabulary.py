@@ -15,8 +15,9 @@ Proved by: tests/parallel/test_tensor.py
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
+from minidist.autograd.cross_entropy import bad_divisor
 from minidist.autograd.operands import operand
-from minidist.autograd.tensor import record
+from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
@@ -194,9 +195,13 @@ def vocab_parallel_cross_entropy(
         raise UsageError(
             f"rank {comm.rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
         )
+    is_mean = divisor is None
     if divisor is None:
         divisor = float(counted.sum()) or float("nan")
-    divisor = float(divisor)
+    else:
+        divisor = float(divisor)
+        if not divisor > 0:
+            raise bad_divisor("vocab_parallel_cross_entropy", divisor)
 
     # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
     x = operand(logits)
@@ -245,7 +250,8 @@ def vocab_parallel_cross_entropy(
             return gradient_from(xp.exp(again, out=again)) * g
 
         edges, saved = ((x, grad_again),), (largest, totals)
-        return record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
+        again = record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
+        return named_mean(again) if is_mean else again
 
     gradient = gradient_from(exponentials)
 
@@ -254,7 +260,8 @@ def vocab_parallel_cross_entropy(
         result *= g  # in place: this node runs once
         return result
 
-    return record("vocab_parallel_cross_entropy", loss, ((x, grad),), cost=flops, saved=(gradient,))
+    recorded = record("vocab_parallel_cross_entropy", loss, ((x, grad),), cost=flops, saved=(gradient,))
+    return named_mean(recorded) if is_mean else recorded
 
 
 def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:

@@ -363,6 +363,14 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
+            # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
+            node = getattr(result, "node", None)
+            if self.plan.microbatches > 1 and node is not None and node.name.startswith("mean "):
+                raise UsageError(
+                    f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of its"
+                    f" {self.plan.microbatches} micro-batches; divide by the rows (tokens) of the whole batch:"
+                    " lambda output, target: cross_entropy(output, target, divisor)"
+                )
         return outputs_by_target(result, stage)
 
     def _backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:

@@ -47,6 +47,7 @@ class SharedGradients:
     def __init__(self, comm: Comm, parameters: Mapping[int, Sequence[Parameter]], tied: Sequence[str]) -> None:
         # Every rank tells every other which parameters it has, by a digest of name and values.
         self.comm = comm
+        _check_names(parameters)
         self.mine = {(stage, p.name): p for stage, ps in parameters.items() for p in ps if p.requires_grad}
         names = {_word(name): name for _, name in self.mine}
         rows = [[stage, _word(name), *_digest(parameter)] for (stage, name), parameter in self.mine.items()]
@@ -56,6 +57,8 @@ class SharedGradients:
             if _word(name) not in on_any_rank:
                 hint = nearest(name, names.values())
                 raise UsageError(f"tied parameter {name!r} is on no stage{hint}; name one of the stages' parameters")
+
+        _check_untied(table, set(tied), self.mine)
 
         # A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
         tied_words = {_word(name) for name in tied}
@@ -134,6 +137,37 @@ def sum_over_places(comm: Comm, group: Group, sums: Mapping[Place, Any]) -> Any:
             of_stage = by_place[place] if of_stage is None else of_stage + by_place[place]
         total = of_stage if total is None else total + of_stage
     return total
+
+
+def _check_names(parameters: Mapping[int, Sequence[Parameter]]) -> None:
+    """Raise UsageError when two trained parameters of one stage have one name, by which they are told apart."""
+    for stage, members in parameters.items():
+        names = [parameter.name for parameter in members if parameter.requires_grad]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"two parameters of stage {stage} are called {twice!r}; call module.initialize(seed, prefix=...), which"
+                " names every parameter by its path and draws its values"
+            )
+
+
+def _check_untied(table: Sequence[list[int]], tied: set[str], mine: Mapping[tuple[int, str], Parameter]) -> None:
+    """Raise UsageError, on the ranks that have it, for one parameter on two stages that is not declared as tied.
+
+    Copies of one parameter begin with equal values. Constants (of norms, of biases) are equal in any two layers, so
+    they say nothing.
+    """
+    for (stage, name), parameter in mine.items():
+        if name in tied or (parameter.init is not None and parameter.init[0] == "constant"):
+            continue
+        own = [stage, _word(name), *_digest(parameter)]
+        for rank, *other in table:
+            if other[0] != stage and other[1:] == own[1:]:
+                raise UsageError(
+                    f"parameter {name!r} is on stage {stage} and, with the same values, on stage {other[0]} of rank"
+                    f" {rank}, and the two would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each"
+                    " stage's parameters names of their own with module.initialize(seed, prefix=...)"
+                )
 
 
 def _local(parameter: Parameter) -> Any:

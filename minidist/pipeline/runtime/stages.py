@@ -87,9 +87,20 @@ def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
     for value in result if isinstance(result, (tuple, list)) else [result]:
         if isinstance(value, SkipConnection):
             outputs.setdefault(value.stage, []).append(value.tensor)
+            value = value.tensor
         else:
             outputs[stage + 1].append(value)
+        # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
+        if not isinstance(value, Tensor):
+            raise UsageError(
+                f"stage {stage} (or the loss after it) returned {_kind(value)} where a Tensor is needed; return a"
+                " Tensor, or a tuple of Tensors and SkipConnection(stage, tensor)"
+            )
     return outputs
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:

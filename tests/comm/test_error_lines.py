@@ -1,0 +1,92 @@
+"""An error of ours in a user's program is one sentence and the user's line; the traceback comes when asked for."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.mpi_runner import mpiexec
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import numpy as np
+from minidist.autograd import Tensor
+from minidist.comm import launch
+from minidist.nn import Linear
+
+
+def forward(model):
+    return model(Tensor(np.ones((4, 7), np.float32)))  # line 9
+
+
+def main(comm):
+    return forward(Linear(8, 3))
+
+
+if __name__ == "__main__":
+    launch(main)
+"""
+
+
+def run(folder, *command, **variables):
+    environment = {name: value for name, value in os.environ.items() if name != "MINIDIST_TRACEBACK"}
+    environment |= {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "program.py").write_text(SCRIPT)
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            def order(p, m):
+                rows = []
+                return rows[p]  # line 4
+            """
+        )
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [("program.py",), ("-m", "minidist", "run", "program.py")])
+def test_an_error_names_the_innermost_line_of_the_users_program(folder, command):
+    answer = run(folder, sys.executable, *command, "--ranks", "2")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("minidist: linear: shapes (4, 7) and (3, 8) do not fit")
+    assert "\n  at program.py:9 (--traceback or MINIDIST_TRACEBACK=1" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "minidist/" not in answer.stderr
+
+
+@pytest.mark.parametrize(("flag", "variable"), [(["--traceback"], "0"), ([], "1")])
+def test_the_traceback_comes_when_asked_for(folder, flag, variable):
+    answer = run(folder, sys.executable, "program.py", "--ranks", "2", *flag, MINIDIST_TRACEBACK=variable)
+    assert answer.returncode == 1
+    assert "Traceback (most recent call last)" in answer.stderr
+    assert "in forward" in answer.stderr
+    assert "minidist/autograd/linear.py" in answer.stderr
+
+
+def test_a_users_schedule_function_that_raises_is_named_with_its_line(folder):
+    answer = run(
+        folder, sys.executable, "-m", "minidist", "schedule", "mine.py:order", "--stages", "2", "--microbatches", "4"
+    )
+    assert answer.returncode == 2
+    assert "mine.py:order(2, 4) raised IndexError" in answer.stderr
+    assert "at mine.py:4 " in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="no mpiexec")
+def test_an_error_under_mpiexec_names_the_line(folder):
+    answer = run(folder, mpiexec(), "-n", "2", sys.executable, "program.py")
+    assert answer.returncode != 0
+    assert "linear: shapes (4, 7) and (3, 8) do not fit" in answer.stderr
+    assert "at program.py:9 " in answer.stderr
+    assert "Traceback" not in answer.stderr

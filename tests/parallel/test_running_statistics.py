@@ -1,0 +1,148 @@
+"""Batch norm with several ranks: all evaluate one model, that of one device with the same micro-batches."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.base.errors import UsageError
+from minidist.base.random import batch_coordinates
+from minidist.collectives import all_reduce
+from minidist.comm import SimWorld, init_device_mesh
+from minidist.nn import BatchNorm, Linear, Module
+from minidist.optim import SGD
+from minidist.parallel import (
+    DistributedDataParallel,
+    ZeroOptimizer,
+    fully_shard,
+    gather_tensors,
+    sharded_parameters,
+    shards_of,
+)
+
+STEPS, ROWS = 3, 5
+
+
+class Net(Module):
+    def __init__(self):
+        self.first, self.norm = Linear(4, 6, dtype=np.float64), BatchNorm(6, dtype=np.float64)
+        self.last = Linear(6, 3, dtype=np.float64)
+        self.initialize(2)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+def batch(step, number):
+    """Micro-batches of unequal size: statistics are weighted by rows."""
+    rng, rows = np.random.default_rng([step, number]), ROWS + number
+    return rng.standard_normal((rows, 4)), rng.integers(0, 3, rows)
+
+
+def loss_of(model, step, number, count):
+    x, targets = batch(step, number)
+    with batch_coordinates(step, 100 * number):
+        return cross_entropy(model(Tensor(x)), targets, float(sum(ROWS + i for i in range(count))))
+
+
+def evaluate(model):
+    model.eval()
+    y = model(Tensor(np.random.default_rng(9).standard_normal((7, 4)))).data.copy()
+    model.train()
+    return y
+
+
+def one_device(count):
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.5)
+    for step in range(STEPS):
+        model.zero_grad()
+        for number in range(count):
+            loss_of(model, step, number, count).backward()
+        optimizer.step()
+    return evaluate(model), {name: array.copy() for name, array in model.state_dict().items()}
+
+
+def data_parallel(comm, local):
+    model = Net()
+    wrapped = DistributedDataParallel(model, comm, reduction="sum")
+    optimizer = SGD(wrapped.flat, lr=0.5)
+    for step in range(STEPS):
+        wrapped.zero_grad()
+        for i in range(local):
+            loss_of(wrapped, step, comm.rank * local + i, comm.size * local).backward()
+        optimizer.step()
+    # Through the wrapper and without it, on one rank alone as well.
+    result = evaluate(wrapped) if comm.rank == 0 else evaluate(model)
+    return result, copy.deepcopy(model).state_dict()
+
+
+def zero(comm, local):
+    model = Net()
+    optimizer = ZeroOptimizer(model, SGD, comm=comm, stage=2, reduction="sum", lr=0.5)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for i in range(local):
+            loss_of(model, step, comm.rank * local + i, comm.size * local).backward()
+        optimizer.step()
+    return evaluate(model), model.state_dict()
+
+
+def sharded(comm, local, hybrid=False):
+    model = Net()
+    mesh = init_device_mesh(comm, (2, comm.size // 2), ("replicate", "shard")) if hybrid else comm
+    fully_shard(model.first, mesh=mesh, reduction="sum")
+    fully_shard(model, mesh=mesh, reduction="sum")
+    optimizer = SGD(sharded_parameters(model), lr=0.5)
+    for step in range(STEPS):
+        model.zero_grad()
+        for i in range(local):
+            loss_of(model, step, comm.rank * local + i, comm.size * local).backward()
+        optimizer.step()
+    state = {**gather_tensors(shards_of(model), optimizer)["weights"], **dict(model.named_buffers())}
+    return evaluate(model), state
+
+
+@pytest.mark.parametrize("local", [1, 2])
+@pytest.mark.parametrize("train", [data_parallel, zero, sharded, lambda c, k: sharded(c, k, hybrid=True)])
+def test_every_rank_evaluates_the_model_of_one_device(train, local):
+    y, state = one_device(4 * local)
+    results = SimWorld(4).run(train, local)
+    for mine, values in results:
+        assert values.keys() == state.keys() >= {"norm.running_mean", "norm.running_var"}
+        for name in state:
+            np.testing.assert_allclose(values[name], state[name], rtol=1e-10, atol=1e-12, err_msg=name)
+            assert np.array_equal(values[name], results[0][1][name])
+        np.testing.assert_allclose(mine, y, rtol=1e-9)
+
+
+def test_running_statistics_are_saved_and_loaded():
+    model, other = Net(), Net()
+    loss_of(model, 0, 0, 1)
+    other.load_state_dict(model.state_dict())
+    assert np.array_equal(evaluate(model), evaluate(other))
+    # Training goes on from them, with a mini-batch of its own, though its step has the same number.
+    for one in (model, other):
+        loss_of(one, 1, 1, 1)
+    assert np.array_equal(evaluate(model), evaluate(other))
+    with pytest.raises(Exception, match=r"'norm.running_mean' is missing"):
+        other.load_state_dict({n: a for n, a in model.state_dict().items() if n != "norm.running_mean"})
+    with pytest.raises(Exception, match=r"'norm.running_var' has shape \(2,\)"):
+        other.load_state_dict({**model.state_dict(), "norm.running_var": np.ones(2)})
+
+
+def test_batch_norm_outside_batch_coordinates_says_what_it_needs():
+    with pytest.raises(UsageError, match=r"batch normalisation in training needs .*batch_coordinates\(step=...\)"):
+        Net()(Tensor(np.ones((2, 4))))
+    assert Net().eval()(Tensor(np.ones((2, 4)))).shape == (2, 3)
+
+
+def test_statistics_cost_nothing_without_batch_norm():
+    def program(comm):
+        model = DistributedDataParallel(Linear(3, 2), comm)
+        model(Tensor(np.ones((2, 3), np.float32))).sum().backward()
+        all_reduce(comm, np.ones(1))
+        return comm.trace.bytes_by_purpose().get("metrics", 0)
+
+    assert SimWorld(2).run(program) == [0, 0]
