@@ -6,9 +6,10 @@ Proved by: tests/commands/test_cli.py, tests/planning/test_volumes.py
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import write_traces
 from minidist.checkpoint.directory import save_bytes
 from minidist.checkpoint.resume import check_saving
+from minidist.comm import Comm
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
+from minidist.comm.mpi.agreement import check_same_settings
 from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
+from minidist.data import data_digest, load_dataset
 from minidist.equality.compare import Comparison, compare_rank, tier_of
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
@@ -164,9 +168,10 @@ def run_training(
     size = number_of_ranks(config, ranks)
     writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
+    settings = settings_to_agree_on("train", config)
 
     # Only rank 0 shows progress and writes metrics.
-    def main(comm: Any) -> TrainResult:
+    def main(comm: Comm) -> TrainResult:
         return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
 
     started = time.perf_counter()
@@ -176,10 +181,25 @@ def run_training(
         if metrics is not None:
             writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics, config.resume)))
-        outcome = execute(main, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes)
+        outcome = execute(
+            partial(_agreed, settings, main),
+            ranks=None if under_mpiexec() else size,
+            timeout=timeout,
+            eager_bytes=eager_bytes,
+        )
     if not outcome.is_root:
         return None
     return summarize(config, outcome, trace, time.perf_counter() - started, command)
+
+
+def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
+    """Return what every process of mpiexec must have equal: the command, its settings, and the content of its data."""
+    if not under_mpiexec():
+        return {}
+    settings = {flag(name): value for name, value in config.model_dump().items()}
+    # The same data may have another path on another host.
+    del settings["--data"]
+    return {"the command": command, **settings, "the content of --data": data_digest(load_dataset(config.data))}
 
 
 def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float, command: str = "") -> Summary:
@@ -269,7 +289,7 @@ def run_comparison(
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
     outcome = execute(
-        compare_rank,
+        partial(_agreed, settings_to_agree_on("compare", config), compare_rank),
         config,
         expected,
         ranks=None if under_mpiexec() else size,
@@ -298,13 +318,23 @@ def _served_comparison(
 ) -> Comparison | None:
     """Compare a job with a parameter server, after the run, from what all ranks recorded."""
     outcome = execute(
-        serve_and_keep, config, ranks=None if under_mpiexec() else size, timeout=timeout, eager_bytes=eager_bytes
+        partial(_agreed, settings_to_agree_on("compare", config), serve_and_keep),
+        config,
+        ranks=None if under_mpiexec() else size,
+        timeout=timeout,
+        eager_bytes=eager_bytes,
     )
     if not outcome.is_root:
         return None
     if trace is not None:
         write_traces(trace, outcome.traces, world=outcome.world, command=command)
     return compare_served(config, outcome.results, outcome.traces)
+
+
+def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:
+    """Run a rank's part of a job after a check that all ranks have the same settings."""
+    check_same_settings(comm, settings)
+    return main(comm, *arguments)
 
 
 def mesh_of(dims: ParallelDims) -> dict[str, int]:

@@ -1,0 +1,70 @@
+"""Every process of mpiexec has its own command line and its own files: what must be equal is compared at the start.
+
+Ranks with different learning rates or seeds would train on, each by its own settings, and report no error. So each
+rank tells the others a fingerprint of its settings, and only where these differ the settings themselves. Both travel on
+the communicator that the world keeps for itself: they are no part of the trace.
+
+Simulated ranks run one program with one set of settings, so there is nothing to compare.
+
+Proved by: tests/comm/mpi/test_agreement.py
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.base.fingerprint import fingerprint
+from minidist.comm.communicator import Comm
+from minidist.comm.mpi.waits import Entering
+from minidist.comm.mpi.world import MPIWorld
+
+MAX_SHOWN = 8  # ranks of one value that are listed
+
+
+class Agreeing(Entering):
+    """A rank compares its settings with those of all others."""
+
+    def __init__(self, comm: Comm) -> None:
+        super().__init__(comm)
+        self.text = "comparing its settings with those of all ranks"
+
+
+def check_same_settings(comm: Comm, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError, on every rank alike, when the ranks of the world have different settings.
+
+    settings: what must be equal, by the name that a user knows it by. Every rank calls it; in the simulated world
+    nothing happens.
+    """
+    world = comm.world
+    if not isinstance(world, MPIWorld):
+        return
+
+    # The watchdog reports a rank that waits here for one that never comes.
+    world.waiting = Agreeing(comm)
+    mine = {name: str(value) for name, value in settings.items()}
+    prints = world.base.allgather(fingerprint(repr(sorted(mine.items()))).tobytes())
+    if len(set(prints)) > 1:
+        raise UsageError(difference(world.base.allgather(mine)))
+    world.waiting = None
+
+
+def difference(settings: Sequence[Mapping[str, str]]) -> str:
+    """Return the sentence about the settings of all ranks, in rank order: the first that differs, with all values."""
+    names = dict.fromkeys(name for mine in settings for name in mine)
+    different = [name for name in names if len({mine.get(name) for mine in settings}) > 1]
+
+    # Which ranks have which value.
+    ranks: dict[str | None, list[int]] = {}
+    for rank, mine in enumerate(settings):
+        ranks.setdefault(mine.get(different[0]), []).append(rank)
+    values = ", ".join(f"{'absent' if value is None else value[:80]} on {_ranks(who)}" for value, who in ranks.items())
+    others = f" (and {', '.join(different[1:4])}{', ...' if len(different) > 4 else ''})" if different[1:] else ""
+    return (
+        f"the ranks were started with different settings: {different[0]} is {values}{others}; start every rank with the"
+        " same command line and files"
+    )
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers[:MAX_SHOWN])) + (", ..." if len(numbers) > MAX_SHOWN else "")
+    return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"

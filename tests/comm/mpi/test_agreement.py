@@ -1,0 +1,81 @@
+"""Ranks that were started with different settings: one sentence that names the setting, the ranks and the values."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
+from minidist.comm.launcher import mpiexec_command
+from minidist.comm.mpi.agreement import check_same_settings, difference
+from minidist.commands import runner
+from minidist.commands.runner import settings_to_agree_on
+from minidist.config.train_config import TrainConfig
+
+JOB = ["-m", "minidist", "train", "--model", "mlp", "--width", "8", "--steps", "2", "--dp", "2"]
+
+
+def started(tmp_path, first, second):
+    """The end of a job of two processes with a command line each."""
+    pytest.importorskip("mpi4py")
+    command, environment = mpiexec_command(1, [*first, "--trace", str(tmp_path / "t.jsonl")])
+    # mpiexec's own syntax for several programs.
+    words = [*command, ":", "-n", "1", sys.executable, *second, "--trace", str(tmp_path / "t.jsonl")]
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "sentence"),
+    [
+        (["--lr", "1e-3"], ["--lr", "1e-1"], "--lr is 0.001 on rank 0, 0.1 on rank 1; start every rank with the same"),
+        (["--zero", "1"], ["--zero", "2", "--seed", "3"], "--seed is 0 on rank 0, 3 on rank 1 (and --zero)"),
+    ],
+    ids=["lr", "zero"],
+)
+def test_two_settings_under_mpiexec(one, other, sentence, tmp_path):
+    done = started(tmp_path, [*JOB, *one], [*JOB, *other])
+    assert done.returncode == 2, done.stderr
+    assert f"the ranks were started with different settings: {sentence}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_content_under_the_same_name(tmp_path, monkeypatch):
+    """Two hosts, each with a file of its own: the content must be equal, the path need not."""
+    monkeypatch.setattr(runner, "under_mpiexec", lambda: True)
+    settings = []
+    for name, text in (("a", b"x" * 400), ("b", b"x" * 400), ("c", b"x" * 399 + b"y")):
+        (tmp_path / name).write_bytes(text)
+        settings.append(settings_to_agree_on("train", TrainConfig.make(data=f"text:{tmp_path}/{name}")))
+    assert settings[0] == settings[1]
+    assert "different settings: the content of --data is" in difference([settings[0], settings[2]])
+    compared = settings_to_agree_on("compare", TrainConfig.make(data=f"text:{tmp_path}/a"))
+    assert "the command is train on rank 0, compare on rank 1;" in difference([settings[0], compared])
+
+
+def test_the_sentence_groups_ranks_by_value():
+    settings = [{"--lr": "1", "--clip": "None"}] * 12
+    settings[3] = settings[5] = {"--lr": "2", "--clip": "1"}
+    assert difference(settings) == (
+        "the ranks were started with different settings: --lr is 1 on ranks 0, 1, 2, 4, 6, 7, 8, 9, ..., 2 on ranks 3,"
+        " 5 (and --clip); start every rank with the same command line and files"
+    )
+    assert "--b is absent on rank 0, 7 on rank 1;" in difference([{"--a": "1"}, {"--a": "1", "--b": "7"}])
+    assert len(difference([{"--data": "x" * 10**6}, {"--data": "y" * 10**6}])) < 500
+
+
+@pytest.mark.mpi(3)
+def test_every_rank_hears_of_a_difference(comm):
+    check_same_settings(comm, {"--lr": 1.0})
+    with pytest.raises(UsageError, match="--lr is 1 on ranks 0, 1, 3 on rank 2; start"):
+        check_same_settings(comm, {"--lr": 3 if comm.rank == 2 else 1})
+    check_same_settings(comm, {})
+
+
+def test_simulated_ranks_have_one_set_of_settings():
+    world = SimWorld(2)
+    world.run(lambda comm: check_same_settings(comm, {"--lr": 1}))
+    assert not any(trace.messages for trace in world.traces)
