@@ -8,15 +8,18 @@ Proved by: tests/base/test_process.py
 """
 
 import ctypes
+import os
 import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_SINGLE_THREADED = 1  # Accelerate's BLAS_THREADING_SINGLE_THREADED
 
 
 def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict[str, object]:
     """Set the number of BLAS threads (None leaves it) and keep freed memory. Returns what was done, for reports.
 
+    threadpoolctl knows every BLAS but Apple's Accelerate, which NumPy's wheels for macOS use; see `_limit_accelerate`.
     `mallopt` is glibc's; elsewhere, or when it refuses, "keep_memory" is False in the answer and nothing is changed.
     Blocks of up to 32 MiB (glibc's largest allowed threshold) come from the heap, which is trimmed only above 512 MiB.
     """
@@ -25,6 +28,8 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
         import threadpoolctl
 
         threadpoolctl.threadpool_limits(limits=blas_threads)
+        if sys.platform == "darwin":
+            _limit_accelerate(blas_threads)
         done["blas_threads"] = blas_threads
     if keep_memory and sys.platform.startswith("linux"):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -33,3 +38,27 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
             trim_set = mallopt(_M_TRIM_THRESHOLD, 512 * 1024 * 1024) == 1
             done["keep_memory"] = mmap_set and trim_set
     return done
+
+
+def _limit_accelerate(threads: int) -> None:
+    """Let Apple's Accelerate compute with one thread: it knows one and all, and nothing between.
+
+    macOS 15 has a call for it; before, the library reads a variable when it first computes, and so do child processes.
+    """
+    if threads != 1:
+        return
+    os.environ.setdefault("VECLIB_MAXIMUM_THREADS", "1")
+    try:
+        accelerate = ctypes.CDLL("/System/Library/Frameworks/Accelerate.framework/Accelerate")
+    except OSError:  # NumPy was built with another BLAS
+        return
+    set_threading = getattr(accelerate, "BLASSetThreading", None)
+    if set_threading is not None:
+        set_threading(ctypes.c_uint(_SINGLE_THREADED))
+
+
+def usable_cores() -> list[int]:
+    """Return the cores that this process may use; where the system does not say which (macOS, Windows), all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

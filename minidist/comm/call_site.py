@@ -38,7 +38,7 @@ class CallSite(NamedTuple):
             return f"{_cell(self.filename)}, line {self.line}"
         try:
             return f"{path.relative_to(Path.cwd())}:{self.line}"
-        except ValueError:
+        except (ValueError, OSError):  # elsewhere, or the working directory was removed
             return f"{path}:{self.line}"
 
 

@@ -11,8 +11,8 @@ Proved by: tests/comm/mpi/test_failures.py, tests/test_mpi_examples.py
 import argparse
 import difflib
 import os
+import pickle
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minidist.base.errors import MinidistError, UsageError, nearest
+from minidist.base.interrupts import EXIT_CODE, interruption
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
 from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
+from minidist.comm.mpi.start import give_up, refuse
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.world import SimWorld
 
@@ -74,9 +76,16 @@ def launch(
         for note in getattr(end, "__notes__", ()):
             print(f"minidist: SystemExit {end.code} {note}; the run ends", file=sys.stderr)
         raise
+    except KeyboardInterrupt as end:
+        print(interrupted(end), file=sys.stderr, flush=True)
+        sys.exit(EXIT_CODE)
     except MinidistError as error:
-        print("minidist: " + "\n  ".join(lines_of(error)), file=sys.stderr)
-        sys.exit(error.exit_code)
+        refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
+
+
+def interrupted(error: KeyboardInterrupt) -> str:
+    """Return the line that is printed when Ctrl-C has ended a run; `execute` has noted where it was."""
+    return " ".join(["minidist: interrupted", *getattr(error, "__notes__", ())])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -173,6 +182,10 @@ def execute(
         world = SimWorld(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
         try:
             results = world.run(main, *arguments)
+        except KeyboardInterrupt as error:
+            if world.place:
+                error.add_note(f"in {world.place}")
+            raise
         except Exception:
             if trace:  # the picture of a deadlock is drawn from what was recorded up to it
                 write_traces(trace, world.traces, world="simulated")
@@ -187,8 +200,17 @@ def execute(
 
 def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
     """Be one rank. Any exception is printed with this rank's number and ends the whole job: no rank is left waiting."""
-    # An error before this line is raised as usual: without a world there is no job to end.
-    world = MPIWorld(**options)
+    # Wrong input, found before the world is made: `launch` or the command line tells the other ranks.
+    try:
+        world = MPIWorld(**options)
+    except (MinidistError, SystemExit):
+        raise
+    except KeyboardInterrupt:
+        give_up(interruption("the start of MPI"), EXIT_CODE)
+    except Exception:
+        give_up(f"the world cannot be made\n{traceback.format_exc()}", 1)
+
+    # Then every error ends the job.
     try:
         try:
             local = world.run(main, *arguments)
@@ -197,46 +219,51 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
                 raise
             world.finish()  # `sys.exit()` is one way to return
             local = [None]
-        # Pickled and sent to rank 0, which alone prints and writes.
-        everything = world.base.gather((local[0], world.trace))  # on MPI's own communicator: not in the trace
+        # Sent to rank 0, which alone prints and writes.
+        everything = world.base.gather(packed(world, local[0]))  # on MPI's own communicator: not in the trace
         world.close()
     except BaseException as error:
         end_job(world, error)
-    results = [result for result, _ in everything or ()]
-    return Outcome("mpi", world.size, local, results, [trace for _, trace in everything or ()])
+    by_rank = [pickle.loads(data) for data in everything or ()]
+    return Outcome("mpi", world.size, local, [result for result, _ in by_rank], [trace for _, trace in by_rank])
+
+
+def packed(world: MPIWorld, result: Any) -> bytes:
+    """Return a rank's result and trace in bytes; UsageError when the result cannot be sent."""
+    try:
+        return pickle.dumps((result, world.trace))
+    except Exception as error:
+        raise UsageError(
+            f"rank {world.rank}: its result, a {type(result).__name__}, cannot be sent to rank 0"
+            f" ({type(error).__name__}: {str(error)[:80]}); return arrays, numbers or text, or nothing"
+        ) from None
 
 
 def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
-    """Print what went wrong on this rank and end all processes. Does not return."""
-    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    """Print what went wrong on this rank, once for all ranks that say the same, and end all processes."""
+    code = EXIT_CODE if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
 
-    # The text: one sentence for an error that says all, a traceback for any other.
-    try:
-        place = f"rank {world.rank} of {world.size}"
+    # The text: one sentence for an error that says all, a traceback for any other. What it says is the key.
+    place, text, key = f"rank {world.rank} of {world.size}", "", ""
+    with suppress(Exception):  # whatever happens while it is made and printed, the job ends
         if isinstance(error, MinidistError):
             text = "\n  ".join(lines_of(error))
             if not text.startswith(f"rank {world.rank}:"):
                 text = f"rank {world.rank}: {text}"
-        elif isinstance(error, SystemExit | KeyboardInterrupt):
-            text = f"{place}: {type(error).__name__} {error}; the job ends."
+        elif isinstance(error, KeyboardInterrupt):
+            text, key = f"{place}: {interruption(world.place)}", "interrupted"
+        elif isinstance(error, SystemExit):
+            text = f"{place}: SystemExit {error}; the job ends."
         else:
             text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
-
-        # Whatever happens while it is printed, the job ends.
         sys.stdout.flush()  # Abort would lose what was printed before
-        print(f"minidist: {text}", file=sys.stderr, flush=True)
-        if world.watchdog:
-            with suppress(Exception):  # a full disk must not keep the others waiting
-                world.watchdog.write()
-        time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
-    finally:
-        world.MPI.COMM_WORLD.Abort(code)
-        os._exit(code)  # some libraries return from Abort
+    world.end(f"minidist: {text or place}", code, key or text.replace(f"rank {world.rank}", "rank"))
 
 
 def tune() -> None:
     """Set one BLAS thread per rank, unless the user chose a number, and an allocator that keeps memory."""
-    chosen = any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    chosen = any(name in os.environ for name in names)
     tune_process(None if chosen else 1)

@@ -101,6 +101,7 @@ class World(Protocol):
     kind: str  # "simulated" | "mpi"
     checks: bool  # compare headers and watch buffers in flight
     unchecked: bool  # nothing is checked or recorded: `exchange` may shorten a sendrecv
+    place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
 
     @property
     def dead(self) -> dict[int, float]:
@@ -257,8 +258,8 @@ class PointToPoint:
         site = self.site or call_site(sys._getframe(2))
         if tag is None:
             tag = self.tag
-        elif tag.__class__ is not int:
-            tag = operator.index(tag)
+        if tag.__class__ is not int or peer.__class__ is not int:
+            tag, peer = self._whole("tag", tag, site), self._whole("rank", peer, site)
 
         # Refuse what no world could send, where the caller can see it.
         if not 0 <= tag <= MAX_TAG:
@@ -276,6 +277,16 @@ class PointToPoint:
                 f"convert it to numbers, or use send_object, at {site}"
             )
         return self.world.post(self, kind, array, peer, tag, site, guarded)
+
+    def _whole(self, what: str, value: Any, site: CallSite) -> int:
+        """Return a rank or a tag as an int of Python's; one of NumPy's would go into traces and reports."""
+        try:
+            return operator.index(value)
+        except TypeError:
+            raise UsageError(
+                f"rank {self.rank}: the {what} of a message is {str(value)[:80]!r}, a {type(value).__name__},"
+                f" at {site}; pass an integer"
+            ) from None
 
     def collective(self, operation: str, equal: str = "") -> "PointToPoint":
         """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""

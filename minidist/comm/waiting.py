@@ -30,7 +30,11 @@ def error_line(error: BaseException | None) -> str:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     where = f", raised at {CallSite(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
-    return f"{type(error).__name__}: {error}{where}"
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    return f"{type(error).__name__}: {text}{where}"
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:

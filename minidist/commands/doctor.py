@@ -19,9 +19,10 @@ from typing import Any
 
 from minidist import __version__
 from minidist.base.errors import LauncherError
-from minidist.base.process import tune_process
-from minidist.comm.launched import launched_size
+from minidist.base.process import tune_process, usable_cores
+from minidist.comm.launched import check_family, load_mpi
 from minidist.comm.launcher import find_mpiexec, launcher_version
+from minidist.comm.mpi.start import Starting, start_limit
 from minidist.commands.output import Result, json_or_table
 
 
@@ -58,7 +59,7 @@ def examine() -> list[Finding] | None:
     return [
         Finding("minidist", True, f"{__version__}, Python {platform.python_version()} at {sys.executable}"),
         _blas(),
-        Finding("cores", True, f"{len(os.sched_getaffinity(0))} usable by this process"),
+        Finding("cores", True, f"{len(usable_cores())} usable by this process"),
         _memory(),
         *_mpi(),
         *together,
@@ -105,10 +106,8 @@ def _mpi() -> list[Finding]:
 
     # [2] The library that mpi4py loads.
     try:
-        from mpi4py import MPI
-
-        library = _library(MPI)
-    except ImportError as error:
+        library = _library(load_mpi())
+    except LauncherError as error:
         return [Finding("mpi", False, f"mpi4py does not find its MPI library: {error}"), launcher]
 
     # [3] Do they belong together? A launcher of the other kind starts ranks that do not find each other.
@@ -196,13 +195,6 @@ def launcher_finding(environment: Mapping[str, str], mpi_size: int) -> Finding:
             f"{text}; MPI sees {mpi_size}: launcher and MPI library do not belong together. Use the mpiexec beside this"
             " Python, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)",
         )
-    if launched_size(dict(environment)) is None:
-        return Finding(
-            "launcher",
-            False,
-            f"{text}; MPI sees {mpi_size}, but minidist does not know of them: export MINIDIST_SIZE=$SLURM_NTASKS"
-            " before srun",
-        )
     return Finding("launcher", True, f"{text}; MPI sees {mpi_size}")
 
 
@@ -212,9 +204,13 @@ def ranks_together() -> list[Finding] | None:
     if found is None or importlib.util.find_spec("mpi4py") is None:
         return [launcher_finding(os.environ, 1)]
     try:
-        from mpi4py import MPI
-    except ImportError:
-        return [launcher_finding(os.environ, 1)]
+        MPI = load_mpi()
+        check_family(MPI.Get_library_version())
+    except LauncherError as error:
+        # MPI would end every process; one of them says why.
+        return [Finding("launcher", False, f"{found[0]}; {error}")] if found[1] == 0 else None
+    with Starting(start_limit()) as starting:
+        starting.start_mpi()
 
     # All ranks get here: the allgather is collective, and the times need a partner of rank 0.
     world = MPI.COMM_WORLD
@@ -237,7 +233,7 @@ def _facts(MPI: Any) -> RankFacts:
         MPI.COMM_WORLD.size,
         MPI.Get_processor_name(),
         f"{software} in {sys.prefix}",
-        tuple(sorted(os.sched_getaffinity(0))),
+        tuple(usable_cores()),
         max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1),
     )
 

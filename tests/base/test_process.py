@@ -1,10 +1,16 @@
 """Process settings, in a process of their own."""
 
+import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 import minidist
+from minidist.base import process
 
 CODE = """
 import resource, sys
@@ -29,3 +35,19 @@ if done["keep_memory"]:
 
 def test_one_blas_thread_and_memory_that_stays():
     subprocess.run([sys.executable, "-c", CODE], check=True, cwd=Path(minidist.__file__).parents[1])
+
+
+@pytest.mark.parametrize("has_call", [True, False])
+def test_apple_s_accelerate_gets_one_thread(monkeypatch, has_call):
+    """threadpoolctl does not know it. macOS 15 has a call, older systems a variable."""
+    calls = []
+    library = SimpleNamespace(BLASSetThreading=lambda mode: calls.append(mode.value)) if has_call else SimpleNamespace()
+    monkeypatch.setattr(process, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(process, "ctypes", SimpleNamespace(CDLL=lambda path: library, c_uint=ctypes.c_uint))
+    monkeypatch.setenv("VECLIB_MAXIMUM_THREADS", "4")
+    monkeypatch.delenv("VECLIB_MAXIMUM_THREADS")
+    process._limit_accelerate(2)  # all or one, nothing between
+    assert calls == []
+    process.tune_process(1, keep_memory=False)
+    assert calls == ([1] if has_call else [])
+    assert os.environ["VECLIB_MAXIMUM_THREADS"] == "1"

@@ -1,10 +1,14 @@
 """`minidist doctor` under launchers: sizes that must agree, hosts, software and cores of all ranks."""
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
+from minidist.base.process import usable_cores
 from minidist.comm.launcher import run_under_mpiexec
+from minidist.commands import doctor
 from minidist.commands.doctor import RankFacts, judge_ranks, launcher_finding, launcher_of, spans
 from tests.mpi_runner import mpiexec
 
@@ -26,8 +30,8 @@ def test_a_launcher_is_recognised_by_its_variables():
         ({}, 1, True, "none, this is one process"),
         (HYDRA, 2, True, "PMI_SIZE 2); MPI sees 2"),
         (HYDRA, 1, False, "do not belong together"),
-        (PMIX, 8, False, "export MINIDIST_SIZE=$SLURM_NTASKS"),
-        ({**PMIX, "MINIDIST_SIZE": "8"}, 8, True, "MPI sees 8"),
+        (PMIX, 8, True, "Slurm's srun (SLURM_PROCID 3, SLURM_STEP_NUM_TASKS 8); MPI sees 8"),
+        (PMIX, 1, False, "do not belong together"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, 1, False, "torchrun starts no MPI processes"),
     ],
 )
@@ -55,6 +59,31 @@ def test_ranks_are_judged_host_by_host():
 
 def test_runs_of_ranks_are_written_short():
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_of_another_mpi_is_reported_by_rank_0_alone(rank, monkeypatch):
+    """MPICH would end the process inside MPI_Init, with a page of PMIx's errors."""
+    monkeypatch.setattr(doctor, "load_mpi", lambda: SimpleNamespace(Get_library_version=lambda: "MPICH Version: 5.0.2"))
+    for name, value in {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PMI_SIZE", "MPI4PY_CHECK_MPIEXEC"):
+        monkeypatch.delenv(name, raising=False)
+    findings = doctor.ranks_together()
+    if rank:
+        assert findings is None
+        return
+    (finding,) = findings
+    assert (finding.name, finding.ok) == ("launcher", False)
+    assert "Open MPI's mpiexec started this process, but the MPI library of this Python is MPICH" in finding.text
+
+
+def test_a_system_that_does_not_say_which_cores(monkeypatch):
+    """macOS and Windows."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cores() == [0, 1, 2]
+    assert [f.text for f in doctor.examine() if f.name == "cores"] == ["3 usable by this process"]
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec on this machine")

@@ -56,6 +56,7 @@ class Watched(Protocol):
     rank: int
     size: int
     state: str  # "computing" | "returned"
+    place: str  # where the program says that it is
     waiting: Wait  # of the main program
     handling: BaseException | None  # the exception that led into the wait
     completed: int  # messages

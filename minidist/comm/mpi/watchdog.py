@@ -7,24 +7,24 @@ rank that has waited longer than the timeout reads all of them, prints one repor
     rank 0   waits ... timeout ──▶ read rank*.json, rank*.trace.jsonl ──▶ report ──▶ Abort
     rank 1   waits ... writes what it waits in ──▶ rank1.json, rank1.trace.jsonl
 
-Proved by: tests/comm/mpi/test_failures.py
+When no rank waits and all of them compute for longer than the timeout, rank 0 says so, and the job goes on: nobody but
+the user can tell whether it should.
+
+Proved by: tests/comm/mpi/test_failures.py, tests/comm/mpi/test_watchdog.py
 """
 
-import json
-import os
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from minidist.base.trace import MessageEvent
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.mpi.hints import hints
+from minidist.comm.mpi.job_folder import JobFolder
 from minidist.comm.mpi.waits import Entering, Exchanging, Watched
 from minidist.comm.point_to_point import ANY, Request, Work
 from minidist.comm.waiting import Waiting, error_line, find_cycle
@@ -35,18 +35,16 @@ _values = attrgetter(*_FIELDS)
 
 
 class Watchdog:
-    """Watches one rank of an MPIWorld until `stop()`. Making one is a call of all ranks."""
+    """Watches one rank of an MPIWorld until `stop()`. Its thread outlives every error but the end of the process."""
 
-    def __init__(self, world: Watched, timeout: float) -> None:
-        self.world, self.timeout = world, timeout
+    def __init__(self, world: Watched, timeout: float, folder: JobFolder) -> None:
+        self.world, self.timeout, self.folder = world, timeout, folder
         self.interval = min(INTERVAL, timeout / 4)
 
-        # One folder for the job: rank 0 makes it and tells the others.
-        folder = world.base.bcast(tempfile.mkdtemp(prefix="minidist-") if world.rank == 0 else None)
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)  # on another host it is not there yet
-
         self.written = 0
+        self.writing = threading.Lock()  # the main program writes, too, when it ends the job
+        self.silence = 0.0  # seconds for which this rank has computed without a message
+        self.patience = timeout  # the silence that is reported next
         self.main_thread = threading.get_ident()
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watchdog")
@@ -56,60 +54,64 @@ class Watchdog:
         """End the watch and remove the files: the rank is done."""
         self.stopping.set()
         self.thread.join()
-        for path in (self._state_file(self.world.rank), self._trace_file(self.world.rank)):
-            path.unlink(missing_ok=True)
-        with suppress(OSError):
-            self.folder.rmdir()  # the last rank of a host succeeds
+        self.folder.leave(self.world.rank)
 
-    def _state_file(self, rank: int) -> Path:
-        return self.folder / f"rank{rank}.json"
-
-    def _trace_file(self, rank: int) -> Path:
-        return self.folder / f"rank{rank}.trace.jsonl"
+    def discard(self) -> None:
+        """End the watch and remove the job's folder: the job ends, and no report names the folder."""
+        self.stopping.set()
+        with self.writing:
+            self.folder.discard()
 
     def _watch(self) -> None:
         # The clock starts again with each new wait, and with each message that a stream completes meanwhile.
         self.write()
         seen: object = None
-        completed, since = -1, time.monotonic()
+        signs: object = None
+        since = time.monotonic()
         while not self.stopping.wait(self.interval):
-            now = self.world.waiting
-            if now is not seen or now is None or self.world.completed != completed:  # streams may be busy meanwhile
-                seen, completed, since = now, self.world.completed, time.monotonic()
+            now, moment = self.world.waiting, time.monotonic()
+            if now is not seen or (self.world.completed, self.world.place) != signs:  # streams may be busy meanwhile
+                seen, signs, since = now, (self.world.completed, self.world.place), moment
+                self.patience = self.timeout
+            self.silence = moment - since if now is None else 0.0
             self.write()
-            if now is not None and time.monotonic() - since > self.timeout:
+            if now is not None and moment - since > self.timeout:
                 self.report()
                 return
+            if self.world.rank == 0 and self.silence > self.patience:
+                self._say_that_all_compute()
 
     def write(self) -> None:
         """Write this rank's state, and what is new in its trace, into its files."""
-        # The state goes through a file of another name, so that no reader sees half of it.
-        path = self._state_file(self.world.rank)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._state()))
-        temporary.rename(path)
-
-        messages = self.world.trace.messages
-        if len(messages) > self.written:
-            new = messages[self.written :]
-            with self._trace_file(self.world.rank).open("a") as file:
-                for message in new:
-                    file.write(json.dumps({"event": "message", **_as_dict(message)}) + "\n")
-            self.written += len(new)
+        with self.writing:
+            if self.stopping.is_set():
+                return
+            self.folder.write_state(self.world.rank, self._state())
+            new = self.world.trace.messages[self.written :]
+            if new and self.folder.append_messages(self.world.rank, map(_as_dict, new)):
+                self.written += len(new)
 
     def _state(self) -> dict[str, object]:
         """Return what this rank does now: rank, state, peers, and what it waits in, with the line."""
+        state: dict[str, object] = {"rank": self.world.rank, "state": self.world.state, "peers": []}
+        if self.world.state == "returned":
+            return state
+        # The rank goes on while it is looked at, and what it waits in may describe itself by a program of the user's.
+        try:
+            return state | self._waiting()
+        except Exception as error:
+            return state | {"what": f"something that cannot be described ({type(error).__name__})"}
+
+    def _waiting(self) -> dict[str, object]:
         world, now = self.world, self.world.waiting
         waiting = Exchanging(*now) if isinstance(now, tuple) else now
-        state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
-        if world.state == "returned":
-            return state
         if waiting is None:
-            return state | {"what": f"computing at {self._site()}"}
+            return {"what": f"computing at {self._site()}", "silence": self.silence}
 
         # What it waits in, and which ranks could end the wait.
         assert isinstance(waiting, Request | Work | Entering | Exchanging)
         what = waiting.describe()
+        state: dict[str, object] = {}
         if isinstance(waiting, Request):
             members = waiting.comm.members
             others = [member for member in members if member != world.rank]
@@ -135,19 +137,33 @@ class Watchdog:
         """Return where the main program is. While a stream runs, the main program's stack is its greenlet's."""
         return call_site(self.world.main.gr_frame or sys._current_frames().get(self.main_thread))
 
+    # reports ----------------------------------------------------------------------------------------------------------
+
     def report(self) -> None:
         """Print every rank's pending operation (once for the job) and end the job."""
         try:
-            # Creating this file succeeds on one rank alone: that one reports.
-            os.close(os.open(self.folder / "reported", os.O_CREAT | os.O_EXCL))
+            if not self.folder.first("reported"):
+                for _ in range(40):  # another rank reports and ends the job; go on only if it could not
+                    self.write()
+                    time.sleep(self.interval)
+                return
             self._await_the_others()
             print(self.text(), file=sys.stderr, flush=True)
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
-        except FileExistsError:
-            for _ in range(40):  # another rank reports and ends the job; go on only if it could not
-                self.write()
-                time.sleep(self.interval)
-        self.world.MPI.COMM_WORLD.Abort(1)
+        except Exception as error:  # whatever happens, something is said, and the job ends
+            with suppress(Exception):
+                print(
+                    f"minidist: {self._headline()} unknown, because the report failed ({type(error).__name__})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        finally:
+            self.world.MPI.COMM_WORLD.Abort(1)
+
+    def _headline(self) -> str:
+        return (
+            f"no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); every rank's pending operation:"
+        )
 
     def _await_the_others(self) -> None:
         """Wait until each has written what it does now: two looks, or more on a busy machine, at most 5 s."""
@@ -155,31 +171,26 @@ class Watchdog:
         began = time.time()
         time.sleep(1.5 * self.interval)
         self.write()
-        files = [path for rank in range(self.world.size) if (path := self._state_file(rank)).exists()]
-        while time.time() < began + 5 and any(path.exists() and path.stat().st_mtime < began for path in files):
+        others = [rank for rank in range(self.world.size) if rank != self.world.rank and self.folder.written_at(rank)]
+        while time.time() < began + 5 and any((self.folder.written_at(rank) or began) < began for rank in others):
             time.sleep(self.interval / 4)
 
-    def _messages(self, rank: int) -> list[dict[str, Any]]:
-        """Return what a rank has posted so far."""
-        path = self._trace_file(rank)
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def _states(self) -> dict[int, dict[str, Any]]:
+        """Return what each rank does now, of those that have said it; this one's own needs no file."""
+        found = {rank: state for rank in range(self.world.size) if (state := self.folder.state(rank)) is not None}
+        return found | {self.world.rank: self._state()}
 
     def text(self) -> str:
         """Return the report."""
-        lines = [
-            f"minidist: no progress on rank {self.world.rank} for {self.timeout:g} s (--timeout); "
-            "every rank's pending operation:"
-        ]
+        lines = [f"minidist: {self._headline()}"]
 
         # Each rank's own file says what it waits in.
-        waiting, states = [], {}
+        waiting, states = [], self._states()
         for rank in range(self.world.size):
-            path = self._state_file(rank)
-            if not path.exists():
+            state = states.get(rank)
+            if state is None:
                 lines.append(f"  rank {rank}: unknown (it runs on another host, or died before it could write)")
-                continue
-            state = states[rank] = json.loads(path.read_text())
-            if state["state"] == "waiting":
+            elif state["state"] == "waiting":
                 lines.append(f"  rank {rank}: waits in {state['what']}")
                 waiting.append(Waiting(rank, "main", tuple(state["peers"]), state["what"]))
             elif state["state"] == "returned":
@@ -191,9 +202,31 @@ class Watchdog:
         cycle = find_cycle(waiting)
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
-        lines += [f"  hint: {hint}" for hint in hints(states, {rank: self._messages(rank) for rank in states})]
-        lines.append(f"  traces so far: {self.folder}/rank*.trace.jsonl; minidist report {self.folder} draws them")
+        messages = {rank: self.folder.messages(rank) for rank in states}
+        lines += [f"  hint: {hint}" for hint in hints(states, messages)]
+        if any(messages.values()):
+            path = self.folder.path
+            lines.append(f"  traces so far: {path}/rank*.trace.jsonl; minidist report {path} draws them")
         return "\n".join(lines)
+
+    def _say_that_all_compute(self) -> None:
+        """Say that no rank waits and none has sent or received anything for long; after twice the time, say it again.
+
+        A rank that waits makes a report of its own, and one that writes nothing may be on another host.
+        """
+        states = self._states()
+        if any(
+            state["state"] != "computing" or state.get("silence", 0) < self.timeout / 2 for state in states.values()
+        ):
+            return
+        lines = [
+            f"minidist: all ranks have computed for {self.silence:.0f} s without a message (--timeout); the job goes"
+            " on, Ctrl-C ends it:",
+            *(f"  rank {rank}: {state['what']}" for rank, state in sorted(states.items())),
+        ]
+        self.patience = 2 * self.silence
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _as_dict(event: MessageEvent) -> dict[str, Any]:

@@ -16,8 +16,10 @@ Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 """
 
 import contextvars
+import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -26,13 +28,18 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from minidist.base.errors import RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
+from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
+from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.buffers import OpenReceives, changed, checksum
-from minidist.comm.call_site import CallSite
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
-from minidist.comm.launched import check_launcher, import_mpi
+from minidist.comm.launched import check_launcher, launched_rank, launched_size
+from minidist.comm.mpi.interrupts import InterruptWatch
+from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
+from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
@@ -63,24 +70,40 @@ class MPIWorld:
         record: bool = True,
         on_failure: str = "end",
     ) -> None:
-        # MPI itself, and a check that this launcher started it.
-        MPI = import_mpi()
-        self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
-        self.unchecked = not (checks or record or synchronous)
-        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-        check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
-        self.base = MPI.COMM_WORLD.Dup()  # for making groups, and for what this class itself exchanges
-        self.hosts: list[str] = self.base.allgather(MPI.Get_processor_name())
+        # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
+        self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
+        self.watchdog: Watchdog | None = None
+        self.folder = JobFolder(None)
+        with Starting(start_limit() if timeout else 0.0) as starting:
+            self.interrupts = InterruptWatch(self._interrupted)
+            MPI = starting.start_mpi()
+            self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
+            self.unchecked = not (checks or record or synchronous)
+            self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+            check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
+
+            # The first message: who is where, and which rank refuses to start. Rank 0 makes the job's folder.
+            self.hosts, path = meet(MPI, make_job_folder() if self.rank == 0 else None)
+            self.folder = JobFolder(path)
+            if self.hosts.index(self.hosts[self.rank]) == self.rank:
+                remove_old_folders()
+            self.base = MPI.COMM_WORLD.Dup()  # for making groups, and for what this class itself exchanges
+            self._prepare()
+            self.comm = Comm(self, "world", range(self.size), self.rank)
+            if timeout:
+                self.watchdog = Watchdog(self, timeout, self.folder)
+
+    def _prepare(self) -> None:
+        """Make what a run fills in."""
         self.handles: dict[str, Any] = {}  # MPI's communicators, by context
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else self.size
-        self.oversubscribed = self.size > cores
+        self.oversubscribed = self.size > len(usable_cores())
         self.dead: dict[int, float] = {}  # always empty: a death ends the job
 
         # Streams.
         self.streams: dict[str, Stream] = {}
         self.active: list[Stream] = []  # those with work to do
         self.running: Stream | None = None  # None: the main program
-        self.main = getcurrent()
+        self.main, self.thread = getcurrent(), threading.get_ident()
 
         # Messages.
         self.trace = Trace(self.rank, self.size)
@@ -96,12 +119,11 @@ class MPIWorld:
         self.completed = 0  # messages
         self.mark = 0.0  # since when the main program has been computing
         self.started = time.perf_counter()
-        self.comm = Comm(self, "world", range(self.size), self.rank)
-        self.watchdog = Watchdog(self, timeout) if timeout else None
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Return `[main(comm, ...)]`, this rank's result, after a check that no message was left over."""
-        result = main(self.comm, *arguments, **keywords)
+        with interruptible():
+            result = main(self.comm, *arguments, **keywords)
         self.finish()
         return [result]
 
@@ -139,7 +161,30 @@ class MPIWorld:
         """Stop the watchdog and free the last of MPI's resources. Collective; nothing works afterwards."""
         if self.watchdog:
             self.watchdog.stop()
+        self.folder.leave(self.rank)
+        self.interrupts.stop()
         self.base.Free()
+
+    def end(self, text: str, code: int, key: str = "") -> NoReturn:
+        """Print why the job ends, once for all ranks of a host that say the same, and end all processes.
+
+        key: the text without what differs from rank to rank. Called from the main program or from a thread.
+        """
+        try:
+            said = "said-" + hashlib.blake2b((key or text).encode(errors="replace"), digest_size=8).hexdigest()
+            if self.folder.first(said):
+                print(text, file=sys.stderr, flush=True)
+            time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
+            if self.watchdog:
+                self.watchdog.discard()
+            self.folder.discard()
+        finally:
+            abort(code)
+
+    def _interrupted(self) -> NoReturn:
+        """End the job after Ctrl-C: the main program waits inside MPI, and cannot be interrupted."""
+        what = interruption(self.place)
+        self.end(f"minidist: rank {self.rank} of {self.size}: {what}", EXIT_CODE, "interrupted")
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -147,6 +192,8 @@ class MPIWorld:
         """Make one MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
+        if self.state == "returned":
+            self.handle_of(comm, call_site(sys._getframe(1)))
         while self.active and self.running is None:  # another member may need our streams before it comes here
             self.progress()
 
@@ -196,7 +243,7 @@ class MPIWorld:
             self.unwaited[id(request)] = request
 
         # `place` is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
-        handle, place = self.handles[comm.context], comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
+        handle, place = self.handle_of(comm, site), comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
             if self.checks and (guarded or self.running is not None) and request.buffer is array:
@@ -218,6 +265,21 @@ class MPIWorld:
             else:
                 request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], place, tag)
         return request
+
+    def handle_of(self, comm: PointToPoint, site: CallSite) -> Any:
+        """Return MPI's communicator; UsageError where there is none to use: after the run, or in another thread."""
+        if threading.get_ident() != self.thread:
+            raise UsageError(
+                f"rank {self.rank}: {comm.name} is used in a second thread, at {site}; communicate only in the thread"
+                " that calls the rank's program, and use async_op=True to overlap"
+            )
+        handle = self.handles.get(comm.context)
+        if handle is None:
+            raise UsageError(
+                f"rank {self.rank}: {comm.name} is used after its run has ended, at {site}; communicate only inside the"
+                " function that launch runs"
+            )
+        return handle
 
     def _header_came(self, request: MPIRequest, source: int) -> None:
         """Compare what the sender is going to send, then ask for it. source: a rank of the communicator.
@@ -267,7 +329,7 @@ class MPIWorld:
         """
         if self.active or self.running is not None or outgoing.__class__ is not np.ndarray:
             return False
-        handle, BYTE, ranks = self.handles[comm.context], self.MPI.BYTE, comm.ranks
+        handle, BYTE, ranks = self.handle_of(comm, NOWHERE), self.MPI.BYTE, comm.ranks
         to, origin = ranks[dest], ranks[source]
         self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
 

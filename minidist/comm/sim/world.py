@@ -29,6 +29,7 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
+from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace
 from minidist.comm.buffers import changed, checksum
 from minidist.comm.communicator import Comm
@@ -81,6 +82,7 @@ class SimWorld:
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.on_failure = on_failure
         self.in_run = False
+        self.place = ""
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
 
     # running ----------------------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ class SimWorld:
             mains=mains,
             running=mains[0],
         )
+        self.place = ""
         self.failures = Failures(state, self.pending_kills)
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
@@ -125,8 +128,9 @@ class SimWorld:
         # Run them. Whatever ends the run, no greenlet and no thread stays behind.
         watchdog = HangWatchdog(state, self.timeout) if self.timeout else None
         try:
-            self._schedule()
-            self._finish()
+            with interruptible():
+                self._schedule()
+                self._finish()
             if watchdog and watchdog.error:  # raised in a rank that caught it
                 raise watchdog.error
         except BaseException as error:

@@ -1,0 +1,159 @@
+"""A job's folder in the temporary directory: what each rank does now, its messages so far, and who has reported.
+
+Ranks that hang or die can tell each other nothing through MPI, but files survive a killed process. Nothing in here
+raises: a full disk or a removed folder costs what the file would have said, and nothing else.
+
+    minidist-run-ab12/  rank0.json  rank0.trace.jsonl  rank1.json  rank1.trace.jsonl  reported
+
+A job that ends by itself removes its folder. One that was killed leaves it, and a report names it; the first job on the
+same host that starts a week later removes it.
+
+Proved by: tests/comm/mpi/test_watchdog.py, tests/comm/mpi/test_failures.py
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PREFIX = "minidist-run-"
+KEPT_DAYS = 7
+_OURS = re.compile(r"rank\d+\.(json|tmp|trace\.jsonl)|reported|said-[0-9a-f]+")
+
+
+class JobFolder:
+    """The folder of a job on this host; path: None when none could be made, and then nothing is written."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = None if path is None else Path(path)
+        self._make()  # on another host than rank 0's it is not there yet
+
+    def _make(self) -> None:
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.mkdir(parents=True, exist_ok=True)
+
+    def _file(self, name: str) -> Path | None:
+        return None if self.path is None else self.path / name
+
+    # what a rank writes -----------------------------------------------------------------------------------------------
+
+    def write_state(self, rank: int, state: Mapping[str, object]) -> None:
+        """Write what a rank does now, in place of what it wrote before."""
+        path = self._file(f"rank{rank}.json")
+        if path is None:
+            return
+        text = json.dumps(state, default=str)
+
+        # Through a file of another name, so that no reader sees half of it. Somebody may have cleaned up meanwhile.
+        for _ in range(2):
+            try:
+                temporary = path.with_suffix(".tmp")
+                temporary.write_text(text)
+                temporary.rename(path)
+                return
+            except OSError:
+                self._make()
+
+    def append_messages(self, rank: int, messages: Iterable[Mapping[str, Any]]) -> bool:
+        """Add messages to those that a rank has posted so far; return whether they are written."""
+        path = self._file(f"rank{rank}.trace.jsonl")
+        if path is None:
+            return False
+        size = None
+        try:
+            with path.open("a") as file:
+                size = file.tell()
+                file.writelines(json.dumps({"event": "message", **message}, default=str) + "\n" for message in messages)
+        except OSError:
+            with suppress(OSError):
+                if size is not None:
+                    os.truncate(path, size)  # half a line would spoil the ones that follow
+            return False
+        return True
+
+    # what the others read ---------------------------------------------------------------------------------------------
+
+    def state(self, rank: int) -> dict[str, Any] | None:
+        """Return what a rank wrote last; None when there is nothing, or nothing that can be read."""
+        path = self._file(f"rank{rank}.json")
+        try:
+            found = None if path is None else json.loads(path.read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) and "state" in found else None
+
+    def written_at(self, rank: int) -> float | None:
+        """Return when a rank wrote last, in seconds since the epoch; None when it has not."""
+        path = self._file(f"rank{rank}.json")
+        try:
+            return None if path is None else path.stat().st_mtime
+        except OSError:
+            return None
+
+    def messages(self, rank: int) -> list[dict[str, Any]]:
+        """Return the messages that a rank has posted so far, as far as they can be read."""
+        path = self._file(f"rank{rank}.trace.jsonl")
+        found = []
+        with suppress(OSError, ValueError):  # a full disk leaves half a line at the end
+            for line in [] if path is None else path.read_text().splitlines():
+                found.append(json.loads(line))
+        return found
+
+    def first(self, what: str) -> bool:
+        """Return whether this is the first rank of its host that asks for `what`: that one reports it."""
+        path = self._file(what)
+        if path is None:
+            return True
+        for _ in range(2):
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                return True
+            except FileExistsError:
+                return False
+            except OSError:
+                self._make()
+        return True
+
+    # its end ----------------------------------------------------------------------------------------------------------
+
+    def leave(self, rank: int) -> None:
+        """Remove a rank's files; the last rank of a host removes the folder."""
+        if self.path is None:
+            return
+        for name in (f"rank{rank}.json", f"rank{rank}.tmp", f"rank{rank}.trace.jsonl"):
+            with suppress(OSError):
+                (self.path / name).unlink()
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def discard(self) -> None:
+        """Remove the folder with everything in it: the job ends, and no report names it."""
+        if self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def make_job_folder() -> str | None:
+    """Make a folder for a new job and return its path; None where there is no room for one."""
+    try:
+        return tempfile.mkdtemp(prefix=PREFIX)
+    except OSError:
+        return None
+
+
+def remove_old_folders(days: float = KEPT_DAYS) -> None:
+    """Remove the folders that killed jobs of this user have left on this host, and that have not changed for `days`."""
+    with suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+            with suppress(OSError):
+                old = time.time() - path.stat().st_mtime > days * 86400
+                mine = not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
+                # Only what a job of ours writes: a name alone proves nothing.
+                if old and mine and all(_OURS.fullmatch(entry.name) for entry in path.iterdir()):
+                    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,82 @@
+"""Ctrl-C ends a run, also where Python cannot raise it: in a callback of a weak reference, in a destructor."""
+
+import sys
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from minidist.base.interrupts import interruptible, interruption
+from minidist.base.memory import MemoryAccount, account_memory, track
+from minidist.comm import SimWorld
+
+
+class Thing:
+    """Something that can be weakly referenced."""
+
+
+def interrupted_in_a_callback(monkeypatch):
+    def callback(_):
+        raise KeyboardInterrupt
+
+    thing = Thing()
+    reference = weakref.ref(thing, callback)
+    del thing
+    assert reference() is None
+
+
+def interrupted_in_a_destructor(monkeypatch):
+    class Interrupted:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    Interrupted()
+
+
+def interrupted_in_the_memory_account(monkeypatch):
+    def change(self, purpose, nbytes):
+        if nbytes < 0:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryAccount, "_change", change)
+    with account_memory():
+        track(np.ones(3), "activation")
+
+
+@pytest.mark.parametrize(
+    "interrupt", [interrupted_in_a_callback, interrupted_in_a_destructor, interrupted_in_the_memory_account]
+)
+def test_an_interrupt_that_python_drops_ends_the_run_all_the_same(interrupt, monkeypatch):
+    def program(comm):
+        if comm.rank:
+            interrupt(monkeypatch)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            comm.barrier()
+
+    before, began = sys.unraisablehook, time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        SimWorld(2).run(program)
+    assert time.monotonic() - began < 1
+    assert sys.unraisablehook is before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_other_errors_that_python_drops_go_their_old_way(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_type))
+
+    class Wrong:
+        def __del__(self):
+            raise ZeroDivisionError
+
+    with interruptible():
+        Wrong()
+    assert seen == [ZeroDivisionError]
+
+
+def test_what_is_said():
+    assert interruption("") == "interrupted"
+    assert interruption("step 3 of 10") == "interrupted in step 3 of 10"

@@ -1,0 +1,80 @@
+"""Starts a program under mpiexec, as a user would, for the tests in this folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mpi_runner import mpiexec
+
+ROOT = Path(__file__).parents[3]
+PREAMBLE = """
+import os, sys, time
+import numpy as np
+from minidist.comm import launch, ANY
+from minidist.collectives import all_reduce, broadcast
+def one(value=0.0):
+    return np.array([float(value)])
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(source, ranks, *flags) -> (exit code, output) of the program, whose last line calls launch(main)."""
+    pytest.importorskip("mpi4py.rc", reason="mpi4py is not installed")
+    if mpiexec() is None:
+        pytest.skip("mpiexec is not installed: pip install 'minidist[mpi]'")
+    version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
+    options = []
+    if "Open MPI" in version or "OpenRTE" in version:
+        options = ["--oversubscribe", "--bind-to", "none"]
+
+    def start(source, ranks, *flags, environment=(), launcher=True, last="launch(main)"):
+        program = tmp_path / "program.py"
+        program.write_text(f"{PREAMBLE}{source}\n{last}\n")
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        variables |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        variables |= dict(environment)
+        command = [mpiexec(), *options, "-n", str(ranks)] if launcher else []
+        return subprocess.Popen(
+            [*command, sys.executable, program, *flags],
+            env=variables,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(*arguments, timeout=120, **settings):
+        with start(*arguments, **settings) as process:
+            try:
+                output, errors = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return process.returncode, output + errors
+
+    def interrupted(marker, *arguments, **settings):
+        """Send SIGINT when the program has printed a line with `marker`; return code, output, seconds until the end."""
+        with start(*arguments, **settings) as process:
+            for line in process.stdout:
+                if marker in line:
+                    break
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            try:
+                output, errors = process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return process.returncode, output + errors, time.monotonic() - began
+
+    run.interrupted = interrupted
+    run.line = lambda text: (tmp_path / "program.py").read_text().split(text)[0].count("\n") + 1
+    return run

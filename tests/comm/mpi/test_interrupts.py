@@ -1,0 +1,106 @@
+"""Ctrl-C under mpiexec and in the simulated world: one line, exit code 130, within a second, wherever the ranks are."""
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from minidist.comm.mpi import interrupts
+from minidist.comm.mpi.interrupts import InterruptWatch
+
+SECONDS = 5.0  # until the job is over; one second on an idle machine
+
+WHERE = {
+    "in Python": "while True:\n        pass",
+    "in a sleep": "time.sleep(60)",
+    "in MPI": "comm.recv(one(), 1 - comm.rank)",
+    "in a new communicator": "comm.dup() if comm.rank else comm.recv(one(), 1)",
+    "in a stream": "comm.collective('mine').run_async(lambda: comm.recv(one(), 1 - comm.rank)).wait()",
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_under_mpiexec(run, tmp_path, where):
+    code, output, seconds = run.interrupted(
+        "ready",
+        f"""
+def main(comm):
+    comm.barrier()
+    if comm.rank == 0:
+        print('ready', flush=True)
+    {WHERE[where]}
+""",
+        2,
+    )
+    lines = [line for line in output.splitlines() if line.startswith("minidist:")]
+    assert len(lines) == 1, output
+    assert re.fullmatch(r"minidist: rank \d of 2: interrupted", lines[0])
+    assert "Traceback" not in output
+    assert code == 130
+    assert seconds < SECONDS
+    assert not list(tmp_path.glob("minidist-*"))
+
+
+def test_simulated(run):
+    code, output, seconds = run.interrupted(
+        "ready",
+        "\ndef main(comm):\n    print('ready', flush=True)\n    while True:\n        comm.barrier()\n",
+        1,
+        "--ranks",
+        "2",
+        launcher=False,
+    )
+    assert [line for line in output.splitlines() if line != "ready"] == ["minidist: interrupted"]
+    assert code == 130
+    assert seconds < SECONDS
+
+
+def test_a_program_may_catch_it(run):
+    """To write a checkpoint, for example: the watch leaves the main program alone that was interrupted."""
+    code, output, _ = run.interrupted(
+        "ready",
+        """
+def main(comm):
+    try:
+        print('ready', flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(1)
+        print("saved", flush=True)
+""",
+        1,
+    )
+    assert code in (0, 130), output
+    assert "saved" in output
+    assert "minidist: " not in output
+
+
+def test_a_handler_of_the_user_s_own_stays():
+    mine = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        watch = InterruptWatch(lambda: None)
+        assert not watch.active
+        watch.stop()
+    finally:
+        signal.signal(signal.SIGINT, mine)
+
+
+def interrupt_myself():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+
+
+def test_signals_are_as_before_when_the_watch_ends(monkeypatch):
+    monkeypatch.setattr(interrupts, "GRACE", 0.05)
+    ended = threading.Event()
+    watch = InterruptWatch(ended.set)
+    assert watch.active
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_myself()
+    assert not ended.wait(0.2)  # it was raised, so the watch does nothing
+    watch.stop()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.set_wakeup_fd(-1) == -1

@@ -1,0 +1,312 @@
+"""The watchdog's thread outlives odd values, a full disk and a folder that is gone, and it says what it can."""
+
+import json
+import os
+import re
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from greenlet import getcurrent
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import Trace
+from minidist.comm import SimWorld
+from minidist.comm.mpi import job_folder
+from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
+from minidist.comm.mpi.waits import Returned
+from minidist.comm.mpi.watchdog import Watchdog
+
+
+class Waits:
+    """What a rank waits in, for a watchdog that is given it."""
+
+
+class FakeWorld:
+    """What a watchdog looks at of rank `rank` of 2."""
+
+    def __init__(self, rank=0):
+        self.rank, self.size = rank, 2
+        self.state, self.place, self.completed = "computing", "", 0
+        self.waiting = self.handling = None
+        self.active, self.trace, self.main = [], Trace(rank, 2), getcurrent()
+        self.aborted = threading.Event()
+        self.MPI = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=lambda code: self.aborted.set()))
+
+
+def returned(rank):
+    """A world whose program is over, so that the watchdog reports after its timeout."""
+    world = FakeWorld(rank)
+    world.state, world.waiting = "returned", Returned()
+    return world
+
+
+def no_space(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def put_a_file_there(folder):
+    with suppress(IsADirectoryError):  # the watchdog may have made it again
+        folder.discard()
+        folder.path.write_text("somebody else's")
+        return
+    put_a_file_there(folder)
+
+
+TROUBLES = {
+    "the folder is removed": lambda watchdog, patch: watchdog.folder.discard(),
+    "the folder is a file": lambda watchdog, patch: put_a_file_there(watchdog.folder),
+    "the disk is full": lambda watchdog, patch: patch.setattr(job_folder.Path, "write_text", no_space),
+    "a state that JSON does not know": lambda watchdog, patch: patch.setattr(
+        watchdog, "_state", lambda: {"rank": 0, "state": "returned", "peers": {0}, "what": object()}
+    ),
+    "a state that cannot be made": lambda watchdog, patch: patch.setattr(watchdog, "_site", lambda: 1 / 0),
+    "messages that cannot be written": lambda watchdog, patch: patch.setattr(
+        JobFolder, "append_messages", lambda *_: False
+    ),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_hang_is_reported_whatever_happens_to_the_files(trouble, tmp_path, monkeypatch, capfd):
+    world = returned(0)
+    watchdog = Watchdog(world, 0.4, JobFolder(str(tmp_path / "job")))
+    TROUBLES[trouble](watchdog, monkeypatch)
+    assert world.aborted.wait(10)
+    watchdog.thread.join(10)
+    report = capfd.readouterr().err
+    assert "minidist: no progress on rank 0 for 0.4 s (--timeout); every rank's pending operation:" in report
+    assert "rank 0: has returned, and waits for the others to finish" in report
+    assert "rank 1: unknown" in report
+
+
+def test_a_report_that_fails_is_short_and_still_ends_the_job(tmp_path, monkeypatch, capfd):
+    world = returned(0)
+    watchdog = Watchdog(world, 0.2, JobFolder(str(tmp_path / "job")))
+    monkeypatch.setattr(watchdog, "text", lambda: 1 / 0)
+    assert world.aborted.wait(10)
+    assert "because the report failed (ZeroDivisionError)" in capfd.readouterr().err
+
+
+def test_a_folder_that_was_cleaned_is_made_again(tmp_path):
+    folder = JobFolder(str(tmp_path / "job"))
+    folder.discard()
+    folder.write_state(3, {"state": "computing"})
+    assert folder.state(3) == {"state": "computing"}
+    folder.discard()
+    assert folder.first("reported")
+    assert not folder.first("reported")
+
+
+def test_two_threads_that_write_at_once_do_not_take_each_other_s_file(tmp_path, monkeypatch):
+    """The main program writes, too, when it ends the job: both rename the same temporary file."""
+    world, inside, most = FakeWorld(), [], []
+    watchdog = Watchdog(world, 60, JobFolder(str(tmp_path / "job")))
+
+    def slowly(*_):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+
+    monkeypatch.setattr(watchdog.folder, "write_state", slowly)
+    threads = [threading.Thread(target=watchdog.write) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    watchdog.stop()
+    assert max(most) == 1
+
+
+def test_half_a_line_of_a_full_disk_is_taken_back(tmp_path):
+    folder = JobFolder(str(tmp_path / "job"))
+
+    def until_full():
+        yield {"tag": 1}
+        no_space()
+
+    assert folder.append_messages(0, [{"tag": 0}])
+    assert not folder.append_messages(0, until_full())
+    assert folder.append_messages(0, [{"tag": 1}])
+    assert [message["tag"] for message in folder.messages(0)] == [0, 1]
+
+
+def test_without_a_folder_there_are_no_files_and_no_errors(monkeypatch):
+    monkeypatch.setattr(job_folder.tempfile, "mkdtemp", no_space)
+    assert make_job_folder() is None
+    folder = JobFolder(None)
+    folder.write_state(0, {})
+    assert (folder.state(0), folder.messages(0), folder.first("reported")) == (None, [], True)
+    folder.leave(0)
+    folder.discard()
+
+
+def test_only_old_folders_of_ours_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_folder.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name, file in [("old", "rank0.json"), ("new", "rank0.json"), ("theirs", "thesis.tex")]:
+        (tmp_path / f"minidist-run-{name}").mkdir()
+        (tmp_path / f"minidist-run-{name}" / file).write_text("{}")
+    week_ago = time.time() - 8 * 86400
+    for name in ("old", "theirs"):
+        os.utime(tmp_path / f"minidist-run-{name}", (week_ago, week_ago))
+    remove_old_folders()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["minidist-run-new", "minidist-run-theirs"]
+
+
+# --- all ranks compute ------------------------------------------------------------------------------------------------
+
+
+def write_other(folder, **state):
+    folder.write_state(1, {"rank": 1, "state": "computing", "peers": [], "what": "computing at b.py:2", **state})
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"silence": 100.0}, True),
+        ({"silence": 0.0}, False),  # it has sent something lately
+        ({"state": "waiting", "what": "receive"}, False),  # its own watchdog reports
+    ],
+)
+def test_ranks_that_all_compute_for_long_are_said_and_go_on(other, said, tmp_path, capfd):
+    folder = JobFolder(str(tmp_path / "job"))
+    write_other(folder, **other)
+    watchdog = Watchdog(FakeWorld(), 0.3, folder)
+    time.sleep(0.8)
+    watchdog.stop()
+    lines = capfd.readouterr().err.splitlines()
+    assert not watchdog.world.aborted.is_set()
+    if not said:
+        assert lines == []
+        return
+    assert re.fullmatch(
+        r"minidist: all ranks have computed for \d s without a message \(--timeout\); the job goes on, Ctrl-C ends it:",
+        lines[0],
+    )
+    assert lines[1].startswith("  rank 0: computing at ")
+    assert lines[2] == "  rank 1: computing at b.py:2"
+
+
+def test_a_rank_that_comes_to_another_step_is_not_silent(tmp_path, capfd):
+    """A single rank sends nothing at all, and trains for hours."""
+    world = FakeWorld()
+    world.size = 1
+    watchdog = Watchdog(world, 0.4, JobFolder(str(tmp_path / "job")))
+    for step in range(8):
+        world.place = f"step {step}"
+        time.sleep(0.15)
+    watchdog.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_all_ranks_compute_without_end(run):
+    """Under mpiexec: both ranks are named, and the job goes on to its end."""
+    code, output = run(
+        """
+def main(comm):
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        pass
+""",
+        2,
+        "--timeout",
+        "0.4",
+    )
+    assert code == 0
+    assert "all ranks have computed for" in output, output
+    for rank in range(2):
+        assert re.search(rf"rank {rank}: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output)
+
+
+# --- streams that are busy --------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_goes_on_is_no_hang(run):
+    """The main program waits in one work for longer than the timeout, and the work's messages come one by one."""
+    code, output = run(
+        """
+def receive_all(call):
+    for _ in range(8):
+        call.recv(one(), 1)
+def main(comm):
+    call = comm.collective("mine")
+    if comm.rank == 0:
+        call.run_async(lambda: receive_all(call)).wait()
+    else:
+        for _ in range(8):
+            time.sleep(0.25)
+            call.send(one(), 0)
+""",
+        2,
+        "--timeout",
+        "1",
+    )
+    assert code == 0, output
+
+
+# --- under mpiexec ----------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_of_numpy_s_and_a_working_directory_that_is_gone(run):
+    code, output = run(
+        """
+def main(comm):
+    os.makedirs(str(comm.rank))
+    os.chdir(str(comm.rank))
+    os.rmdir(os.getcwd())
+    comm.recv(one(), np.int64(1 - comm.rank))
+""",
+        2,
+        "--timeout",
+        "1",
+    )
+    assert code != 0
+    for rank in range(2):
+        assert f"rank {rank}: waits in receive from rank {1 - rank}, tag 0, 8 B, at" in output, output
+    assert "circle: rank 0 -> rank 1 -> rank 0" in output
+
+
+def test_numpy_s_integers_do_not_get_into_traces():
+    def program(comm):
+        other = np.int64(1 - comm.rank)
+        comm.sendrecv(np.ones(1), other, np.ones(1), other, np.int32(4))
+        comm.irecv(np.ones(0), other).wait() if comm.rank else comm.isend(np.ones(0), other).wait()
+        return comm.trace.messages
+
+    for messages in SimWorld(2).run(program):
+        json.dumps([(message.peer, message.tag) for message in messages])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda comm: comm.send(np.ones(1), 0.0), "the rank of a message is '0.0', a float"),
+        (lambda comm: comm.recv(np.ones(1), "0"), "the rank of a message is '0', a str"),
+        (lambda comm: comm.isend(np.ones(1), 0, tag=1.5), "the tag of a message is '1.5', a float"),
+    ],
+)
+def test_a_rank_or_a_tag_that_is_no_integer_is_one_sentence(call, words):
+    with pytest.raises(UsageError, match=rf"^rank 0: {words}, at \S*test_watchdog.py:\d+; pass an integer"):
+        SimWorld(1).run(call)
+
+
+# --- what is left in the temporary directory --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "end", ["raise KeyError(1)", "sys.exit(3)", "comm.send(one(), 7)", "comm.world.kill(comm.rank)", "sys.exit()"]
+)
+def test_a_job_that_ends_by_itself_leaves_no_folder(run, tmp_path, end):
+    run(f"\ndef main(comm):\n    comm.barrier()\n    if comm.rank == 1 or {end!r}.endswith('()'):\n        {end}\n", 2)
+    assert not list(tmp_path.glob("minidist-*"))
+
+
+def test_a_report_s_folder_is_there(run, tmp_path):
+    _, output = run("\ndef main(comm):\n    comm.barrier()\n    comm.recv(one(), comm.rank)\n", 2, "--timeout", "1")
+    (folder,) = tmp_path.glob("minidist-*")
+    assert f"traces so far: {folder}/rank*.trace.jsonl" in output
+    assert len((folder / "rank0.trace.jsonl").read_text().splitlines()) == 3
