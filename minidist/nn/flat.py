@@ -56,6 +56,7 @@ class FlatParameters:
         self.version_is_given = False  # has the owner said which version it bound?
         self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
         self.shard: Any = None
+        self.load_checks: list[Callable[[], None]] = []  # called after a `load_state_dict` of these parameters
         self._make_buffer_of: Callable[[Parameter], None] | None = None
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
         self._data: xp.Array | None = None

@@ -246,6 +246,11 @@ class Module:
             values = {key: xp.array(state[name], xp.float64) for key, name in names.items() if name in state}
             if values:
                 module.load_buffers(values)
+
+        # Replicas on other ranks must have got the same values: whoever wrapped the model compares them.
+        for flat in dict.fromkeys(parameter.flat for parameter in own.values() if parameter in loaded):
+            for check in flat.load_checks if flat is not None else ():
+                check()
         return missing, unexpected
 
     # --- for people ---

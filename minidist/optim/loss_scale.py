@@ -141,6 +141,8 @@ class DynamicLossScaler:
         missing = [name for name in _STATE if name not in state]
         if missing:
             raise UsageError(f"the state of a loss scaler lacks {missing[0]!r}; it has {sorted(state)}")
+        if not 0 < state["scale"] < float("inf"):
+            raise UsageError(f"the loss scale is {state['scale']}; it must be above 0 and finite")
         for name in _STATE:
             setattr(self, name, type(getattr(self, name))(state[name]))
 

@@ -71,6 +71,7 @@ class DistributedDataParallel(Module):
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
+        self.flat.load_checks.append(partial(check_same_values, self.flat, comm))
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
         self.reducer = GradientReducer(
@@ -143,4 +144,22 @@ def check_same_model(flat: FlatParameters, comm: Comm) -> None:
         raise MismatchError(
             f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "
             f"here it has {len(flat)} parameters and {flat.numel} elements; build the same model on every rank"
+        )
+
+
+def check_same_values(flat: FlatParameters, comm: Comm) -> None:
+    """Compare a digest of the values (16 B) with rank 0's after a `load_state_dict`, which every rank must make.
+
+    Raises MismatchError on a rank where it differs. Of ranks that loaded nothing the next collective meets this one,
+    which is called load_state_dict.
+    """
+    if comm.size == 1:
+        return
+    mine = fingerprint(flat.data.tobytes(), DIGEST_BYTES)
+    with purpose("startup"):
+        theirs: Any = broadcast(comm.collective("load_state_dict"), mine.copy())
+    if not np.array_equal(mine, theirs):
+        raise MismatchError(
+            f"rank {comm.rank}: load_state_dict gave its replica other values than rank 0's, and they would train"
+            " apart; load the same state on every rank, or load it before wrapping the model"
         )

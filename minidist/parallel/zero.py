@@ -20,6 +20,7 @@ Proved by: tests/parallel/test_zero.py
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from minidist.autograd import Parameter
@@ -32,7 +33,7 @@ from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, Optimizer
-from minidist.parallel.data_parallel import check_same_model, not_copied
+from minidist.parallel.data_parallel import check_same_model, check_same_values, not_copied
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
 
@@ -82,6 +83,7 @@ class ZeroOptimizer:
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
+        self.flat.load_checks.append(partial(check_same_values, self.flat, comm))
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.shard = Shard(self.flat, comm, alignment)

@@ -6,11 +6,13 @@ Each of the checks is shown to fail with the bug that it is for in tests/museum.
 import numpy as np
 import pytest
 
-from minidist.base.errors import MismatchError, UsageError
+from minidist.autograd import Tensor, cross_entropy
+from minidist.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.collectives import all_reduce, volume
 from minidist.comm import SimWorld
 from minidist.nn import MLP
-from minidist.parallel import DistributedDataParallel
+from minidist.optim import SGD
+from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.gradients import UnusedParameterError
 from tests.parallel.replicas import (
     ROWS,
@@ -308,3 +310,47 @@ def test_under_mpi_to_the_bit(comm):
 
 
 assert ROWS % 2
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero"])
+@pytest.mark.parametrize("who", [{0}, {1}, {0, 1, 2}])
+@pytest.mark.parametrize("through", ["wrapper", "module"])
+def test_load_state_dict_on_some_ranks_or_of_other_values_is_refused(kind, who, through):
+    """After wrapping; replicas would train apart. The same values on every rank are right."""
+
+    def main(comm, values):
+        model = MLP([6, 5, 3], seed=0)
+        if kind == "ddp":
+            wrapped = DistributedDataParallel(model, comm)
+            step = SGD(wrapped.flat, lr=0.1).step
+        else:
+            wrapped, step = model, ZeroOptimizer(model, SGD, comm=comm, lr=0.1).step
+        if comm.rank in who:
+            target = wrapped if through == "wrapper" else model
+            other = MLP([6, 5, 3], seed=values(comm.rank)).state_dict()
+            names = list(target.state_dict())
+            target.load_state_dict(dict(zip(names, other.values(), strict=True)))
+        cross_entropy(wrapped(Tensor(np.ones((2, 6), np.float32))), np.array([0, 1])).backward()
+        step()
+        return model.state_dict()
+
+    if len(who) == 3:
+        first, *others = SimWorld(3).run(main, lambda rank: 7)
+        assert all(np.array_equal(first[name], other[name]) for other in others for name in first)
+        with pytest.raises(MismatchError, match=r"rank 1: load_state_dict gave its replica other values than rank 0's"):
+            SimWorld(3).run(main, lambda rank: rank)
+    else:
+        with pytest.raises(CommunicationError, match="load_state_dict"):
+            SimWorld(3).run(main, lambda rank: 7)
+
+
+def test_load_state_dict_before_wrapping_needs_one_rank_only():
+    def main(comm):
+        model = MLP([6, 5, 3], seed=comm.rank)
+        if comm.rank == 0:
+            model.load_state_dict(MLP([6, 5, 3], seed=9).state_dict())
+        return DistributedDataParallel(model, comm).state_dict()
+
+    for state in SimWorld(2).run(main):
+        expected = MLP([6, 5, 3], seed=9).state_dict()
+        assert all(np.array_equal(state[f"module.{name}"], array) for name, array in expected.items())

@@ -12,6 +12,7 @@ from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import tier_of
+from minidist.parallel.compression.qsgd import QSGD
 from minidist.planning.volumes import closed_form_bytes
 from minidist.train.job import build
 from minidist.train.recipe import parallelize
@@ -108,6 +109,22 @@ def test_a_residual_is_not_lost_in_silence(tmp_path):
         with pytest.raises(UsageError, match=r"holds gradients that were not sent yet .* resume with a --compression"):
             run(2, steps=3, compression=method, save=str(tmp_path), resume=True)
     run(2, steps=3, compression="topk:0.1", save=str(tmp_path), resume=True)
+
+
+def test_powersgd_resumes_with_another_rank_than_it_was_saved_with(tmp_path):
+    """The queries of the old rank would go on with the old rank, and without a word."""
+    run(2, compression="powersgd:1", save=str(tmp_path))
+    made, world, results = run(2, steps=3, compression="powersgd:2", save=str(tmp_path), resume=True)
+    sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
+    once = made.model_copy(update={"steps": 1})
+    closed = closed_form_bytes(once, resolve_batches(made, 2), [r.sizes for r in results])
+    assert sent == closed["gradient_reduce"]
+
+
+@pytest.mark.parametrize("state", [{}, {"w": np.ones((2, 2))}, {"calls": np.ones(3)}])
+def test_qsgd_refuses_the_state_of_another_compressor(state):
+    with pytest.raises(UsageError, match="not that of qsgd; resume with the --compression"):
+        SimWorld(1).run(lambda comm: QSGD(comm).load_shared_state(state))
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,10 @@ class PowerSGD(Compressor):
                 total[piece] = together[start:stop]
 
         if matrices:
-            # The first Q is random, and the same on every rank: the key does not name the rank.
+            # The first Q is random, and the same on every rank: the key does not name the rank. A resumed job may have
+            # another rank than the one whose queries it was given.
             for name, matrix, _, r in matrices:
-                if name not in self.queries:
+                if name not in self.queries or self.queries[name].shape != (matrix.shape[1], r):
                     draws = normal(Key(self.seed, "powersgd", name=name), (matrix.shape[1], r))
                     self.queries[name] = draws.astype(x.dtype)
             # [1] P, (m, r) each: summed over the ranks, then orthonormal columns, the same bits on every rank.

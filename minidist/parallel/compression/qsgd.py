@@ -42,7 +42,12 @@ class QSGD(Compressor):
         return {"calls": np.array(max(self.calls.values(), default=self.before))}
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue with the draws."""
+        """Continue with the draws. Raises UsageError for the state of another compressor."""
+        if set(state) != {"calls"} or state["calls"].size != 1:
+            raise UsageError(
+                f"the compression state is {sorted(state)[:3]}, not that of qsgd; resume with the --compression that it"
+                " was saved with"
+            )
         self.calls, self.before = {}, int(state["calls"])
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
