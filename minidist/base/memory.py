@@ -5,7 +5,7 @@ buffer (in CPython: at once, when the last reference goes). The release is charg
 the buffer was tracked, so that simulated ranks, which share a process, never pay for each other. When no account is
 set, which is the default, nothing is counted and nothing is paid.
 
-Proved by: tests/base/test_memory.py
+Proved by: tests/base/test_memory.py, tests/train/test_memory_over_steps.py
 """
 
 import weakref

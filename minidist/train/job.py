@@ -40,6 +40,7 @@ class Job:
     held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
     positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split
     scaler: DynamicLossScaler | None = None  # for float16
+    keep_steps: bool = True  # an asynchronous pipeline keeps the tensors of every step, because observers read them
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch `number` of a step: the coordinates of its samples, for dropout."""

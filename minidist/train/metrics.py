@@ -28,6 +28,8 @@ class MetricsFile:
     resume: continue the file of the run before, instead of beginning a new one.
     """
 
+    reads_tensors = False
+
     def __init__(self, path: str | Path, resume: bool = False) -> None:
         self.path, self.resume = Path(path), resume
         self._file: TextIO | None = None

@@ -19,6 +19,8 @@ SECONDS_BETWEEN_LINES = 2.0
 class Progress:
     """Shows the step and the loss; an observer of training, and a context manager around it."""
 
+    reads_tensors = False
+
     def __init__(self, steps: int, interactive: bool, title: str = "training") -> None:
         self.steps, self.interactive, self.title = steps, interactive, title
         self.bar: Any = None

@@ -5,7 +5,7 @@ They stand below the loops that fill them in (`trainer`, `parameter_server_train
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from minidist.comm import Comm
@@ -30,7 +30,14 @@ class StepState:
     comm: Comm | None = None
 
 
+# Called after every step. With an attribute `reads_tensors` that is false it promises not to call
+# `state.strategy.tensors()`, so that an asynchronous pipeline keeps only the versions in use.
 Observer = Callable[[StepState], None]
+
+
+def reads_tensors(observers: Iterable[Observer]) -> bool:
+    """Return whether one of the observers may ask for the tensors of every step."""
+    return any(getattr(observer, "reads_tensors", True) for observer in observers)
 
 
 @dataclass

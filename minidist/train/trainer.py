@@ -32,7 +32,7 @@ from minidist.train.loss import NonFiniteError, global_loss
 from minidist.train.noise import NoiseMeter
 from minidist.train.parameter_server_trainer import run_parameter_server
 from minidist.train.recipe import parallelize
-from minidist.train.state import Observer, StepState, TrainResult
+from minidist.train.state import Observer, StepState, TrainResult, reads_tensors
 from minidist.train.strategies.strategy import Strategy
 
 TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has every event; later steps are like the second
@@ -56,6 +56,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 
         # The model on this rank, from the seed or from a checkpoint.
         job = build(config, batches, comm)
+        job.keep_steps = reads_tensors(observers)
         strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         if config.prefetch_batches:

@@ -36,6 +36,7 @@ from minidist.autograd.operands import operand
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.half import downcast, upcast
+from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.nn.module import Module
@@ -122,15 +123,15 @@ class RingAttention(Module):
     def _ring_forward(self, q: xp.Array, k: xp.Array, v: xp.Array, drop: Drop) -> tuple[xp.Array, xp.Array]:
         """Return (output, log of the sum of exponentials of each query)."""
         scale = q.shape[-1] ** -0.5
-        o = xp.zeros(q.shape, q.dtype, q)
+        o = track(xp.zeros(q.shape, q.dtype, q), "activation")
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
         z = xp.zeros(q.shape[:-1], q.dtype, q)
-        for owner, here in self._round(xp.stack([k, v]), "tensor_forward"):
+        for owner, here in self._round(track(xp.stack([k, v]), "communication"), "tensor_forward"):
             # At this step the K and V of rank `owner` are here; the next block is on its way.
             keys_here, values_here = upcast(here)
             for rows, keys, diagonal in self._visible(owner):
                 # (batch, kv heads, heads of each, own queries, owner's keys)
-                scores = _scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal)
+                scores = track(_scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal), "workspace")
 
                 # [1] The new maximum, and the factor by which what came before shrinks.
                 new = xp.maximum(m[..., rows], scores.max(axis=-1))
@@ -157,24 +158,25 @@ class RingAttention(Module):
         """Return the gradients of q, and of this rank's own k and v; g: of the output o."""
         scale = q.shape[-1] ** -0.5
         delta = (g * o).sum(axis=-1, keepdims=True)  # D_i of the softmax's backward: sum_j p_ij dp_ij
-        dq = xp.zeros(q.shape, q.dtype, q)
+        dq = track(xp.zeros(q.shape, q.dtype, q), "activation_gradient")
         travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
-        for owner, here in self._round(xp.stack([k, v]), "tensor_backward"):
+        for owner, here in self._round(track(xp.stack([k, v]), "communication"), "tensor_backward"):
             keys_here, values_here = upcast(here)
             # This rank's part of the block's gradients; what other ranks have added so far arrives meanwhile.
-            block = xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q)
+            block = track(xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q), "communication")
             arriving = None if travelling is None else self._pass_on(travelling, block.shape)
             for rows, keys, diagonal in self._visible(owner):
                 # p: this block's probabilities again, exp(score - log of the sum).
                 scaled = q[..., rows, :] * scale
-                p = _scores(scaled, keys_here[..., keys, :], diagonal)
+                p = track(_scores(scaled, keys_here[..., keys, :], diagonal), "workspace")
                 p -= log_sum[..., rows, None]
                 xp.exp(p, out=p)
                 # dV = P^T dO;  dS = P (dP - D);  dQ = dS K;  dK = dS^T Q
                 do = g[..., rows, :]
                 used = self._dropped(p, drop, rows, owner, keys)
                 block[1][..., keys, :] += (xp.swapaxes(used, -1, -2) @ do).sum(axis=-3, keepdims=True)
-                dp = self._dropped(do @ xp.swapaxes(values_here[..., keys, :], -1, -2), drop, rows, owner, keys)
+                dp = track(do @ xp.swapaxes(values_here[..., keys, :], -1, -2), "workspace")
+                dp = self._dropped(dp, drop, rows, owner, keys)
                 p *= dp - delta[..., rows, :]
                 dq[..., rows, :] += p @ keys_here[..., keys, :] * scale
                 block[0][..., keys, :] += (xp.swapaxes(p, -1, -2) @ scaled).sum(axis=-3, keepdims=True)
@@ -217,9 +219,8 @@ class RingAttention(Module):
             owner = (rank - step) % n
             requests = []
             if step < n - 1:
-                following = xp.empty(
-                    (*block.shape[:-2], self.rows[(owner - 1) % n], block.shape[-1]), block.dtype, block
-                )
+                shape = (*block.shape[:-2], self.rows[(owner - 1) % n], block.shape[-1])
+                following = track(xp.empty(shape, block.dtype, block), "communication")
                 with purpose(why):
                     requests = [comm.irecv(following, (rank - 1) % n), comm.isend(block, (rank + 1) % n)]
 
@@ -233,7 +234,7 @@ class RingAttention(Module):
     def _pass_on(self, gradients: xp.Array, shape: tuple[int, ...]) -> tuple[list[Any], xp.Array]:
         """Start to send the gradients of K and V on and to receive the previous rank's: (requests, where to)."""
         comm = self.comm
-        incoming = xp.empty(shape, gradients.dtype, gradients)
+        incoming = track(xp.empty(shape, gradients.dtype, gradients), "communication")
         with purpose("tensor_backward"):
             requests = [
                 comm.irecv(incoming, (comm.rank - 1) % comm.size),

@@ -18,6 +18,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import RankDeadError
 from minidist.base.layout import offsets
+from minidist.base.memory import track
 from minidist.base.trace import SpanEvent, purpose
 from minidist.comm import ANY, Comm
 from minidist.optim import ParameterSlice
@@ -125,14 +126,16 @@ class Server:
             # One message for all dense keys, then ids and values of each sparse key that has rows.
             contributions: dict[str, Any] = {}
             if shard.dense:
-                dense = xp.empty(sum(prod(shard.shapes[key]) for key in shard.dense), shard.flat.dtype, shard.flat)
+                size = sum(prod(shard.shapes[key]) for key in shard.dense)
+                dense = track(xp.empty(size, shard.flat.dtype, shard.flat), "communication")
                 self.comm.recv(dense, rank)
                 at = offsets([prod(shard.shapes[key]) for key in shard.dense])
                 for i, key in enumerate(shard.dense):
                     contributions[key] = dense[at[i] : at[i + 1]].reshape(shard.shapes[key])
             for key, count in zip(shard.sparse, touched, strict=True):
                 ids = xp.empty(count, xp.int64)
-                values = xp.empty((count, shard.shapes[key][1]), shard.flat.dtype, shard.flat)
+                rows = xp.empty((count, shard.shapes[key][1]), shard.flat.dtype, shard.flat)
+                values = track(rows, "communication")
                 if count:
                     self.comm.recv(ids, rank)
                     self.comm.recv(values, rank)

@@ -61,8 +61,9 @@ def run(
     # [1] Every rank starts from rank 0's weights, and cuts the same shards from them without a message.
     whole = ServerShard(list(initial), initial, config.sparse)
     dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
-    initial = whole.weights
-    shards = make_shards(config.servers, initial, config.sparse)
+    names = list(initial)
+    shards = make_shards(config.servers, whole.weights, config.sparse)
+    del whole, initial  # two copies of the weights that nothing reads again
 
     # [2] The first ranks serve, the others work, until each worker has pushed for the last time.
     staleness: list[int] = []
@@ -78,7 +79,7 @@ def run(
 
     # [3] The final weights, on every rank.
     last_pull(comm, shards)
-    return ServerResult(joined(initial, [shard.weights for shard in shards]), pushes, staleness)
+    return ServerResult(joined(names, [shard.weights for shard in shards]), pushes, staleness)
 
 
 def server_bytes(weights: int, workers: int, servers: int, steps: int) -> dict[str, int]:

@@ -7,13 +7,14 @@ A server's keys are views into one flat array, so that a pull is one message and
 Proved by: tests/parallel/test_parameter_server.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import offsets
+from minidist.base.memory import track
 
 Weights = dict[str, Array]
 
@@ -49,9 +50,8 @@ class ServerShard:
         self.dense = [key for key in keys if key not in sparse]
         self.sparse = [key for key in keys if key in sparse]
         # The empty slice gives a server without keys an array of the right dtype.
-        self.flat = xp.concatenate(
-            [initial[next(iter(initial))].reshape(-1)[:0], *(initial[k].reshape(-1) for k in keys)]
-        )
+        nothing = initial[next(iter(initial))].reshape(-1)[:0]
+        self.flat = track(xp.concatenate([nothing, *(initial[k].reshape(-1) for k in keys)]), "parameter")
         self.weights = self.views(self.flat)
 
     def views(self, flat: Array) -> Weights:
@@ -63,7 +63,7 @@ class ServerShard:
 
     def gradient(self, contributions: Mapping[str, Any]) -> Array:
         """Return a flat gradient of the whole shard; rows that were not pushed are zeros."""
-        flat = xp.zeros_like(self.flat)
+        flat = track(xp.zeros_like(self.flat), "gradient")
         for key, view in self.views(flat).items():
             value = contributions[key]
             # A row that occurs twice gets both values.
@@ -81,7 +81,7 @@ def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozens
     return [ServerShard([names[key] for key in keys], initial, sparse) for keys in held]
 
 
-def joined(like: Weights, parts: Sequence[Weights]) -> Weights:
-    """Return the keys of all servers in the order of `like`."""
+def joined(names: Iterable[str], parts: Sequence[Weights]) -> Weights:
+    """Return the keys of all servers in the order of `names`."""
     everything = {key: value for part in parts for key, value in part.items()}
-    return {key: everything[key] for key in like}
+    return {key: everything[key] for key in names}

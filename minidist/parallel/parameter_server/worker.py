@@ -13,6 +13,7 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
+from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights
@@ -80,7 +81,8 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
                     f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {shape}, its weight"
                     f" {shard.shapes[key]}"
                 )
-        parts.append(xp.as_array(xp.concatenate([contributions[k].reshape(-1) for k in shard.dense]), shard.flat.dtype))
+        dense = xp.concatenate([contributions[key].reshape(-1) for key in shard.dense])
+        parts.append(track(xp.as_array(dense, shard.flat.dtype), "communication"))
 
     # Per sparse key, the row numbers and the rows, if there are any.
     for r in rows:

@@ -44,8 +44,9 @@ class WeightVersions:
 
     make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become a flat
     unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
-    first of these. history: the flat weights after each update, version 0 first, of every stage with parameters (only
-    with keep_history=True). used: (kind, stage, micro-batch) -> version, also in the trace as spans of category
+    first of these. Memory is bounded by the versions in use, of which there are at most as many as stages. With
+    keep_history=True, which keeps everything: history: the flat weights after each update, version 0 first, of every
+    stage with parameters; used: (kind, stage, micro-batch) -> version, also in the trace as spans of category
     "version".
 
     Sends, of a replicated stage's gradients, an all-reduce per round (gradient_reduce); of shared parameters, per
@@ -94,6 +95,7 @@ class WeightVersions:
             self.units[n].append(SharedUnitVersions(groups, places, n, flat, optimizer, rule, plan.batch, keep_history))
         self.own = {n: units[0] for n, units in self.units.items() if len(units) > (n in separated)}
         self.history = {n: unit.history for n, unit in self.own.items()}
+        self.keep_history = keep_history
         self.used: dict[tuple[str, int, int], int] = {}
 
         # The micro-batches of each stage on this rank, in the order in which they enter; replicas sum in rounds.
@@ -202,7 +204,8 @@ class WeightVersions:
         """Note the version of the stage's first unit, also in the trace."""
         if not versions:
             return
-        self.used[kind, stage, i] = versions[0]
+        if self.keep_history:
+            self.used[kind, stage, i] = versions[0]
         now = self.comm.time()
         name = f"version {versions[0]} for {stage}{kind}{i}"
         self.comm.trace.spans.append(SpanEvent(self.comm.trace.rank, "main", name, now, now, "version"))

@@ -33,7 +33,7 @@ from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime.messages import Messages
 from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.pipeline.runtime.pipedream import WeightVersions
-from minidist.pipeline.runtime.shapes import Key, StageMetadata, exchange_shapes
+from minidist.pipeline.runtime.shapes import Key, MicroBatches, StageMetadata, exchange_shapes
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.pipeline.runtime.shared_shards import SharedShards
 from minidist.pipeline.runtime.stages import PipelineStage, backward_from, has_gradient, outputs_by_target
@@ -165,9 +165,9 @@ class Pipeline:
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
         """Run the plan on micro-batches `inputs`; returns every micro-batch's loss, on every rank.
 
-        Every rank passes the micro-batches (arrays; their first dims may differ), the first stage reads the inputs, the
-        last the targets. Gradients are added to what the parameters have; call `zero_grad` before. With `versions` the
-        plan updates the weights on the way, and leaves the latest version.
+        Every rank passes the micro-batches (arrays, whose first dims may differ, or `MicroBatches`), the first stage
+        reads the inputs, the last the targets. Gradients are added to what the parameters have; call `zero_grad`
+        before. With `versions` the plan updates the weights on the way, and leaves the latest version.
         """
         # [1] Shapes of what will arrive, on the first step and whenever the inputs' shapes change.
         self.begin(inputs, targets)
@@ -192,9 +192,10 @@ class Pipeline:
         if self.loss is not None and (targets is None or len(targets) != m):
             got = 0 if targets is None else len(targets)
             raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
-        if self.metadata.inputs != [(value.shape, value.dtype) for value in inputs]:
+        described = inputs.described if isinstance(inputs, MicroBatches) else inputs
+        if self.metadata.inputs != [(value.shape, value.dtype) for value in described]:
             rank_of = self.messages.rank_of
-            self.metadata = exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run)
+            self.metadata = exchange_shapes(self.comm, rank_of, self.plan.stages, described, self._dry_run)
             self.messages.set_shapes(self.metadata)
         self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         self.messages.begin()

@@ -43,6 +43,24 @@ DTYPES = (
 )
 
 
+class MicroBatches(Sequence[Any]):
+    """The inputs, or the targets, of a stream: micro-batch i is what read(i) returns, at the time when it is needed.
+
+    All have the shape and dtype of `first`, which is not kept.
+    """
+
+    def __init__(self, read: Callable[[int], Any], count: int, first: Any) -> None:
+        self.read = read
+        # Without data, for what is to be known of every micro-batch before the first one is read.
+        self.described = [np.broadcast_to(np.zeros((), first.dtype), first.shape)] * count
+
+    def __len__(self) -> int:
+        return len(self.described)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.read(i)
+
+
 @dataclass
 class StageMetadata:
     """What crosses the boundaries of one rank's stages.

@@ -29,8 +29,8 @@ class UnitVersions:
 
     rule: the version by micro-batch; None: the latest there is (`stash`, where the order of actions makes the delay).
     arrays: version -> flat array. latest: number of updates. used: version by micro-batch on its way. most: versions
-    alive at once. optimizer: its state is that of the latest version. history: copies of all versions, gradients,
-    states: of the update to each of them (by name), when they are kept.
+    alive at once. optimizer: its state is that of the latest version. With keep_history, whose memory grows with the
+    number of updates: history: copies of all versions; gradients, states: of the update to each of them (by name).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class UnitVersions:
     ) -> None:
         self.flat, self.optimizer, self.rule, self.batch, self.keep_history = flat, optimizer, rule, batch, keep_history
         self.arrays: dict[int, Any] = {0: flat.data}
-        self.history = [xp.array(flat.data)]
+        self.history = [_copy(flat.data)] if keep_history else []
         self.gradients: list[Any] = []
         self.states: list[dict[str, dict[str, Any]]] = []
         self.used: dict[int, int] = {}
@@ -74,10 +74,10 @@ class UnitVersions:
         self.flat.bind(new, self.latest)
         self.optimizer.step()
         if self.keep_history:
-            self.history.append(xp.array(new))
-            self.gradients.append(xp.array(self.flat.grad))
+            self.history.append(_copy(new))
+            self.gradients.append(_copy(self.flat.grad))
             self.states.append(
-                {name: {key: xp.array(a) for key, a in row.items()} for name, row in self.optimizer.state.items()}
+                {name: {key: _copy(a) for key, a in row.items()} for name, row in self.optimizer.state.items()}
             )
         self.flat.zero_grad()
 
@@ -93,6 +93,10 @@ class UnitVersions:
     def settle(self, updates: int) -> None:
         """End a stream of `updates` updates: from now on compute with the latest version."""
         self.flat.bind(self.arrays[self.latest], self.latest)
+
+
+def _copy(array: xp.Array) -> xp.Array:
+    return track(xp.array(array), "workspace")
 
 
 class SharedUnitVersions(UnitVersions):

@@ -3,10 +3,11 @@
     pipedream, pipedream-vertical-sync   a step is one mini-batch of one micro-batch, and one update of every stage
     pipedream-2bw                        a step is a batch of m micro-batches, and one update
 
-The training loop asks for one step after the other. Here the first call runs the whole stream, and every call reads its
-record: the loss of the step, and the weights, gradients and optimizer state after it. `minidist compare` sets beside it
-a replay on one device (equality/delayed_replay.py), which computes each micro-batch with the weight versions that the
-schedule's version rule names.
+The training loop asks for one step after the other. Here the first call runs the whole stream, and every call returns
+the losses of its step. Where an observer reads tensors the stream keeps a record, as large as its number of steps: the
+weights, gradients and optimizer state after each step. `minidist compare` does, and sets beside it a replay on one
+device (equality/delayed_replay.py), which computes each micro-batch with the weight versions that the schedule's
+version rule names. Otherwise memory is that of the versions in use, and a micro-batch is read when it is needed.
 
 Proved by: tests/train/test_asynchronous.py
 """
@@ -22,6 +23,7 @@ from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import AxisSizes, Tensors
@@ -54,7 +56,6 @@ class AsynchronousPipeline(MeshStrategy):
         plan = make_plan(job.config, job.batches.accumulation)
         modules, tied = cut_stages(job.config, job.model, plan.stages)
         stages = [PipelineStage(modules[number], number) for number in plan.stages_of(axes.pp.rank)]
-        # Every version is kept with its gradient and state, because the training loop asks for them step by step.
         self.versions = WeightVersions(
             axes.pp,
             plan,
@@ -62,7 +63,7 @@ class AsynchronousPipeline(MeshStrategy):
             lambda flat: ScheduledOptimizer(job, flat),
             tied=tied,
             reduction=job.config.reduction,
-            keep_history=True,
+            keep_history=job.keep_steps,
         )
         self.pipe = Pipeline(axes.pp, plan, stages, job.loss_of, versions=self.versions, coordinates=self._coordinates)
         self.units = [unit for units in self.versions.units.values() for unit in units]
@@ -80,7 +81,7 @@ class AsynchronousPipeline(MeshStrategy):
         job, k = self.job, self.job.batches.accumulation
         # The first call runs the whole stream.
         if step == 0:
-            self.losses = self.pipe.step(*input_arrays(job, [divmod(i, k) for i in range(k * job.config.steps)]))
+            self.losses = self.pipe.step(*stream_of(job, k * job.config.steps))
         return self.losses[step * k : (step + 1) * k]
 
     def step(self, lr_factor: float) -> None:
@@ -103,8 +104,15 @@ class AsynchronousPipeline(MeshStrategy):
         return [_sizes(stage, units) for stage, units in self.versions.units.items()]
 
     def tensors(self) -> Tensors:
-        """Return gradients, weights and optimizer state of the step that is shown, of all stages."""
+        """Return gradients, weights and optimizer state of the step that is shown, of all stages.
+
+        Without a record: the latest weights and state, and no gradients.
+        """
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
+        if not self.versions.keep_history:
+            for unit in self.units:
+                add_record(result, unit.flat, unit.flat.data, None, unit.optimizer.state)
+            return gather_tensors(self.axes.pp, result)
         for stage, units in self.versions.units.items():
             # A stage on r ranks updates once in r mini-batches, and at the end of the stream.
             replicas = len(self.versions.replicas.get(stage, [0]))
@@ -120,6 +128,18 @@ class AsynchronousPipeline(MeshStrategy):
         return gather_tensors(self.axes.pp, result)
 
 
+def stream_of(job: Job, microbatches: int) -> tuple[MicroBatches, MicroBatches]:
+    """Return the inputs and the targets of a stream, each micro-batch read when a stage needs it."""
+
+    def part(index: int) -> MicroBatches:
+        def read(i: int) -> Any:
+            return input_arrays(job, [divmod(i, job.batches.accumulation)])[index][0]
+
+        return MicroBatches(read, microbatches, read(0))
+
+    return part(0), part(1)
+
+
 def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
     """Return the element counts of a stage; no part of it lies on a data axis."""
     trainable = {p.name: p.size for versions in units for p in versions.flat.parameters if p.requires_grad}
@@ -127,13 +147,13 @@ def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
 
 
 def add_record(
-    tensors: Tensors, flat: FlatParameters, weights: Array, gradient: Array, state: dict[str, dict[str, Array]]
+    tensors: Tensors, flat: FlatParameters, weights: Array, gradient: Array | None, state: dict[str, dict[str, Array]]
 ) -> None:
     """Add a unit's parameters to `tensors` by name; of a shared parameter's replicas the first is kept."""
     for parameter in flat.parameters:
         place = flat.slice_of(parameter)
         tensors["weights"].setdefault(parameter.name, weights[place].reshape(parameter.shape))
-        if parameter.requires_grad:
+        if parameter.requires_grad and gradient is not None:
             tensors["gradients"].setdefault(parameter.name, gradient[place].reshape(parameter.shape))
     for name, arrays in state.items():
         for key, array in arrays.items():

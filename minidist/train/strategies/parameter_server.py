@@ -31,6 +31,7 @@ from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.half import named_dtype
+from minidist.base.memory import track
 from minidist.base.trace import SpanEvent
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.comm import Comm
@@ -96,7 +97,8 @@ class Worker:
 
         # Of a sparse gradient, only the rows of the tokens that occur are sent.
         result: dict[str, Any] = {
-            p.name: xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad) for p in self.flat.parameters
+            p.name: track(xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad), "gradient")
+            for p in self.flat.parameters
         }
         for name in sparse_keys(job.config):
             rows = touched_rows(job, step, worker)
