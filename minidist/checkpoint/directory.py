@@ -200,7 +200,7 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
             if (entry["shape"], entry["dtype"]) != (shape, dtype):
                 raise UsageError(
                     f"checkpoint: tensor {name!r} is {dtype}{shape} on rank {rank} and {entry['dtype']}{entry['shape']}"
-                    " on another"
+                    " on another; give every rank's CheckpointShard the dtype and the shape of the whole tensor"
                 )
             entry["pieces"].append(piece)
 
@@ -212,8 +212,8 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
         if not (covered == 1).all():
             wrong = int(np.flatnonzero(covered != 1)[0])
             raise UsageError(
-                f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} shards; each must be in one"
-                " (see CheckpointShard.replica)"
+                f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} shards; each must be in one:"
+                " give the ranks that hold the same values CheckpointShard(..., replica=ReplicaId(number, size))"
             )
 
     body = {"format": FORMAT, "step": step, "ranks": ranks, "state": state, "files": files, "tensors": tensors}
@@ -382,7 +382,7 @@ class Checkpoint:
         if why or not intact:
             raise UsageError(
                 f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or"
-                f" damaged{why}; use an older checkpoint"
+                f" damaged{why}; {self.remedy}"
             )
 
         self.step: int = record["step"]
@@ -391,18 +391,29 @@ class Checkpoint:
         self.tensors: dict[str, Any] = record["tensors"]
         self._checked: set[str] = set()  # files that are as long as they must be
 
+    @property
+    def remedy(self) -> str:
+        """What a user can do where this checkpoint is damaged, for error messages: the newest one before it."""
+        older = [name for name in complete_checkpoints(self.path.parent) if name < self.path.name]
+        if not older:
+            return "there is no older checkpoint beside it, so train anew in another --save directory"
+        return f"write {older[-1]} into {str(self.path.parent / 'latest')!r} to use that one"
+
     def expect(self, name: str, shape: Sequence[int], dtype: str | None = None) -> None:
         """Raise UsageError unless tensor `name` is there with this shape, and with this dtype when one is given."""
         entry = self._entry(name)
         if (entry["shape"], entry["dtype"]) != (list(shape), dtype or entry["dtype"]):
             raise UsageError(
                 f"checkpoint {str(self.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
-                f"{dtype or ''}{list(shape)}"
+                f"{dtype or ''}{list(shape)}; use the model that was saved"
             )
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self.tensors:
-            raise UsageError(f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}")
+            raise UsageError(
+                f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}; "
+                "Checkpoint.tensors lists what it has"
+            )
         return self.tensors[name]  # type: ignore[no-any-return]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -441,7 +452,7 @@ class Checkpoint:
         if missing.any():
             raise UsageError(
                 f"checkpoint {str(self.path)!r}: element {start + int(missing.argmax())} of tensor {name!r} is in no"
-                " shard; use an older checkpoint"
+                f" shard; {self.remedy}"
             )
         return result
 
@@ -455,11 +466,10 @@ class Checkpoint:
         path = self.path / file
         where = f"checkpoint {str(self.path)!r}: file {file!r}, which holds tensor {name!r},"
         if not path.is_file():
-            raise UsageError(f"{where} is missing; copy the whole directory, or use an older checkpoint")
+            raise UsageError(f"{where} is missing; copy the whole directory, or {self.remedy}")
         if path.stat().st_size != self.files[file]:
             raise UsageError(
-                f"{where} has {path.stat().st_size} B instead of {self.files[file]}; copy it again, or use an older"
-                " checkpoint"
+                f"{where} has {path.stat().st_size} B instead of {self.files[file]}; copy it again, or {self.remedy}"
             )
 
     def _shard(self, name: str, piece: dict[str, Any], size: int) -> np.ndarray:
@@ -472,12 +482,12 @@ class Checkpoint:
             with safe_open(self.path / piece["file"], framework="numpy") as file:
                 array = file.get_tensor(piece["key"])
         except (SafetensorError, OSError, ValueError) as error:
-            raise UsageError(f"{where} is damaged ({error}); use an older checkpoint") from None
+            raise UsageError(f"{where} is damaged ({error}); {self.remedy}") from None
         if array.size != size or str(array.dtype) != self.tensors[name]["dtype"]:
             raise UsageError(
                 f"{where} is damaged: it has {array.size} elements of {array.dtype} instead of {size} of"
-                f" {self.tensors[name]['dtype']}; use an older checkpoint"
+                f" {self.tensors[name]['dtype']}; {self.remedy}"
             )
         if _checksum(array) != piece["checksum"]:
-            raise UsageError(f"{where} is damaged: the tensor's checksum differs; use an older checkpoint")
+            raise UsageError(f"{where} is damaged: the tensor's checksum differs; {self.remedy}")
         return array.reshape(-1)  # type: ignore[no-any-return]

@@ -49,8 +49,8 @@ def rank_state_shards(rank: int, states: Iterable[RankState]) -> list[Checkpoint
         if state.rule == "drained":
             if state.value:
                 raise UsageError(
-                    f"rank {rank}: {state.value} of {state.name!r} are in flight; drain the pipeline (flush) before a"
-                    " save"
+                    f"rank {rank}: {state.value} of {state.name!r} are in flight; save after the last backward"
+                    " pass of a step"
                 )
             continue
         array = np.asarray(state.value)
@@ -73,7 +73,7 @@ def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) ->
     if len(kinds) > 1:
         raise UsageError(
             f"checkpoint {str(checkpoint.path)!r}: local state {name!r} has several shapes, {sorted(map(str, kinds))};"
-            " only ranks that hold the same parameters can share it"
+            f" resume on {len(stored)} ranks, as it was saved"
         )
 
     # On as many ranks as before, each has its own state again.

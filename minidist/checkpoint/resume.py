@@ -165,7 +165,7 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
             first = error.errors()[0]
             why = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} does not describe a job ({why}); use an older checkpoint"
+            f"the checkpoint {str(checkpoint.path)!r} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
     return state
 

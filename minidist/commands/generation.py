@@ -77,7 +77,7 @@ def _vocabulary(checkpoint: Checkpoint, config: TrainConfig) -> int:
     if expected > 2 * stored or config.layers > len(shapes):
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} describes a model of {config.layers} layers and about"
-            f" {expected:,} parameters, and holds {stored:,}; use an older checkpoint"
+            f" {expected:,} parameters, and holds {stored:,}; {checkpoint.remedy}"
         )
     return int(rows)
 

@@ -182,6 +182,17 @@ def test_damage_is_one_sentence_that_names_file_and_tensor(how, words, tmp_path)
     assert any(f"tensor {name!r}" in str(caught.value) for name in SHAPES)
 
 
+def test_the_remedy_names_the_newest_checkpoint_before_a_damaged_one(tmp_path):
+    for version in (1, 2, 3, 10):
+        SimWorld(2).run(write, tmp_path, version)
+    (tmp_path / "step-00000010" / "rank-0001.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"or write step-00000003 into '.*latest' to use that one$"):
+        Checkpoint(tmp_path).tensor("a")
+    (tmp_path / "step-00000001" / "metadata.json").write_text("{}")
+    with pytest.raises(UsageError, match="damaged; there is no older checkpoint beside it, so train anew in another"):
+        Checkpoint(tmp_path, "step-00000001")
+
+
 def test_a_flipped_bit_in_the_metadata(tmp_path):
     path = SimWorld(1).run(write, tmp_path, 1)[0] / "metadata.json"
     record = json.loads(path.read_bytes())
@@ -201,7 +212,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (2, 5)]])
 def test_gaps_and_overlaps_are_refused(ranges, tmp_path):
-    with pytest.raises(UsageError, match="each must be in one"):
+    with pytest.raises(UsageError, match=r"each must be in one: give .* CheckpointShard\(\.\.\., replica=ReplicaId"):
         SimWorld(1).run(
             lambda comm: save(
                 comm, tmp_path, 1, [CheckpointShard("b", (5,), np.zeros(b - a), a, b) for a, b in ranges], {}
