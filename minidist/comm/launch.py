@@ -10,6 +10,7 @@ Proved by: tests/comm/mpi/test_failures.py, tests/test_mpi_examples.py
 
 import argparse
 import difflib
+import io
 import os
 import pickle
 import sys
@@ -200,6 +201,8 @@ def execute(
 
 def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
     """Be one rank. Any exception is printed with this rank's number and ends the whole job: no rank is left waiting."""
+    whole_lines()
+
     # Wrong input, found before the world is made: `launch` or the command line tells the other ranks.
     try:
         world = MPIWorld(**options)
@@ -226,6 +229,17 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
         end_job(world, error)
     by_rank = [pickle.loads(data) for data in everything or ()]
     return Outcome("mpi", world.size, local, [result for result, _ in by_rank], [trace for _, trace in by_rank])
+
+
+def whole_lines() -> None:
+    """Let standard output and error leave line by line, each in one write, so that ranks' lines do not get mixed.
+
+    Unbuffered (PYTHONUNBUFFERED, python -u), Python writes the words of a `print` and the line's end separately; into a
+    pipe it otherwise keeps all lines to the end of the program.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not a notebook's, or a test's
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def packed(world: MPIWorld, result: Any) -> bytes:

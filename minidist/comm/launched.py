@@ -72,7 +72,7 @@ def check_family(library: str, environment: Mapping[str, str] = os.environ) -> N
     if environment.get("MPI4PY_CHECK_MPIEXEC", "1").lower() in ("0", "no", "off", "false", "n"):
         return
     open_mpi, hydra = "OMPI_COMM_WORLD_SIZE" in environment, "HYDI_CONTROL_FD" in environment
-    name = " ".join(library.replace("\0", "").split(",")[0].split())[:60]
+    name = " ".join(library.replace("\0", "").split(",")[0].splitlines()[0].split())[:60]
     launcher = ""
     if open_mpi and "PMI_SIZE" not in environment and "Open MPI" not in library:
         launcher = "Open MPI's mpiexec"
@@ -82,8 +82,8 @@ def check_family(library: str, environment: Mapping[str, str] = os.environ) -> N
         beside = Path(sys.executable).parent / "mpiexec"
         right = beside if beside.exists() else "the mpiexec that came with this library"
         raise LauncherError(
-            f"{launcher} started this process, but the MPI library of this Python is {name}: they belong to different"
-            f" MPI installations; use {right} (minidist doctor shows both)"
+            f"{launcher} started {launched_size(environment)} processes, but the MPI library of this Python is {name}:"
+            f" they belong to different MPI installations; use {right} (minidist doctor shows both)"
         )
 
 

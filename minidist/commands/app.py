@@ -5,17 +5,21 @@ Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
 Proved by: tests/commands/test_cli.py
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from minidist import __version__
 from minidist.base.errors import MinidistError
+from minidist.base.interrupts import EXIT_CODE
 from minidist.comm.call_site import lines_of
-from minidist.comm.launch import tune
+from minidist.comm.launch import interrupted, tune
+from minidist.comm.mpi.start import refuse
 from minidist.commands.bench import bench
 from minidist.commands.compare import compare
 from minidist.commands.data import data
@@ -35,7 +39,21 @@ from minidist.commands.staleness import staleness
 from minidist.commands.tiles import tiles
 from minidist.commands.train import train
 
+
+class Commands(TyperGroup):
+    """All commands; Ctrl-C in any of them is one line, which says where it was."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the command line names."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            say(interrupted(error))
+            raise typer.Exit(EXIT_CODE) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -82,26 +100,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Before anything computes: bits depend on the number of BLAS threads.
     tune()
 
-    # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs.
+    # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs. Under
+    # mpiexec all processes find the same mistake, and one of them prints it.
     try:
-        app(prog_name="minidist")
+        code = app(prog_name="minidist", standalone_mode=False)
     except MemoryError as error:
-        say(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller")
-        sys.exit(2)
+        refuse(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller", 2)
     except OSError as error:
         # Without a file name it is not a wrong path, but a bug.
         if error.filename is None:
             raise
-        say(
+        refuse(
             f"minidist: cannot open {str(error.filename)!r} ({error.strerror}); give the path of a file, in a folder"
-            " that exists"
+            " that exists",
+            2,
         )
-        sys.exit(2)
     except MinidistError as error:
         # Notes were attached where the error passed, by parts that know more than the part that raised it.
         if "--traceback" in sys.argv:  # of a script that `run` runs
             os.environ["MINIDIST_TRACEBACK"] = "1"
-        first, *others = lines_of(error)
-        for line in (f"minidist: {first}", *others):
-            say(line)
-        sys.exit(error.exit_code)
+        refuse("minidist: " + "\n".join(lines_of(error)), error.exit_code)
+    except Exception as error:
+        # A wrong flag: an exception of click's, or of the click that typer brings with it.
+        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+            raise
+        text = io.StringIO()
+        error.show(file=text)
+        refuse(text.getvalue().rstrip("\n"), error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)

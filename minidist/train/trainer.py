@@ -64,10 +64,12 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         noise = NoiseMeter(strategy) if config.noise_scale else None
         held_out: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
+        saved = done  # the step of the last checkpoint, 0 without one
 
         for step in range(done, config.steps):
             # The scale of this step's gradients: an overflow changes the scaler's.
             began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
+            comm.world.place = place_of(config, step, saved)
 
             # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
             strategy.zero_grad()
@@ -96,6 +98,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out.get(step + 1), comm))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses, storage)
+                saved = step + 1
 
         scaler, pool = job.scaler, job.pool
         return TrainResult(
@@ -114,6 +117,16 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
         )
+
+
+def place_of(config: TrainConfig, step: int, saved: int) -> str:
+    """Return where a job is and what is left of it when it is interrupted. saved: the step of the last checkpoint."""
+    place = f"step {step + 1} of {config.steps}"
+    if config.save is None:
+        return f"{place}; nothing was saved, --save DIRECTORY writes checkpoints"
+    if saved == 0:
+        return f"{place}; no checkpoint was written yet to {config.save}"
+    return f"{place}; the last checkpoint is that of step {saved} in {config.save}, and --resume goes on from it"
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:

@@ -75,7 +75,7 @@ def test_a_launcher_of_another_mpi_is_reported_by_rank_0_alone(rank, monkeypatch
         return
     (finding,) = findings
     assert (finding.name, finding.ok) == ("launcher", False)
-    assert "Open MPI's mpiexec started this process, but the MPI library of this Python is MPICH" in finding.text
+    assert "Open MPI's mpiexec started 2 processes, but the MPI library of this Python is MPICH" in finding.text
 
 
 def test_a_system_that_does_not_say_which_cores(monkeypatch):

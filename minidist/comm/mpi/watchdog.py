@@ -148,7 +148,7 @@ class Watchdog:
                     time.sleep(self.interval)
                 return
             self._await_the_others()
-            print(self.text(), file=sys.stderr, flush=True)
+            print(f"{self.text()}\n", end="", file=sys.stderr, flush=True)  # in one write
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
         except Exception as error:  # whatever happens, something is said, and the job ends
             with suppress(Exception):

@@ -173,7 +173,7 @@ class MPIWorld:
         try:
             said = "said-" + hashlib.blake2b((key or text).encode(errors="replace"), digest_size=8).hexdigest()
             if self.folder.first(said):
-                print(text, file=sys.stderr, flush=True)
+                print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
             if self.watchdog:
                 self.watchdog.discard()

@@ -116,6 +116,7 @@ class Worker:
         if clock:
             name = f"step {self.done + clock - 1}"
             self.comm.trace.spans.append(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
+        self.comm.world.place = f"step {self.done + clock + 1} of {self.job.config.steps}; servers save at the end only"
         self.began = self.comm.time()
 
 

@@ -33,7 +33,7 @@ def run(tmp_path):
     if "Open MPI" in version or "OpenRTE" in version:
         options = ["--oversubscribe", "--bind-to", "none"]
 
-    def start(source, ranks, *flags, environment=(), launcher=True, last="launch(main)"):
+    def start(source, ranks, *flags, environment=(), launcher=True, last="launch(main)", merged=False):
         program = tmp_path / "program.py"
         program.write_text(f"{PREAMBLE}{source}\n{last}\n")
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -47,7 +47,7 @@ def run(tmp_path):
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             text=True,
         )
 
@@ -62,18 +62,18 @@ def run(tmp_path):
 
     def interrupted(marker, *arguments, **settings):
         """Send SIGINT when the program has printed a line with `marker`; return code, output, seconds until the end."""
-        with start(*arguments, **settings) as process:
+        with start(*arguments, merged=True, **settings) as process:
             for line in process.stdout:
                 if marker in line:
                     break
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             try:
-                output, errors = process.communicate(timeout=30)
+                output, _ = process.communicate(timeout=30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-        return process.returncode, output + errors, time.monotonic() - began
+        return process.returncode, output, time.monotonic() - began
 
     run.interrupted = interrupted
     run.line = lambda text: (tmp_path / "program.py").read_text().split(text)[0].count("\n") + 1

@@ -50,6 +50,23 @@ def main(comm):
     assert output.count("every rank's pending operation") == 1  # one report
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_lines_of_ranks_do_not_get_into_each_other(run, unbuffered):
+    """Python's print writes a line and its end separately, where it does not collect them."""
+    code, output = run(
+        """
+def main(comm):
+    comm.barrier()
+    for i in range(300):
+        print("rank", comm.rank, "line", i)
+""",
+        3,
+        environment={"PYTHONUNBUFFERED": unbuffered},
+    )
+    assert code == 0
+    assert sorted(output.splitlines()) == sorted(f"rank {rank} line {i}" for rank in range(3) for i in range(300))
+
+
 SEND_FIRST = """
 def main(comm):
     comm.send(np.zeros(4), (comm.rank + 1) % comm.size)

@@ -10,6 +10,8 @@ import pytest
 
 from minidist.comm.mpi import interrupts
 from minidist.comm.mpi.interrupts import InterruptWatch
+from minidist.config.train_config import TrainConfig
+from minidist.train.trainer import place_of
 
 SECONDS = 5.0  # until the job is over; one second on an idle machine
 
@@ -56,6 +58,45 @@ def test_simulated(run):
     assert [line for line in output.splitlines() if line != "ready"] == ["minidist: interrupted"]
     assert code == 130
     assert seconds < SECONDS
+
+
+JOB = ["train", "--layers", "2", "--width", "16", "--steps", "100000", "--save", "kept", "--every", "3"]
+
+
+@pytest.mark.parametrize("world", ["simulated", "mpi"])
+def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, world):
+    code, output, seconds = run.interrupted(
+        "step 1",
+        "",
+        2,
+        launcher=world == "mpi",
+        last=f"from minidist.commands.app import main\nmain({JOB + ['--dp', '2']})",
+    )
+    (line,) = [line for line in output.splitlines() if line.startswith("minidist:")]
+    found = re.fullmatch(
+        r"minidist: (rank \d of 2: )?interrupted in step (\d+) of 100000; (no checkpoint was written yet to kept"
+        r"|the last checkpoint is that of step (\d+) in kept, and --resume goes on from it)",
+        line,
+    )
+    assert found, output
+    assert (found[1] is None) == (world == "simulated")
+    step, saved = int(found[2]), int(found[4] or 0)
+    assert saved in (step - 1 - (step - 1) % 3, step - step % 3)  # it may have been interrupted in the saving
+    if saved:
+        assert (tmp_path / "kept" / f"step-{saved:08d}").is_dir()
+    assert code == 130
+    assert seconds < SECONDS
+    assert "Traceback" not in output
+
+
+def test_what_a_job_says_of_its_place():
+    config = TrainConfig(steps=9)
+    assert place_of(config, 0, 0) == "step 1 of 9; nothing was saved, --save DIRECTORY writes checkpoints"
+    config = TrainConfig(steps=9, save="kept")
+    assert place_of(config, 1, 0) == "step 2 of 9; no checkpoint was written yet to kept"
+    assert place_of(config, 4, 3).endswith(
+        "the last checkpoint is that of step 3 in kept, and --resume goes on from it"
+    )
 
 
 def test_a_program_may_catch_it(run):

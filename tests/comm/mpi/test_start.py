@@ -30,7 +30,7 @@ def test_the_launcher_s_variables(environment, size, rank):
     assert (launched_size(environment), launched_rank(environment)) == (size, rank)
 
 
-MPICH, OPEN_MPI = "MPICH Version:      5.0.2", "Open MPI v5.0.11, package: Open MPI"
+MPICH, OPEN_MPI = "MPICH Version:      5.0.2\nMPICH Release date: today", "Open MPI v5.0.11, package: Open MPI"
 BY_OPEN_MPI, BY_HYDRA = {"OMPI_COMM_WORLD_SIZE": "2"}, {"PMI_SIZE": "2", "HYDI_CONTROL_FD": "5"}
 
 
@@ -40,9 +40,11 @@ def test_a_launcher_of_another_mpi_is_named_before_mpi_starts():
     check_family(MPICH, {**BY_OPEN_MPI, **BY_HYDRA})  # one inside the other
     check_family(MPICH, {**BY_OPEN_MPI, "MPI4PY_CHECK_MPIEXEC": "0"})
     check_family(OPEN_MPI, {"PMI_SIZE": "2"})  # srun --mpi=pmi2
-    with pytest.raises(LauncherError, match=r"Open MPI's mpiexec started .* is MPICH Version: 5.0.2: .* use /"):
+    with pytest.raises(
+        LauncherError, match=r"Open MPI's mpiexec started 2 processes, .* is MPICH Version: 5.0.2: .* use /"
+    ):
         check_family(MPICH, BY_OPEN_MPI)
-    with pytest.raises(LauncherError, match=r"MPICH's mpiexec started this process, but .* is Open MPI v5.0.11"):
+    with pytest.raises(LauncherError, match=r"MPICH's mpiexec started 2 processes, but .* is Open MPI v5.0.11"):
         check_family(OPEN_MPI, BY_HYDRA)
 
 
@@ -66,6 +68,20 @@ def test_wrong_input_is_said_once(run):
     code, output = run("\ndef main(comm):\n    pass\n", 3, "--timeout", "-1")
     assert code == 2
     assert output.count("minidist: --timeout -1") == 1, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--bogus"], "No such option: --bogus"),
+        (["train", "--steps", "0"], "steps"),
+        (["report", "nothing.jsonl"], "there is no trace 'nothing.jsonl'"),
+    ],
+)
+def test_a_wrong_command_line_is_said_once(run, arguments, words):
+    code, output = run("", 3, last=f"from minidist.commands.app import main\nmain({arguments})")
+    assert code == 2
+    assert output.count(words) == 1, output
 
 
 def test_wrong_input_on_one_rank_ends_all(run):
