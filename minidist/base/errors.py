@@ -78,6 +78,20 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def shortened(value: object, most: int = 80) -> str:
+    """Return a user's value for an error message: its `repr`, of which at most `most` characters are shown."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; of one whose `str()` raises, its class."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} without a text: its str() raises>"
+
+
 def check_divisible(
     number: int, what: str, ranks: int, group: str = "", *, blocks: int = 1, or_else: str | None = None
 ) -> None:

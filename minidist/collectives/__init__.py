@@ -23,7 +23,7 @@ from minidist.collectives.calls import (
     scatter,
 )
 from minidist.collectives.nodes import TwoLevel
-from minidist.collectives.registry import ALGORITHMS, Volume, bus_factor, seconds, volume
+from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, bus_factor, load_algorithm, seconds, volume
 
 # Importing a file registers its algorithms.
 import_modules(__name__, __path__)
@@ -32,6 +32,7 @@ __all__ = [
     "ALGORITHMS",
     "TwoLevel",
     "Volume",
+    "algorithm",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -39,6 +40,7 @@ __all__ = [
     "broadcast",
     "bus_factor",
     "gather",
+    "load_algorithm",
     "reduce",
     "reduce_scatter",
     "scatter",

@@ -11,7 +11,7 @@ Where all links of the communicator are alike, the cost is the formula that each
 they differ (fast inside a node, slow across) there is no formula for all: each algorithm is run on phantom arrays and a
 clock of its own, once for each size. On more than 64 such ranks that takes too long, and the slowest link's formulas
 decide. A world that does not know its links (MPI) is taken for the default `LinkModel`. All ranks choose alike, because
-they choose from what all know.
+they choose from what all know. An algorithm that was registered without the formula of its seconds is never chosen.
 
 Source of the method: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005.
 Proved by: tests/collectives/test_auto.py
@@ -25,7 +25,7 @@ import numpy as np
 
 from minidist.base.layout import chunk_sizes
 from minidist.base.phantom import Phantom
-from minidist.collectives.registry import ALGORITHMS
+from minidist.collectives.registry import ALGORITHMS, at_registration
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
@@ -53,7 +53,7 @@ def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float)
 
     # Sorted, so that every rank breaks a tie in the same way.
     entries = sorted(ALGORITHMS[operation].items())
-    costs = {name: entry.seconds(nbytes, ranks, alpha, beta) for name, entry in entries}
+    costs = {name: entry.seconds(nbytes, ranks, alpha, beta) for name, entry in entries if entry.seconds is not None}
     return min(costs, key=costs.__getitem__)
 
 
@@ -73,9 +73,14 @@ def fastest(
     ours = replace(links, link=lambda a, b: link(members[a], members[b]))
     times = {
         name: virtual_seconds(operation, name, len(members), nbytes, ours, nodes)
-        for name in sorted(ALGORITHMS[operation])
+        for name, entry in sorted(ALGORITHMS[operation].items())
+        if entry.seconds is not None
     }
     return min(times, key=times.__getitem__)
+
+
+# A program may register an algorithm after the first choice.
+at_registration.extend((cheapest.cache_clear, fastest.cache_clear))
 
 
 def virtual_seconds(

@@ -87,7 +87,8 @@ def broadcast(
 ) -> Any:
     """Replace every rank's `array` by the root's, in place; returns it."""
     _check(comm, "broadcast", array)
-    return _call(comm, "broadcast", algorithm, async_op, array, _root(comm, "broadcast", root))
+    root = _root(comm, "broadcast", root)
+    return _call(comm, "broadcast", algorithm, async_op, array, root, root=root)
 
 
 def reduce(
@@ -101,7 +102,8 @@ def reduce(
 ) -> Any:
     """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
     _check(comm, "reduce", array, op)
-    return _call(comm, "reduce", algorithm, async_op, array, _root(comm, "reduce", root), op, reduction=op)
+    root = _root(comm, "reduce", root)
+    return _call(comm, "reduce", algorithm, async_op, array, root, op, reduction=op, root=root)
 
 
 def gather(
@@ -115,8 +117,8 @@ def gather(
 ) -> Any:
     """Give the root all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
     _check(comm, "gather", shard)
-    sizes = _shards_like(comm, "gather", shard.size, counts)
-    return _call(comm, "gather", algorithm, async_op, shard, sizes, _root(comm, "gather", root), total=sum(sizes))
+    sizes, root = _shards_like(comm, "gather", shard.size, counts), _root(comm, "gather", root)
+    return _call(comm, "gather", algorithm, async_op, shard, sizes, root, total=sum(sizes), root=root)
 
 
 def scatter(
@@ -153,7 +155,7 @@ def scatter(
             )
 
     # Only the root knows how much moves, and all ranks must choose alike: "auto" decides by the latency alone.
-    return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0)
+    return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0, root=root)
 
 
 def all_to_all(
@@ -207,26 +209,31 @@ def _call(
     *arguments: Any,
     reduction: str = "sum",
     total: int | None = None,
+    root: int | None = None,
 ) -> Any:
     """Open a collective call and run the algorithm on it, now or on the communicator's stream.
 
     total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
+    root: of an operation that has one.
     """
     # Chosen from what all ranks know alike, or they would run different algorithms.
     if algorithm == "auto":
         elements = total if total is not None else 0 if array is None else array.size
         algorithm = choose(comm, operation, elements * (1 if array is None else array.itemsize))
-    function = ALGORITHMS[operation][algorithm].run
+    chosen = ALGORITHMS[operation][algorithm]
+    function = chosen.run
+    if algorithm not in ALGORITHMS[operation]:  # another spelling, or FILE.py:FUNCTION
+        algorithm = chosen.name
 
-    # What both sides of each message must have alike: the algorithm, the reduction and, because arrays travel flattened
-    # and (2, 3) would meet (3, 2), the shape.
+    # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel
+    # flattened and (2, 3) would meet (3, 2), the shape.
     name = f"{operation}/{algorithm}" if reduction == "sum" else f"{operation}/{algorithm} {reduction}"
     shape = ""
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
         shape = str(list(array.shape))
 
     # One number for the whole call; all its messages carry it as their tag.
-    call = comm.collective(name, shape)
+    call = comm.collective(name, shape, root, chosen.is_users)
 
     if not async_op:
         return function(call, array, *arguments)

@@ -14,7 +14,7 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import calls, ring, two_level
-from minidist.comm.communicator import Comm
+from minidist.comm.communicator import Comm, int64
 
 
 class TwoLevel:
@@ -26,10 +26,11 @@ class TwoLevel:
     """
 
     def __init__(self, comm: Comm, color: int) -> None:
+        color = int64(color, comm.rank, "a node's color")
         if color < 0:
             raise UsageError(f"rank {comm.rank}: a node needs a color of at least 0, got {color}")
         # A duplicate, so that `comm` itself keeps the network's nodes.
-        self.comm, self.color = comm.dup(), int(color)
+        self.comm, self.color = comm.dup(), color
 
         # What travels: each rank's color, 8 B, around the ring.
         colors = np.empty(comm.size, dtype=np.int64)

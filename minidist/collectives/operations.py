@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.arrays import quiet_overflow
 from minidist.base.errors import UsageError
 from minidist.base.half import add_into, downcast, is_half, upcast
 
@@ -30,7 +31,9 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
     """Raise a UsageError unless two values of `dtype` can be reduced by `op`."""
     if op not in _UFUNCS:
         raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
-    try:  # dates, text and records cannot
+    try:  # dates and records cannot; text can, since NumPy 2, but its sum is no number
+        if dtype.kind in "SUT":
+            raise TypeError
         nothing = np.empty(0, dtype)
 
         # An empty array is enough for NumPy to say whether it has this operation for this dtype.
@@ -62,4 +65,8 @@ def divide(total: np.ndarray, ranks: int) -> None:
 
 def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
     """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
+    if op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
+        with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
+            np.add(first, second, out=out)
+        return
     _UFUNCS[op](first, second, out=out)

@@ -11,17 +11,27 @@ An algorithm says all that in its own file, so that the formula stands beside th
     def all_reduce(comm, array, op): ...
 
 `volume` and `seconds` look a formula up. The tests compare every trace with them, and `algorithm="auto"` chooses by
-the seconds.
+the seconds, among the algorithms that have a formula.
 
-Proved by: tests/collectives/test_closed_form.py, tests/collectives/test_papers.py
+A program registers algorithms of its own with the same decorator, without formulas if it likes, and then passes
+`algorithm="my_name"`; `algorithm="FILE.py:FUNCTION"` takes one from a file. `minidist check-collective` holds it
+against NumPy.
+
+Proved by: tests/collectives/test_closed_form.py, tests/collectives/test_papers.py,
+tests/collectives/test_own_algorithms.py
 """
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+from minidist.base.errors import UsageError, nearest, shortened
 from minidist.base.layout import chunk_sizes
 from minidist.base.registry import Registry
+from minidist.base.user_file import is_user_function, load_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,49 +50,174 @@ class Algorithm:
     run: the function, called with the call. sends: (sizes, rank) -> (messages, elements) that leave `rank`, where
     sizes are the elements of each rank's chunk; of an operation with a root both count from the root. seconds:
     (nbytes, ranks, alpha, beta) -> seconds on the alpha-beta clock until the last rank is done, when all ranks begin
-    at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there.
+    at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there. A user's algorithm may
+    have neither. function: what was registered; is_users: by a program, not by minidist.
     """
 
+    name: str
     run: Callable[..., Any]
-    sends: Callable[..., tuple[int, int]]
-    seconds: Callable[[float, int, float, float], float]
+    sends: Callable[..., tuple[int, int]] | None
+    seconds: Callable[[float, int, float, float], float] | None
+    function: Callable[..., Any]
+    is_users: bool = False
 
 
-ALGORITHMS: dict[str, Registry[Algorithm]] = {
-    operation: Registry(f"{operation} algorithm")
-    for operation in (
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "broadcast",
-        "gather",
-        "reduce",
-        "reduce_scatter",
-        "scatter",
-    )
+# What an algorithm of each operation is called with, after the call.
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "all_gather": ("shard", "sizes", "out"),
+    "all_reduce": ("array", "op"),
+    "all_to_all": ("array", "send_sizes", "receive_sizes"),
+    "broadcast": ("array", "root"),
+    "gather": ("shard", "sizes", "root"),
+    "reduce": ("array", "root", "op"),
+    "reduce_scatter": ("array", "sizes", "out", "op"),
+    "scatter": ("array", "sizes", "out", "root"),
 }
+
+
+class Algorithms(Registry[Algorithm]):
+    """The algorithms of one operation by name; FILE.py:FUNCTION is loaded at its first use."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation} algorithm")
+        self.operation = operation
+
+    def __missing__(self, name: str) -> Algorithm:
+        if is_user_function(name) and name.lower() not in self.aliases:
+            return load_algorithm(name, self.operation)[1]
+        return super().__missing__(name)
+
+
+ALGORITHMS: dict[str, Algorithms] = {operation: Algorithms(operation) for operation in PARAMETERS}
+at_registration: list[Callable[[], None]] = []  # forgets what was chosen without the new algorithm
 
 
 def algorithm(
     operation: str,
     name: str,
     *,
-    sends: Callable[..., tuple[int, int]],
-    seconds: Callable[[float, int, float, float], float],
+    sends: Callable[..., tuple[int, int]] | None = None,
+    seconds: Callable[[float, int, float, float], float] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
+    if operation not in ALGORITHMS:
+        raise UsageError(
+            f"@algorithm: no collective {shortened(operation)}{nearest(str(operation), ALGORITHMS)}; one of "
+            f"{', '.join(ALGORITHMS)}"
+        )
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name == "auto":
+        raise UsageError(f"@algorithm: the name {shortened(name)}; it must be a word, and not 'auto'")
 
     def register(function: Function) -> Function:
-        ALGORITHMS[operation].add(name, Algorithm(function, sends, seconds))
+        is_users = getattr(function, "__module__", "").partition(".")[0] != "minidist"
+        if is_users:
+            _check_users(operation, name, function)
+        run = _with_result_checked(operation, name, function) if is_users else function
+        ALGORITHMS[operation].add(name, Algorithm(name, run, sends, seconds, function, is_users))
+        for forget in at_registration:
+            forget()
         return function
 
     return register
 
 
+def _check_users(operation: str, name: str, function: Callable[..., Any]) -> None:
+    """Refuse a user's function that cannot be called, and one that would replace an algorithm of minidist."""
+    there = dict.get(ALGORITHMS[operation], name)
+    if there is not None and not there.is_users:
+        raise UsageError(f"@algorithm: {operation} has an algorithm {name!r} in minidist; choose another name")
+    parameters = ("comm", *PARAMETERS[operation])
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        raise UsageError(
+            f"@algorithm: {operation}/{name} cannot be called with ({', '.join(parameters)}): {error}"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+
+
+def _with_result_checked(operation: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a user's function with its result checked: nobody looks at a sum that is written into another array."""
+
+    @wraps(function)
+    def run(comm: Any, array: Any, *arguments: Any) -> Any:
+        result = function(comm, array, *arguments)
+
+        # Operations that write into an array of the caller's, and return it.
+        target = None
+        if operation in ("all_reduce", "broadcast"):
+            target = array
+        elif operation in ("all_gather", "reduce_scatter", "scatter"):
+            target = arguments[1]
+        if target is not None:
+            if result is not None and result is not target and getattr(result, "base", None) is not target:
+                where = "out" if target is not array else "the array that it is given"
+                raise UsageError(
+                    f"rank {comm.rank}: {operation}/{name} returned another array than {where}; write the result into "
+                    f"{where}, and return that or None"
+                )
+            return target
+
+        # Operations that return a new array: on every rank, or on the root alone.
+        named = dict(zip(PARAMETERS[operation], (array, *arguments), strict=True))
+        if named.get("root", comm.rank) != comm.rank:
+            return None
+        size = {"reduce": array.size, "gather": sum(named.get("sizes", ()))}.get(
+            operation, sum(named.get("receive_sizes", ()))
+        )
+        if getattr(result, "size", None) != size or result.dtype != array.dtype:
+            what = "nothing" if result is None else f"a {type(result).__name__}"
+            raise UsageError(
+                f"rank {comm.rank}: {operation}/{name} returned {what}; it must return an array of {size} elements of "
+                f"{array.dtype}"
+            )
+        return result
+
+    return run
+
+
+def load_algorithm(source: str, operation: str | None = None) -> tuple[str, Algorithm]:
+    """Load FILE.py:FUNCTION; return its operation and its entry, which is found by the name `source` from then on.
+
+    A function without `@algorithm` is registered under its own name, for `operation`, or for the operation that it is
+    called like.
+    """
+    # Importing the file registers what is decorated in it.
+    function = load_function(source)
+    found = [
+        (kind, entry)
+        for kind, entries in ALGORITHMS.items()
+        for entry in entries.values()
+        if entry.function is function and operation in (None, kind)
+    ]
+    if not found:
+        name = source.rpartition(":")[2]
+        kind = operation or name
+        if kind not in ALGORITHMS:
+            raise UsageError(
+                f"{source} says no operation; decorate it with @algorithm(OPERATION, NAME) or give --operation, one of "
+                f"{', '.join(ALGORITHMS)}"
+            )
+        algorithm(kind, name if name != kind else f"my_{name}")(function)
+        found = [(kind, ALGORITHMS[kind][name if name != kind else f"my_{name}"])]
+
+    kind, entry = found[0]
+    ALGORITHMS[kind].aliases[source.lower()] = entry.name
+    return kind, entry
+
+
 def formulas(operation: str, name: str) -> dict[str, Callable[..., Any]]:
     """Return the two formulas of a registered algorithm, for another one that sends the same."""
-    entry = ALGORITHMS[operation][name]
-    return {"sends": entry.sends, "seconds": entry.seconds}
+    return {kind: formula(operation, name, kind) for kind in ("sends", "seconds")}
+
+
+def formula(operation: str, name: str, kind: str) -> Callable[..., Any]:
+    """Return one formula of a registered algorithm, "sends" or "seconds"; UsageError when it has none."""
+    found: Callable[..., Any] | None = getattr(ALGORITHMS[operation][name], kind)
+    if found is None:
+        raise UsageError(f"{operation}/{name} was registered without `{kind}`; pass it to @algorithm")
+    return found
 
 
 def volume(
@@ -97,12 +232,12 @@ def volume(
     # The formulas of these count ranks from the root.
     if operation in ("broadcast", "reduce", "gather", "scatter"):
         sizes, rank = sizes[root:] + sizes[:root], (rank - root) % ranks
-    return Volume(*ALGORITHMS[operation][algorithm].sends(sizes, rank, **options))
+    return Volume(*formula(operation, algorithm, "sends")(sizes, rank, **options))
 
 
 def seconds(operation: str, algorithm: str, nbytes: float, ranks: int, alpha: float, beta: float) -> float:
     """Return the seconds of one call: alpha per message, beta per byte; see `Algorithm.seconds`."""
-    return ALGORITHMS[operation][algorithm].seconds(nbytes, ranks, alpha, beta)
+    return formula(operation, algorithm, "seconds")(nbytes, ranks, alpha, beta)  # type: ignore[no-any-return]
 
 
 def bus_factor(operation: str, ranks: int) -> float:

@@ -27,7 +27,7 @@ import numpy as np
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import binomial_tree, ring
 from minidist.collectives.operations import divide
-from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, formulas, volume
+from minidist.collectives.registry import Volume, algorithm, formulas, seconds, volume
 from minidist.comm.communicator import CollectiveCall
 
 
@@ -104,8 +104,8 @@ def two_level_seconds(
     A reduce-scatter or an all-gather takes half of it.
     """
     # Steps 1 and 3 on the whole array, step 2 on a place's share of it.
-    inside = ALGORITHMS["all_reduce"]["ring"].seconds(nbytes, ranks, *fast)
-    return inside + ALGORITHMS["all_reduce"]["ring"].seconds(nbytes / ranks, nodes, *slow)
+    inside = seconds("all_reduce", "ring", nbytes, ranks, *fast)
+    return inside + seconds("all_reduce", "ring", nbytes / ranks, nodes, *slow)
 
 
 # The registered formulas are those of ranks that are all in one node.

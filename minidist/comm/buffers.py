@@ -1,13 +1,16 @@
 """Which memory a message uses, and whether the program wrote into it meanwhile.
 
-A buffer belongs to its message until the wait. Two mistakes are silent otherwise: changing what is being sent, and
-receiving two messages into the same place. Both worlds ask here. Arrays on a GPU are not looked at.
+A buffer belongs to its message until the wait. Three mistakes are silent otherwise: changing what is being sent,
+receiving two messages into the same place, and receiving into what is being sent. Both worlds ask here. Arrays on a GPU
+are not looked at.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
 
 import zlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +23,16 @@ _ROW = 8 * 509  # bytes; a prime number of words
 class InFlight(Protocol):
     """A message or a work that has been started and not waited for."""
 
-    array: np.ndarray
-
     def describe(self) -> str:
         """Return what it is, for reports."""
         ...
+
+
+class OpenMessage(InFlight, Protocol):
+    """A send or a receive that has been posted and not waited for."""
+
+    kind: str
+    array: np.ndarray
 
 
 def checksum(array: np.ndarray) -> int:
@@ -58,43 +66,182 @@ def changed(rank: int, what: str) -> BufferReuseError:
     )
 
 
-class OpenReceives:
-    """The memory of a rank's receives that are posted and not waited for, sorted by address: no two share a byte."""
+class OpenMessages:
+    """The memory of a rank's messages that are posted and not waited for, sorted by address.
 
-    __slots__ = ("ends", "receives", "start_of", "starts")
+    A receive shares no byte with any other message, because it may be written at any moment; sends may share theirs.
+    """
+
+    __slots__ = ("longest", "receives", "sends", "start_of", "starts")
 
     def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.receives: list[InFlight] = []
-        self.start_of: dict[int, int] = {}  # by the id of a receive
+        # By kind: where each message's memory begins, and the messages in the same order. longest: bytes of a send.
+        self.starts: dict[str, list[int]] = {"receive": [], "send": []}
+        self.receives: list[tuple[int, OpenMessage]] = []  # with the end of the memory
+        self.sends: list[tuple[int, OpenMessage]] = []
+        self.longest = 0
+        self.start_of: dict[int, int] = {}  # by the id of a message; empty when no message is open
 
-    def add(self, rank: int, receive: InFlight, keep: bool) -> None:
-        """Raise BufferReuseError when the memory is an open receive's; keep: it is open from now on."""
+    def add(self, rank: int, message: OpenMessage, keep: bool) -> None:
+        """Raise BufferReuseError when the memory is that of an open message; keep: this one is open from now on."""
         # An array on a GPU or an empty one has no memory of this process.
-        array = receive.array
+        array, receiving = message.array, message.kind == "receive"
         if not isinstance(array, np.ndarray) or array.nbytes == 0:
             return
-        start = array.ctypes.data
+        start: int = array.__array_interface__["data"][0]  # half the time of `array.ctypes.data`
         end = start + array.nbytes
-        i = bisect_right(self.starts, start)
 
-        # The open ones do not overlap each other, so only the two neighbours can overlap this one.
+        # Receives do not overlap each other, so only the two neighbours can overlap this message.
+        starts, other = self.starts["receive"], None
+        i = bisect_right(starts, start)
         for j in (i - 1, i):
-            if 0 <= j < len(self.starts) and self.starts[j] < end and start < self.ends[j]:
-                raise BufferReuseError(
-                    f"rank {rank}: its {receive.describe()} is into memory of its {self.receives[j].describe()}, which "
-                    "is not waited for yet; wait() first, or give each message a buffer of its own"
-                )
-        if keep:
-            self.starts.insert(i, start)
-            self.ends.insert(i, end)
-            self.receives.insert(i, receive)
-            self.start_of[id(receive)] = start
+            if 0 <= j < len(starts) and starts[j] < end and start < self.receives[j][0]:
+                other = self.receives[j][1]
 
-    def close(self, receive: InFlight) -> None:
-        """Forget a receive: it has been waited for."""
-        start = self.start_of.pop(id(receive), None)
-        if start is not None:
-            i = bisect_left(self.starts, start)
-            del self.starts[i], self.ends[i], self.receives[i]
+        # Sends may: of those that begin before the end, any that is no further away than the longest is long.
+        starts = self.starts["send"]
+        if receiving and other is None and starts:
+            for j in range(bisect_right(starts, start - self.longest), bisect_left(starts, end)):
+                if self.sends[j][0] > start:
+                    other = self.sends[j][1]
+                    break
+        if other is not None:
+            raise BufferReuseError(
+                f"rank {rank}: its {message.describe()} is {'into' if receiving else 'from'} memory of its "
+                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a buffer of its "
+                "own"
+            )
+
+        if keep:
+            starts, open_ = (self.starts["receive"], self.receives) if receiving else (self.starts["send"], self.sends)
+            i = bisect_right(starts, start)
+            starts.insert(i, start)
+            open_.insert(i, (end, message))
+            self.start_of[id(message)] = start
+            if not receiving:
+                self.longest = max(self.longest, array.nbytes) if len(starts) > 1 else array.nbytes
+
+    def close(self, message: OpenMessage) -> None:
+        """Forget a message: it has been waited for."""
+        start = self.start_of.pop(id(message), None)
+        if start is None:
+            return
+        starts, open_ = self.starts[message.kind], self.receives if message.kind == "receive" else self.sends
+        i = bisect_left(starts, start)
+        while open_[i][1] is not message:
+            i += 1
+        del starts[i], open_[i]
+
+
+@dataclass(slots=True, eq=False)
+class Guard:
+    """The checksum of an array that one or several works of a rank use; [start, end) is its memory.
+
+    work: the last one that began, or else the first; for reports. works: how many are not finished; running: how many
+    of those have begun.
+    """
+
+    array: np.ndarray
+    start: int
+    end: int
+    checksum: int
+    work: InFlight
+    works: int = 0
+    running: int = 0
+
+
+class WorkArrays:
+    """The arrays of a rank's works that are not finished: its program must leave them alone, its streams need not.
+
+    An array that no running work uses must stay as it is until a work begins; one in use must stay as it is while the
+    main program runs. So an array is looked at when a work of it begins, and whenever the main program hands over.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.guards: dict[tuple[int, int], Guard] = {}  # by memory
+        self.starts: list[int] = []  # of all guards, in order
+        self.in_order: list[Guard] = []
+        self.longest = 0  # bytes of a guard
+        self.running: list[Guard] = []
+
+    def add(self, work: InFlight, arrays: Sequence[Any]) -> list[Guard]:
+        """Guard the arrays of a work that has been asked for; return what `begin` and `finish` are to be given."""
+        guards = []
+        for array in arrays:
+            # An array on a GPU or an empty one has no memory of this process.
+            if not isinstance(array, np.ndarray) or array.nbytes == 0:
+                continue
+            start: int = array.__array_interface__["data"][0]
+            end = start + array.nbytes
+            guard = self.guards.get((start, end))
+            if guard is None:
+                guard = self.guards[start, end] = Guard(array, start, end, checksum(array), work)
+                i = bisect_right(self.starts, start)
+                self.starts.insert(i, start)
+                self.in_order.insert(i, guard)
+                self.longest = max(self.longest, array.nbytes) if len(self.starts) > 1 else array.nbytes
+            guard.works += 1
+            guards.append(guard)
+        return guards
+
+    def begin(self, work: InFlight, guards: Sequence[Guard]) -> None:
+        """Note that a work begins; raise when its arrays have changed since it was asked for."""
+        for guard in guards:
+            # What overlaps an array in use changes lawfully; the main program is watched there already.
+            for other in self.running:
+                if other.start < guard.end and guard.start < other.end:
+                    break
+            else:
+                if checksum(guard.array) != guard.checksum:
+                    raise changed(self.rank, work.describe())
+        for guard in guards:
+            guard.work = work
+            guard.running += 1
+            if guard.running == 1:
+                self.running.append(guard)
+
+    def finish(self, guards: Sequence[Guard]) -> None:
+        """Note that a work is done: what it wrote is what the works after it begin with."""
+        for guard in guards:
+            guard.works -= 1
+            guard.running -= 1
+            if guard.running == 0:
+                self.running.remove(guard)
+            if guard.works == 0:
+                del self.guards[guard.start, guard.end]
+                i = bisect_left(self.starts, guard.start)
+                while self.in_order[i] is not guard:
+                    i += 1
+                del self.starts[i], self.in_order[i]
+
+            # The guards that share memory with this one, itself among them.
+            first = bisect_right(self.starts, guard.start - self.longest)
+            for other in self.in_order[first : bisect_left(self.starts, guard.end)]:
+                if other.end > guard.start:
+                    other.checksum = checksum(other.array)
+
+    def check(self) -> None:
+        """Raise when the main program, which hands over now, has changed an array in use."""
+        for guard in self.running:
+            if checksum(guard.array) != guard.checksum:
+                raise changed(self.rank, guard.work.describe())
+
+    def refresh(self) -> None:
+        """Take the arrays in use as the streams have left them: the main program goes on."""
+        for guard in self.running:
+            guard.checksum = checksum(guard.array)
+
+    def refuse(self, receive: OpenMessage) -> None:
+        """Raise BufferReuseError when the main program receives into an array of a work that is not finished."""
+        if not isinstance(receive.array, np.ndarray) or receive.array.nbytes == 0:
+            return
+        start: int = receive.array.__array_interface__["data"][0]
+        end = start + receive.array.nbytes
+        first = bisect_right(self.starts, start - self.longest)
+        for guard in self.in_order[first : bisect_left(self.starts, end)]:
+            if guard.end > start:
+                raise BufferReuseError(
+                    f"rank {self.rank}: its {receive.describe()} is into memory of its {guard.work.describe()}, which "
+                    "is not finished yet; wait() first, or receive into an array of its own"
+                )

@@ -45,8 +45,8 @@ class CallSite(NamedTuple):
 NOWHERE = CallSite("unknown", 0)
 
 
-def call_site(frame: FrameType | None) -> CallSite:
-    """Return the innermost line of the user's program in the stack that ends in `frame`."""
+def call_site(frame: FrameType | None, otherwise: CallSite | None = None) -> CallSite:
+    """Return the innermost line of the user's program in the stack that ends in `frame`; else `otherwise`."""
     # From the innermost frame outwards; the kind of each file is looked up once.
     fallback: FrameType | None = None
     while frame is not None:
@@ -59,6 +59,8 @@ def call_site(frame: FrameType | None) -> CallSite:
         if kind == _OURS and fallback is None:
             fallback = frame  # a program of ours: `minidist train` has no user code above it
         frame = frame.f_back
+    if otherwise is not None:
+        return otherwise
     if fallback is not None:
         return CallSite(fallback.f_code.co_filename, fallback.f_lineno)
     return NOWHERE

@@ -11,14 +11,15 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, shortened
 from minidist.base.trace import purpose
 from minidist.comm.call_site import NOWHERE, call_site
-from minidist.comm.point_to_point import MAX_TAG, PointToPoint, World
+from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
 
 
 class Comm(PointToPoint):
@@ -43,16 +44,26 @@ class Comm(PointToPoint):
             " one (a wrapped, sharded or split model); copy the model before that, or use comm.dup()"
         )
 
-    def collective(self, operation: str, equal: str = "") -> "CollectiveCall":
+    def collective(
+        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+    ) -> "CollectiveCall":
         """Return this rank's next collective call.
 
-        equal: what every member must pass equal, beside the operation: compared with each message.
+        equal, root: what every member must pass equal, beside the operation: compared with each message.
+        sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
+        the call.
         """
         # The tag of all messages of this call. It wraps around after 16,384 calls, when the messages of the call that
         # had it before have long arrived.
         number = self._calls % (MAX_TAG + 1)
         self._calls += 1
-        return CollectiveCall(
+        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
+        # the line of the call.
+        caller = sys._getframe(1)
+        site = NOWHERE if self.world.unchecked else call_site(caller)
+        own_lines = self.world.checks and (sends_itself or site.filename == caller.f_code.co_filename)
+        match_key = operation if root is None else f"{operation} root {root}"
+        call = CollectiveCall(
             self.world,
             self.name,
             self.members,
@@ -60,11 +71,16 @@ class Comm(PointToPoint):
             self.ranks,
             self.name + "/collectives",
             operation,
-            f"{operation} {equal}" if equal else operation,
+            f"{match_key} {equal}" if equal else match_key,
             number,
-            NOWHERE if self.world.unchecked else call_site(sys._getframe(1)),
+            None if own_lines else site,
             self.nodes,
+            site,
         )
+        # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
+        if root is not None:
+            self.world.compare_roots(call, root)
+        return call
 
     def set_nodes(self, nodes: list[list[int]]) -> None:
         """Name the ranks that are near to each other, node by node, instead of asking the world."""
@@ -87,7 +103,10 @@ class Comm(PointToPoint):
         Every member must call it with the same ranks, as its same-numbered call of `group`, `dup` or `split` here.
         """
         self._children += 1
-        ranks = [int(r) for r in ranks]
+        try:
+            ranks = [int64(r, self.rank, "a rank of a group") for r in ranks]
+        except TypeError:
+            raise UsageError(f"rank {self.rank}: a group of {shortened(ranks)}; pass a list of ranks") from None
         if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
             raise UsageError(
                 f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
@@ -103,6 +122,7 @@ class Comm(PointToPoint):
         Every rank learns each (color, key), 16 B, in ceil(log2 n) messages per rank (Bruck et al. 1997): row i of a
         rank's table is that of rank + i, and the rank that has the next rows of the table sends them.
         """
+        color, key = int64(color, self.rank, "a color of split"), int64(key, self.rank, "a key of split")
         if color < 0:
             raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
         # What travels: rows of (color, key), 16 B each, in rounds like those of a barrier.
@@ -125,10 +145,25 @@ class Comm(PointToPoint):
         return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
 
 
+def int64(value: SupportsIndex, rank: int, what: str) -> int:
+    """Return a whole number that fits into 8 bytes as a Python integer; 1.5 is refused, not rounded."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = 2**63
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"rank {rank}: {what} is {shortened(value)}; it must be a whole number of at most 64 bits")
+    return number
+
+
 class CollectiveCall(PointToPoint):
     """One collective call of a rank: point-to-point messages whose tag is the number of the call."""
 
-    def collective(self, operation: str, equal: str = "") -> "CollectiveCall":
+    highest_tag = MAX_OWN_TAG
+
+    def collective(
+        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+    ) -> "CollectiveCall":
         """Return this call itself: a collective that is made of others is one call."""
         return self
 
@@ -150,4 +185,5 @@ class CollectiveCall(PointToPoint):
             self.match_key,
             self.tag,
             self.site,
+            opened=self.opened,
         )

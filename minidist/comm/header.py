@@ -10,6 +10,7 @@ Proved by: tests/comm/test_header.py, tests/comm/mpi/test_failures.py
 
 import hashlib
 import math
+import re
 import struct
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from minidist.base.errors import MismatchError
 
 HEADER_BYTES = 64
 _DIMS = 5
+_NAME = 14  # bytes of an operation's name, where it and its arguments are too long
 _ABSENT = 2**32 - 1
 _LAYOUT = struct.Struct(f"<24s12sq{_DIMS}I")  # operation, dtype, payload bytes, shape
 assert _LAYOUT.size == HEADER_BYTES
@@ -50,19 +52,31 @@ def header_of(operation: str, array: np.ndarray) -> Header:
 def pack(header: Header) -> bytes:
     """Return the header in 64 bytes.
 
-    Longer names end in a digest of themselves; of more than five dims the leading ones are multiplied.
+    Longer names are shortened; of more than five dims the leading ones are multiplied.
     """
     shape = header.shape
     if len(shape) > _DIMS:
         shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
     # One field per dim; unused fields hold a mark of their own, because 0 is a size.
     dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
-    return _LAYOUT.pack(_fit(header.operation, 24), _fit(header.dtype, 12), header.nbytes, *dims)
+    return _LAYOUT.pack(_fit_operation(header.operation), _fit(header.dtype, 12), header.nbytes, *dims)
 
 
 def _fit(text: str, width: int) -> bytes:
+    """Return the text in at most `width` bytes; a longer one ends in a digest of itself."""
     data = text.encode()
     return data if len(data) <= width else data[: width - 4] + hashlib.blake2b(data, digest_size=2).hexdigest().encode()
+
+
+def _fit_operation(text: str) -> bytes:
+    """Return an operation and its arguments ("broadcast/ring root 1 [2, 3]") in at most 24 bytes.
+
+    Each of the two parts has its own place, so that a receiver sees which of them differs.
+    """
+    name, space, arguments = text.partition(" ")
+    if len(text.encode()) <= 24 or not space:
+        return _fit(text, 24)
+    return _fit(name, _NAME) + b" " + _fit(arguments, 23 - _NAME)
 
 
 def unpack(data: bytes) -> Header:
@@ -80,19 +94,54 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     if sent == expected:
         return
 
-    # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
-    if sent.operation != expected.operation:
-        what, remedy = "operation", "every rank of a communicator must call the same collectives in the same order"
-    elif sent.dtype != expected.dtype:
-        what, remedy = "dtype", "convert one side, or allocate the receive buffer with the sender's dtype"
-    else:
-        what, remedy = "shape", "both sides must use the same shape"
+    # Under MPI both were shortened to 24 bytes; show what is known in full.
+    expected = expected._replace(operation=name or expected.operation)
+    ours, _, our_arguments = expected.operation.partition(" ")
+    theirs, space, their_arguments = sent.operation.partition(" ")
+    if theirs in (ours, _fit(ours, _NAME).decode(), _fit(ours, 24).decode()):
+        sent = sent._replace(operation=f"{ours}{space}{their_arguments}")
+        theirs = ours
+    if their_arguments == _fit_operation(expected.operation).decode().partition(" ")[2]:
+        their_arguments = our_arguments
 
-    # Both were shortened to 24 bytes; show the name in full.
-    if name:
-        sent = sent._replace(operation=name) if sent.operation == expected.operation else sent
-        expected = expected._replace(operation=name)
+    # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
+    if theirs != ours:
+        what = "operation mismatch"
+        remedy = "every rank of a communicator must call the same collectives in the same order"
+    elif their_arguments != our_arguments:
+        what, remedy = _unlike_arguments(sent.operation, expected.operation)
+    elif sent.dtype != expected.dtype:
+        what, remedy = "dtype mismatch", "convert one side, or allocate the receive buffer with the sender's dtype"
+    else:
+        what, remedy = "shape mismatch", "both sides must use the same shape"
     raise MismatchError(
-        f"{what} mismatch: rank {source} sent {sent.describe()}, rank {destination} expected {expected.describe()} "
+        f"{what}: rank {source} sent {sent.describe()}, rank {destination} expected {expected.describe()} "
         f"at {where}; {remedy}"
     )
+
+
+class Arguments(NamedTuple):
+    """What every rank must pass equal to a collective: as text, "" where there is none."""
+
+    reduction: str
+    root: str
+    shape: str
+
+
+def arguments_of(operation: str) -> Arguments | None:
+    """Return the arguments in an operation such as "reduce/ring max root 1 [2, 3]"; None when it has others."""
+    found = re.fullmatch(r"(?: (?!root )(\w+))?(?: root (\d+))?(?: (\[[\d, ]*\]))?", operation[operation.find(" ") :])
+    return Arguments(*(text or "" for text in found.groups())) if found and " " in operation else None
+
+
+def _unlike_arguments(sent: str, expected: str) -> tuple[str, str]:
+    """Return what differs in the arguments of one operation, and the remedy."""
+    nothing = Arguments("", "", "")
+    a, b = (nothing if " " not in text else arguments_of(text) for text in (sent, expected))
+    if a is None or b is None or (a.reduction != b.reduction) + (a.root != b.root) + (a.shape != b.shape) != 1:
+        return "argument mismatch", "every rank must call it with the same arguments"
+    if a.root != b.root:
+        return "roots differ", "every rank must pass the same root"
+    if a.shape != b.shape:
+        return "shape mismatch", "every rank must pass an array of the same shape"
+    return "reduction mismatch", "every rank must pass the same reduction"

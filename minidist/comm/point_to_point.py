@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, RankDeadError, UsageError
+from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, text_of
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.trace import MessageEvent, Trace
 from minidist.base.watchers import watchers
@@ -35,6 +35,11 @@ ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
 PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
+# Inside a collective call the tag of a message is the call's number; a tag of its own lies above the header's bit, so
+# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
+# UCX, the lowest limit of today's MPI libraries.
+OWN_TAG = 2**15
+MAX_OWN_TAG = 255
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +68,7 @@ class Request:
         other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
         key = self.comm.match_key
         what = self.kind if key == "message" else f"{key}: {self.kind}"
-        return f"{what} {direction} {other}, tag {self.tag}, {self.array.nbytes} B, at {self.site}"
+        return f"{what} {direction} {other}, tag {tag_text(self.tag)}, {self.array.nbytes} B, at {self.site}"
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +84,7 @@ class Work:
     started: float
     arrays: Sequence[np.ndarray] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
-    checksums: list[int] = field(default_factory=list)
+    guards: list[Any] = field(default_factory=list)  # of the arrays, where the world watches them
     finished: bool = False
     result: Any = None
     error: RankDeadError | None = None  # what wait() raises instead
@@ -110,6 +115,9 @@ class World(Protocol):
 
     def register(self, comm: "PointToPoint") -> None:
         """Note that a communicator was made on this rank."""
+
+    def compare_roots(self, call: "PointToPoint", root: int) -> None:
+        """Raise MismatchError when another rank has begun this collective call with another root, where that shows."""
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
         """Return the places in `members` (world ranks) of those that are near to each other, node by node."""
@@ -158,12 +166,14 @@ class PointToPoint:
     rank, size: this rank's number in the group, and the group's size. members: the world rank of each member. ranks:
     the number of each member in the communicator, which differs from its own only in a part of a collective call.
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
-    match_key: what both sides of a message must have equal. tag, site: of messages that do not name a tag, and where
-    they are sent (None: look for the caller's line at each message). nodes: the ranks node by node, where a `TwoLevel`
-    knows them.
+    match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
+    its number, which all its messages carry. site: the line of all messages (None: look for the caller's line at each
+    message, and take `opened` where there is none). nodes: the ranks node by node, where a `TwoLevel` knows them.
 
     Arrays must be C-contiguous; nothing is copied.
     """
+
+    highest_tag = MAX_TAG  # that a message may name
 
     def __init__(
         self,
@@ -178,11 +188,12 @@ class PointToPoint:
         tag: int = 0,
         site: CallSite | None = None,
         nodes: list[list[int]] | None = None,
+        opened: CallSite | None = None,
     ) -> None:
         self.world, self.name, self.members, self.rank, self.ranks = world, name, members, rank, ranks
         self.size = len(members)
         self.context, self.operation, self.match_key = context, operation, match_key
-        self.tag, self.site, self.nodes = tag, site, nodes
+        self.tag, self.site, self.nodes, self.opened = tag, site, nodes, opened
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -196,6 +207,11 @@ class PointToPoint:
 
     def wait(self, request: Request) -> np.ndarray:
         """Block until the request is complete; return its array."""
+        if not isinstance(request, Request):
+            raise UsageError(
+                f"rank {self.rank}: wait for {_article(request)}, at {self.site or call_site(sys._getframe(1))}; pass"
+                " what isend or irecv returned (a Work has a wait() of its own)"
+            )
         if not request.finished:
             self.world.wait(request)
             request.finished = True
@@ -221,8 +237,10 @@ class PointToPoint:
     ) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
         # The short way, where nothing is checked or recorded: one call of MPI's own.
-        if self.world.unchecked and self.world.exchange(
-            self, outgoing, dest, incoming, source, self.tag if tag is None else tag
+        if (
+            self.world.unchecked
+            and (tag is None or self.highest_tag == MAX_TAG)
+            and self.world.exchange(self, outgoing, dest, incoming, source, self.tag if tag is None else tag)
         ):
             return
         if self.world.checks and may_overlap(outgoing, incoming):
@@ -240,7 +258,13 @@ class PointToPoint:
     def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
         """Send any picklable object: two messages, its length (8 B) and its bytes."""
         # The receiver cannot know how much to allocate, so the length travels first.
-        data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        try:
+            data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        except Exception as error:  # an object's own __reduce__ may raise anything
+            raise UsageError(
+                f"rank {self.rank}: send_object of {_article(value)}, which cannot be pickled ({text_of(error)}), at "
+                f"{self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
+            ) from None
         self.send(np.array([data.size], dtype=np.int64), dest, tag)
         self.send(data, dest, tag)
 
@@ -255,15 +279,21 @@ class PointToPoint:
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
         # Name the line and the tag; a collective call has both already.
-        site = self.site or call_site(sys._getframe(2))
+        site = self.site or call_site(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag
-        if tag.__class__ is not int or peer.__class__ is not int:
-            tag, peer = self._whole("tag", tag, site), self._whole("rank", peer, site)
+        else:
+            if tag.__class__ is not int:
+                tag = self._whole("tag", tag, site)
+            if not 0 <= tag <= self.highest_tag:
+                inside = "" if self.highest_tag == MAX_TAG else " inside a collective call"
+                raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{self.highest_tag}{inside}, at {site}")
+            if self.highest_tag != MAX_TAG:
+                tag = self.tag + OWN_TAG * tag
 
         # Refuse what no world could send, where the caller can see it.
-        if not 0 <= tag <= MAX_TAG:
-            raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{MAX_TAG}, at {site}")
+        if peer.__class__ is not int:
+            peer = self._whole("rank", peer, site)
         if not 0 <= peer < self.size and not (peer == ANY and kind == "receive"):
             raise UsageError(
                 f"rank {self.rank}: {kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}, at {site}"
@@ -288,7 +318,9 @@ class PointToPoint:
                 f" at {site}; pass an integer"
             ) from None
 
-    def collective(self, operation: str, equal: str = "") -> "PointToPoint":
+    def collective(
+        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+    ) -> "PointToPoint":
         """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
         raise NotImplementedError
 
@@ -348,10 +380,20 @@ class PointToPoint:
         return self.world.trace_of(self)
 
 
+def tag_text(tag: int) -> str:
+    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)"."""
+    own, number = divmod(tag, OWN_TAG)
+    return f"{number} (own tag {own})" if own else f"{number}"
+
+
+def _article(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def _why_not(array: Any) -> str:
     """Return why this cannot be a message, and what to pass instead."""
     if not hasattr(array, "flags"):
-        return f"a {type(array).__name__}; messages are arrays: pass numpy.array(...), or use send_object"
+        return f"{_article(array)}; messages are arrays: pass numpy.array(...), or use send_object"
     if not array.flags.c_contiguous:
         return (
             f"an array with strides {array.strides}; messages need C-contiguous arrays: "

@@ -21,6 +21,7 @@ from minidist.comm.call_site import lines_of
 from minidist.comm.launch import interrupted, tune
 from minidist.comm.mpi.start import refuse
 from minidist.commands.bench import bench
+from minidist.commands.check_collective import check_collective
 from minidist.commands.compare import compare
 from minidist.commands.data import data
 from minidist.commands.demo import demo
@@ -64,6 +65,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(demo)
+app.command("check-collective")(check_collective)
 # The flags that `run` does not know belong to the script.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
 for command in (

@@ -26,7 +26,7 @@ from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
+from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.running_statistics import RunningStatistics
@@ -101,6 +101,8 @@ class GradientReducer(BackwardObserver):
             raise UsageError(f"unused={unused!r}; it must be 'error' or 'zeros'")
         if bucket_cap_mb <= 0:
             raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
+        if algorithm != "auto":
+            ALGORITHMS["all_reduce"][algorithm]  # an unknown name is an error now, not in the first backward pass
         self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
 
         # The plan of the messages, which is the same on every rank.

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import collectives
-from minidist.base.errors import MismatchError, UsageError
+from minidist.base.errors import CommunicationError, MismatchError, UsageError
+from minidist.collectives.operations import divide
 from minidist.comm import SimWorld
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 
@@ -89,6 +90,47 @@ def test_many_collectives_in_flight_at_once_do_not_meet():
         assert np.array_equal(results[6], np.full(3, 4.0))
 
 
+@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in ("reduce", "gather", "all_to_all")])
+def test_a_result_on_one_rank_is_an_array_of_its_own(operation, algorithm):
+    """Also where nothing is sent: who changes the result must not change what was reduced."""
+
+    def program(comm):
+        array = np.arange(4.0)
+        result = getattr(collectives, operation)(comm, array, algorithm=algorithm)
+        assert not np.may_share_memory(result, array)
+        return result.tolist()
+
+    assert SimWorld(1).run(program) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["ring", "naive", "ordered", "recursive_doubling", "rabenseifner"])
+def test_an_average_in_half_precision_overflows_in_silence_as_a_sum_does(algorithm, dtype):
+    """Each addition is one of float32, rounded; a loss scaler looks for the infinity, and no warning is printed."""
+
+    def program(comm, op):
+        return collectives.all_reduce(comm, np.full(4, top, DTYPES[dtype]), op, algorithm=algorithm)
+
+    top = 6e4 if dtype == "float16" else 3e38
+    with np.errstate(over="raise"):
+        for op in ("sum", "avg"):
+            assert np.isinf(SimWorld(3).run(program, op)[0].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(("dtype", "ranks"), [("bfloat16", 257), ("float16", 2049)])
+def test_an_average_in_half_precision_divides_by_the_number_of_ranks(dtype, ranks):
+    """bfloat16 rounds 257 ranks to 256, and float16 2049 to 2048: the average of as many ones would be above one."""
+    total = np.full(3, ranks, np.float32).astype(DTYPES[dtype])
+    exact = (total.astype(np.float64) / ranks).astype(DTYPES[dtype])
+    values = np.concatenate([total, np.arange(1, 400).astype(DTYPES[dtype])])
+    expected = (values.astype(np.float32) / np.float32(ranks)).astype(DTYPES[dtype])
+    divide(values, ranks)
+    assert values[:3].tobytes() == exact.tobytes()
+    assert values.tobytes() == expected.tobytes()
+    rounded = np.arange(1, 400).astype(DTYPES[dtype]) / DTYPES[dtype].type(ranks)
+    assert (rounded != expected[3:]).any()
+
+
 def test_all_gather_into_place_copies_nothing_of_its_own():
     def program(comm):
         out = np.zeros(12)
@@ -157,6 +199,12 @@ BAD = {
         lambda c: collectives.all_to_all(c, np.ones(5)),
         "cannot be divided among 2 ranks; use 4 or 6, .* or pass counts",
     ),
+    "an own count that differs": (
+        lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[1, 3], receive_counts=[2, 3]),
+        r"receive_counts \[2, 3\]; it needs 2 counts of at least 0, its own equal to what it sends itself, 1",
+    ),
+    "a sum of text": (lambda c: collectives.all_reduce(c, np.array(["a", "b"])), "<U1 values have no 'sum'"),
+    "a maximum of bytes": (lambda c: collectives.all_reduce(c, np.array([b"a"]), "max"), r"\|S1 values have no 'max'"),
     "half of the counts": (lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[1, 3]), "both"),
     "no array at the root": (lambda c: collectives.scatter(c, None, np.ones(2)), "must pass the array"),
 }
@@ -170,8 +218,54 @@ def test_ranks_that_pass_other_shapes_are_told(operation, shapes):
     def program(comm):
         getattr(collectives, operation)(comm, np.ones(shapes[comm.rank]))
 
-    with pytest.raises(MismatchError, match=r"mismatch: rank . sent .*\[2, 3\]"):
+    with pytest.raises(MismatchError, match=r"^shape mismatch: rank . sent .*\[2, 3\].*an array of the same shape"):
         SimWorld(2).run(program)
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "broadcast", "reduce")])
+def test_an_array_of_2_by_3_does_not_meet_one_of_3_by_2(operation, algorithm):
+    """Also where the algorithm sends it flattened, in segments."""
+
+    def program(comm):
+        getattr(collectives, operation)(comm, np.ones([(2, 3), (3, 2)][comm.rank]), algorithm=algorithm)
+
+    with pytest.raises(MismatchError, match=r"^shape mismatch: rank . sent .*\[[23], [32]\]"):
+        SimWorld(2).run(program)
+
+
+UNLIKE_ROOTS = {
+    "broadcast": lambda comm, root, **options: collectives.broadcast(comm, np.ones(4), root, **options),
+    "reduce": lambda comm, root, **options: collectives.reduce(comm, np.ones(4), root, **options),
+    "gather": lambda comm, root, **options: collectives.gather(comm, np.ones(2), root, **options),
+    "scatter": lambda comm, root, **options: collectives.scatter(comm, np.ones(4), np.ones(2), root, **options),
+}
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in UNLIKE_ROOTS])
+@pytest.mark.parametrize("roots", [(0, 1), (1, 0), (0, 0, 1), (0, 1, 2), (2, 2, 1, 2)], ids=str)
+@pytest.mark.parametrize("eager_bytes", SENDS)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_unlike_roots_are_named_with_the_ranks_that_passed_them(operation, algorithm, roots, eager_bytes, async_op):
+    """Whether two messages meet, every rank waits, or one is left over; each sentence has the roots of two ranks."""
+
+    def program(comm):
+        array = 4 * comm.size
+        if operation == "scatter":
+            work = collectives.scatter(
+                comm, np.ones(array), np.ones(4), roots[comm.rank], algorithm=algorithm, async_op=async_op
+            )
+        else:
+            work = UNLIKE_ROOTS[operation](comm, roots[comm.rank], algorithm=algorithm, async_op=async_op)
+        if async_op:
+            work.wait()
+
+    with pytest.raises(CommunicationError, match="roots differ") as caught:
+        SimWorld(len(roots), eager_bytes=eager_bytes).run(program)
+    text = str(caught.value)
+    assert "every rank must pass the same root" in text
+    for root in set(re.findall(r"root (\d)", text)):
+        assert int(root) in roots
+    assert len(set(re.findall(r"root (\d)", text))) >= 2
 
 
 def _read_only(size):
@@ -201,7 +295,7 @@ def test_ranks_that_reduce_differently_are_told():
     def program(comm):
         collectives.all_reduce(comm, np.ones(4), "sum" if comm.rank == 0 else "max")
 
-    with pytest.raises(MismatchError, match="all_reduce/ring max"):
+    with pytest.raises(MismatchError, match=r"^reduction mismatch: .*all_reduce/ring max.* pass the same reduction"):
         SimWorld(2).run(program)
 
 

@@ -102,6 +102,15 @@ def parts_of_calls(comm):
             pair.send(number, 0)
         got = np.append(got, number)
 
+    # Two messages to one rank, told apart by tags of their own, in two calls at once.
+    calls, pieces, requests = [comm.collective("mine") for _ in range(2)], np.zeros((2, 2), np.int64), []
+    for i, j in ((1, 1), (0, 1), (1, 0), (0, 0)):
+        requests.append(calls[i].irecv(pieces[i, j : j + 1], (rank + 1) % n, tag=j))
+    for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        requests.append(calls[i].isend(np.array([10 * i + j]), (rank - 1) % n, tag=j))
+    call.waitall(requests)
+    assert pieces.tolist() == [[0, 1], [10, 11]]
+
     # Without a call the messages are the communicator's own.
     direct = np.full(4, rank, np.int64)
     ring.all_reduce(comm, direct, "max")

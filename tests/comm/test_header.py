@@ -40,6 +40,39 @@ def test_headers_that_differ_stay_different():
     assert len({pack(header) for header in headers}) == len(headers)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_halving", "a_very_long_name_of_an_algorithm"])
+@pytest.mark.parametrize(
+    ("sent", "expected", "words"),
+    [
+        (" [2, 3]", " [3, 2]", "^shape mismatch: .*an array of the same shape"),
+        ("", " [3, 2]", "^(shape mismatch: .*an array of|argument mismatch)"),
+        (" max", "", "^(reduction mismatch: .*the same reduction|argument mismatch)"),
+        (" max", " min", "^reduction mismatch: .*the same reduction"),
+        (" root 0", " root 1", "^roots differ: .*the same root"),
+        (" root 12 [300, 4000]", " root 13 [300, 4000]", "^(roots differ|argument mismatch)"),
+        (" max root 1 [2, 3]", " max root 1 [3, 2]", "^(shape mismatch|argument mismatch)"),
+        (" sync", " ssp:3 of 7 keys", "^argument mismatch: .*with the same arguments"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_arguments_that_differ_are_not_called_another_operation(algorithm, sent, expected, words, packed):
+    """Also when 24 bytes are too few for the operation and its arguments; in the simulated world nothing is cut."""
+    names = [f"reduce_scatter/{algorithm}{arguments}" for arguments in (sent, expected)]
+    headers = [Header(name, "float64", 24, (3,)) for name in names]
+    if packed:
+        headers = [unpack(pack(header)) for header in headers]
+    elif "|" in words:
+        words = words.replace("|argument mismatch", "")
+    with pytest.raises(MismatchError, match=words) as caught:
+        compare(*headers, 0, 1, "here.py:1", names[1] if packed else "")
+    assert names[1] in str(caught.value)
+    assert f"rank 0 sent reduce_scatter/{algorithm}" in str(caught.value)
+    if packed:
+        other = unpack(pack(Header("all_gather/ring", "float64", 24, (3,))))
+        with pytest.raises(MismatchError, match=r"^operation mismatch: rank 0 sent all_gather/ring"):
+            compare(other, headers[1], 0, 1, "here.py:1", names[1])
+
+
 def test_a_mismatch_names_both_sides():
     sent, expected = Header("message", "float32", 8, (2,)), Header("message", "float64", 8, (1,))
     with pytest.raises(

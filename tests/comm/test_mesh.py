@@ -77,6 +77,18 @@ def test_a_mesh_that_does_not_fit(shape, names, words):
         SimWorld(6).run(lambda comm: init_device_mesh(comm, shape, names))
 
 
+def test_parallel_slices_are_communicators_of_different_names():
+    """A trace, a report and a replay tell them apart by name."""
+
+    def program(comm):
+        mesh = init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))
+        keys = ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp")]
+        return [(mesh[key].name, tuple(mesh[key].members)) for key in keys]
+
+    for slices in zip(*SimWorld(8).run(program), strict=True):
+        assert len({name for name, _ in slices}) == len({members for _, members in slices}) == len(set(slices))
+
+
 def test_an_unknown_axis():
     with pytest.raises(UsageError, match=r"no axis 'pt' \(did you mean 'tp'\?\); it has dp, tp"):
         SimWorld(2).run(lambda comm: init_device_mesh(comm, (1, 2), ("dp", "tp"))["pt"])

@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minidist.comm.header import arguments_of
+from minidist.comm.point_to_point import tag_text
+
 Message = Mapping[str, Any]  # a line of a trace file
 Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
 
@@ -23,7 +26,7 @@ def name_of(queue: Queue, operation: str) -> str:
     """Return a queue in words."""
     communicator, collective, tag = queue
     where = "" if communicator == "world" else f" on {communicator}"
-    return f"call {tag}{where}, {operation}" if collective else f"tag {tag}{where}"
+    return f"call {tag_text(tag)}{where}, {operation}" if collective else f"tag {tag}{where}"
 
 
 def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]) -> list[str]:
@@ -34,6 +37,18 @@ def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence
     for rank, state in waiting.items():
         if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
             found.append(f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for")
+
+    # One collective call with two roots: no two of its messages may ever meet.
+    calls: dict[Any, dict[str, list[int]]] = {}
+    for rank, state in waiting.items():
+        called = arguments_of(state.get("key", ""))
+        if called is not None and called.root:
+            ranks_of = calls.setdefault((queue_of(state["message"]), state["message"]["operation"]), {})
+            ranks_of.setdefault(called.root, []).append(rank)
+    for (queue, operation), ranks_of in calls.items():
+        if len(ranks_of) > 1:
+            roots = "; ".join(f"root {root} on {_ranks(ranks)}" for root, ranks in sorted(ranks_of.items()))
+            found.append(f"roots differ: {name_of(queue, operation)} with {roots}; every rank must pass the same root")
 
     # A receive that waits while a message of another tag or communicator is there.
     for rank, state in waiting.items():
@@ -72,3 +87,9 @@ def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> di
             else:
                 result.setdefault(queue, message)
     return result
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1", or "ranks 0, 1, 2, ..." of at most eight."""
+    shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"

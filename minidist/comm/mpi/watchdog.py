@@ -117,6 +117,7 @@ class Watchdog:
             others = [member for member in members if member != world.rank]
             state["peers"] = others if waiting.peer == ANY else [members[waiting.peer]]
             state["message"] = _as_dict(waiting.event)
+            state["key"] = waiting.comm.match_key
         elif isinstance(waiting, Exchanging):
             state["peers"] = [waiting.comm.members[waiting.source]]
         elif isinstance(waiting, Entering):

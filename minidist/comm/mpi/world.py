@@ -31,7 +31,7 @@ from minidist.base.errors import RankDeadError, UnmatchedMessageError, UnwaitedR
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
-from minidist.comm.buffers import OpenReceives, changed, checksum
+from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
@@ -43,7 +43,7 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
-from minidist.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
+from minidist.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 
@@ -81,6 +81,7 @@ class MPIWorld:
             self.unchecked = not (checks or record or synchronous)
             self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
             check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
+            self.highest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - HEADER_TAG
 
             # The first message: who is where, and which rank refuses to start. Rank 0 makes the job's folder.
             self.hosts, path = meet(MPI, make_job_folder() if self.rank == 0 else None)
@@ -107,7 +108,7 @@ class MPIWorld:
 
         # Messages.
         self.trace = Trace(self.rank, self.size)
-        self.open = OpenReceives()
+        self.open = OpenMessages()
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
@@ -241,6 +242,14 @@ class MPIWorld:
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if guarded:
             self.unwaited[id(request)] = request
+        if self.checks and (guarded or self.open.start_of):
+            self.open.add(self.rank, request, guarded)
+
+        if tag > self.highest_tag:
+            raise UsageError(
+                f"rank {self.rank}: own tag {tag // OWN_TAG} inside a collective call, at {site}; this MPI library has "
+                f"tags up to {self.highest_tag + HEADER_TAG}: use smaller ones"
+            )
 
         # `place` is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
         handle, place = self.handle_of(comm, site), comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
@@ -256,8 +265,6 @@ class MPIWorld:
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
             # The header is asked for now; the payload when the header has come and fits.
-            if self.checks and (guarded or self.open.starts):
-                self.open.add(self.rank, request, guarded)
             if self.checks:
                 request.header = bytearray(HEADER_BYTES)
                 request.header_request = handle.Irecv([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
@@ -367,8 +374,9 @@ class MPIWorld:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:
             raise changed(self.rank, request.describe())
-        if receiving:
+        if self.open.start_of:
             self.open.close(request)
+        if receiving:
             self.received[event.peer] += 1
             if event.staged:
                 put(request.buffer, request.array)
@@ -516,6 +524,9 @@ class MPIWorld:
 
     def trace_of(self, comm: PointToPoint) -> Trace:
         return self.trace
+
+    def compare_roots(self, call: PointToPoint, root: int) -> None:
+        """Nothing to do: messages that meet are compared, and a report of a hang compares what the ranks wait in."""
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
         """Return the places in `members` of the ranks on one host, host by host."""

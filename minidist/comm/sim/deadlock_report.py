@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from minidist.base.errors import DeadlockError
 from minidist.comm.call_site import call_site
-from minidist.comm.point_to_point import ANY, Request, Work
+from minidist.comm.point_to_point import ANY, Request, Work, tag_text
 from minidist.comm.sim.state import SimRequest, SimState, Stream
 from minidist.comm.waiting import Waiting, error_line, find_cycle
 
@@ -87,5 +87,5 @@ def _which(request: Request) -> str:
     """Return what decides whether two sides of a message meet, beside the two ranks."""
     where = "" if request.comm.name == "world" else f" on {request.comm.name}"
     if request.comm.match_key == "message":
-        return f"tag {request.tag}{where}"
-    return f"call {request.tag}{where}, {request.comm.match_key}"
+        return f"tag {tag_text(request.tag)}{where}"
+    return f"call {tag_text(request.tag)}{where}, {request.comm.match_key}"

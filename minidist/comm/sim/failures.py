@@ -26,6 +26,7 @@ from contextlib import suppress
 from greenlet import GreenletExit, getcurrent
 
 from minidist.base.errors import RankDeadError
+from minidist.comm.buffers import WorkArrays
 from minidist.comm.point_to_point import ANY
 from minidist.comm.sim.state import SimRequest, SimState, remove
 
@@ -94,7 +95,7 @@ class Failures:
                 event.start = max(event.start, event.posted)
                 event.end = max(event.start, state.dead[rank])
         state.unwaited[rank].clear()
-        state.works[rank].clear()
+        state.works[rank] = WorkArrays(rank)
 
         # Its own messages, but for those on the wire.
         for key in [key for key in state.sends if key[1] == rank]:

@@ -68,8 +68,10 @@ class Matching:
         if guarded:
             state.unwaited[rank][id(request)] = request
         request.watched = watched = checks and (guarded or not stream.is_main)
-        if kind == "receive" and checks and (guarded or state.open[rank].starts):
+        if checks and (guarded or state.open[rank].start_of):
             state.open[rank].add(rank, request, guarded)
+        if checks and kind == "receive" and stream.is_main and state.works[rank].guards:
+            state.works[rank].refuse(request)
 
         if kind == "send":
             # The out-port sends one message after the other.
@@ -135,7 +137,9 @@ class Matching:
                     header_of(receive.comm.match_key, target),
                     send.stream.rank,
                     receive.stream.rank,
-                    f"{send.site} (sender) and {receive.site} (receiver)",
+                    str(send.site)
+                    if send.site == receive.site
+                    else f"{send.site} (sender) and {receive.site} (receiver)",
                 )
             for request in (send, receive):
                 if request.checksum is not None and checksum(request.array) != request.checksum:
@@ -209,7 +213,7 @@ class Matching:
         state = self.state
         stream = state.running
         receiving = request.kind == "receive"
-        if state.unwaited[stream.rank].pop(id(request), None) is not None and receiving:
+        if state.unwaited[stream.rank].pop(id(request), None) is not None:
             state.open[stream.rank].close(request)
 
         # A receive begins when it is waited for, a send when its bytes leave the port.

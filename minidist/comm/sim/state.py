@@ -8,13 +8,14 @@ Proved by: tests/comm/sim/test_world.py
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import greenlet as greenlets
 
 from minidist.base.errors import RankDeadError
 from minidist.base.trace import Trace
-from minidist.comm.buffers import OpenReceives
+from minidist.comm.buffers import OpenMessages, WorkArrays
+from minidist.comm.call_site import CallSite
 from minidist.comm.point_to_point import Request, Work
 from minidist.comm.sim.choosers import Chooser
 from minidist.comm.sim.clock import LinkModel
@@ -56,6 +57,14 @@ class SimRequest(Request):
     arrival: float = field(default=0.0, init=False)
 
 
+class Claim(NamedTuple):
+    """Which rank made a communicator first, of which ranks, and where."""
+
+    rank: int
+    members: list[int]
+    site: CallSite
+
+
 @dataclass(eq=False)
 class SimState:
     """One run of a simulated world."""
@@ -76,14 +85,16 @@ class SimState:
     wildcards: dict[AnyKey, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
+    roots: dict[tuple[str, int], dict[int, list[int]]] = field(default_factory=dict)  # of calls that not all have begun
+    claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by communicator and world rank: see `register`
     switches: int = 0  # of streams; stands still while a rank computes
 
     def __post_init__(self) -> None:
         ranks = range(self.size)
         self.traces = [Trace(rank, self.size) for rank in ranks]
-        self.open = [OpenReceives() for _ in ranks]
+        self.open = [OpenMessages() for _ in ranks]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
-        self.works: list[list[Work]] = [[] for _ in ranks]  # those in streams whose arrays are watched
+        self.works = [WorkArrays(rank) for rank in ranks]
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""

@@ -24,14 +24,16 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidist.base.errors import (
     CommunicationError,
+    MismatchError,
     RankDeadError,
     UnmatchedMessageError,
     UnwaitedRequestError,
     UsageError,
+    shortened,
 )
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace
-from minidist.comm.buffers import changed, checksum
+from minidist.comm.call_site import call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
@@ -40,7 +42,7 @@ from minidist.comm.sim.deadlock_report import deadlock
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.state import SimState, Stream
+from minidist.comm.sim.state import Claim, SimState, Stream
 
 
 class SimWorld:
@@ -251,13 +253,12 @@ class SimWorld:
         stream.handling = sys.exc_info()[1]
 
         # The main program ran until here: did it write into the arrays of its works in other streams?
-        works = self.state.works[stream.rank] if stream.is_main else []
-        for work in works:
-            if work.checksums != list(map(checksum, work.arrays)):
-                raise changed(stream.rank, work.describe())
+        works = self.state.works[stream.rank]
+        if stream.is_main and works.running:
+            works.check()
         self.hub.switch()
-        for work in works:
-            work.checksums = list(map(checksum, work.arrays))
+        if stream.is_main and works.running:
+            works.refresh()
 
     # streams ----------------------------------------------------------------------------------------------------------
 
@@ -273,8 +274,7 @@ class SimWorld:
 
         # From here to the wait the program must not write into the arrays.
         if self.checks and work.arrays:
-            state.works[rank].append(work)
-            work.checksums = list(map(checksum, work.arrays))
+            work.guards = state.works[rank].add(work, work.arrays)
 
         # A stream whose queue was empty has ended; it starts again.
         if stream.greenlet is None or stream.greenlet.dead:
@@ -288,6 +288,9 @@ class SimWorld:
             work = stream.queue.popleft()
             getcurrent().gr_context = work.context
             stream.time = max(stream.time, work.started)
+            works = self.state.works[stream.rank]
+            if work.guards:
+                works.begin(work, work.guards)
             try:
                 work.result = work.function()
             except RankDeadError as error:
@@ -297,8 +300,9 @@ class SimWorld:
 
             # Done: its arrays are free again, and the rank that waits for it can run.
             work.end, work.finished = stream.time, True
-            if work.checksums:
-                self.state.works[stream.rank].remove(work)
+            if work.guards:
+                works.finish(work.guards)
+                work.guards = []  # a guard knows its work: a circle would keep the arrays alive
             if work.waiter is not None:
                 self.state.ready.append(work.waiter)
                 work.waiter = None
@@ -357,7 +361,43 @@ class SimWorld:
     # what a world offers beside ---------------------------------------------------------------------------------------
 
     def register(self, comm: PointToPoint) -> None:
-        """Nothing to do: a context is a name."""
+        """Raise MismatchError when another member made this communicator of other ranks, or in another order.
+
+        Its name says which call of the program made it; two ranks that number its members differently would both be
+        its rank 0, and take each other's messages for their own.
+        """
+        # The whole world has the same members everywhere, and so have its duplicates.
+        members, claims, dead = comm.members, self.state.claims, self.state.dead
+        if isinstance(members, range):
+            return
+        rank = members[comm.rank]
+        mine = claims.get((comm.name, rank))
+
+        # The first member that comes claims the name for all members; what a dead rank claimed counts no more.
+        if mine is None or mine.rank in dead:
+            mine = Claim(rank, list(members), call_site(sys._getframe(1)))
+            for member in members:
+                other = claims.setdefault((comm.name, member), mine)
+                if other is not mine and other.rank not in dead:
+                    raise unlike_members(comm, mine, other)
+                claims[comm.name, member] = mine
+        elif mine.members != list(members):
+            raise unlike_members(comm, Claim(rank, list(members), call_site(sys._getframe(1))), mine)
+
+    def compare_roots(self, call: PointToPoint, root: int) -> None:
+        """Raise MismatchError when another rank has begun this call with another root."""
+        # root -> the ranks that passed it, until all have come.
+        key = call.name, call.tag
+        seen = self.state.roots.setdefault(key, {})
+        seen.setdefault(root, []).append(call.rank)
+        if len(seen) > 1:
+            found = "; ".join(f"root {r} on rank{'s' * (len(of) > 1)} {numbers(of)}" for r, of in sorted(seen.items()))
+            raise MismatchError(
+                f"roots differ: call {call.tag} of {call.name} is {call.operation} with {found}, at {call.opened}; "
+                "every rank must pass the same root"
+            )
+        if len(seen[root]) == call.size:
+            del self.state.roots[key]
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
         """Return the places in `members` of the ranks that the fastest links join, node by node."""
@@ -366,3 +406,19 @@ class SimWorld:
     def exchange(self, *_: Any) -> bool:
         """Return False: a sendrecv has no shorter way here."""
         return False
+
+
+def unlike_members(comm: PointToPoint, mine: Claim, other: Claim) -> MismatchError:
+    """Return the error for a communicator that two ranks make of unlike members."""
+    lines = f"{mine.site}" if mine.site == other.site else f"{mine.site} and {other.site}"
+    return MismatchError(
+        f"rank {mine.rank} makes the communicator {comm.name} of the world's ranks {shortened(mine.members)}, but rank"
+        f" {other.rank} makes it of {shortened(other.members)}, at {lines}; every member must pass the same ranks in"
+        " the same order"
+    )
+
+
+def numbers(ranks: Sequence[int], most: int = 8) -> str:
+    """Return ranks as text, at most `most` of them: "0, 1, 2 and 5 more"."""
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return ", ".join(map(str, sorted(ranks)[:most])) + more

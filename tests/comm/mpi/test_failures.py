@@ -309,6 +309,22 @@ def main(comm):
     assert "rank 1 expected broadcast/naive" in output
 
 
+def test_unlike_roots_are_a_hint(run):
+    """Both ranks wait for the other's part, and no two messages meet that could be compared."""
+    code, output = run(
+        """
+from minidist.collectives import reduce
+def main(comm):
+    reduce(comm, one(), root=comm.rank)
+""",
+        2,
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code == 1
+    assert "roots differ: call 0, reduce/naive with root 0 on rank 0; root 1 on rank 1; every rank must" in output
+
+
 def test_a_message_in_another_tag_is_a_hint(run):
     code, output = run(
         """
@@ -380,7 +396,7 @@ UNLIKE = {
     ),
     "reduction": (
         "all_reduce(comm, np.ones(4), ['sum', 'max'][comm.rank])",
-        r"operation mismatch: .*all_reduce/ring max",
+        r"reduction mismatch: .*all_reduce/ring max",
     ),
 }
 

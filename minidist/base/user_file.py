@@ -1,0 +1,53 @@
+"""A function in a user's own file: FILE.py:FUNCTION, wherever a command or a call takes a name.
+
+Proved by: tests/base/test_user_file.py
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import MinidistError, UsageError, nearest, text_of
+
+
+def is_user_function(source: str) -> bool:
+    """Return whether `source` is written FILE.py:FUNCTION."""
+    return ".py:" in source
+
+
+def load_function(source: str) -> Callable[..., Any]:
+    """Import the file of FILE.py:FUNCTION and return the function.
+
+    UsageError when there is no such file or function, and with the file's line when importing it raises.
+    """
+    path, _, name = source.rpartition(":")
+    if not is_user_function(source) or "\0" in path or not Path(path).is_file():
+        raise UsageError(f"there is no file {path!r}; write FILE.py:FUNCTION")
+
+    # The module is known to Python while it runs, because dataclasses and pickle look their module up.
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        spec.loader.exec_module(module)
+    except MinidistError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{path} cannot be imported: {type(error).__name__}: {text_of(error)}; correct the file"
+        ) from error
+    finally:
+        # A file that is called like a module of Python's must not take its place.
+        if before is not None:
+            sys.modules[module.__name__] = before
+
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
+        raise UsageError(f"{path} has no function {name!r}{nearest(name, names)}; write FILE.py:FUNCTION")
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,25 @@
+"""`minidist check-collective`: whether a collective of one's own is right.
+
+Proved by: tests/equality/test_collective_check.py
+"""
+
+from typing import Annotated
+
+import typer
+
+from minidist.commands.output import Result, json_or_table
+
+
+@json_or_table
+def check_collective(
+    source: Annotated[str, typer.Argument(help="FILE.py:FUNCTION, or a registered name with --operation")],
+    operation: Annotated[
+        str | None, typer.Option(help="the collective, for a function that neither @algorithm nor its name says it of")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="run on 1 to this many simulated ranks")] = 9,
+) -> Result:
+    """A collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."""
+    from minidist.equality.collective_check import check_collective as check
+
+    report = check(source, operation, ranks)
+    return Result(report.as_dict(), lambda: print("\n".join(report.sentences())), 0 if report.passed else 1)
