@@ -40,6 +40,16 @@ class FSDPCommContext:
         self.reducing: FSDPParamGroup | None = None
         self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
 
+    def discard(self) -> None:
+        """Let what is in flight arrive, and forget it: the pass that it belongs to was ended by an error."""
+        if self.reducing is not None:
+            assert self.reducing.reduction is not None
+            self.reducing.reduction.wait()
+            self.reducing.reduction = self.reducing = None
+        if self.offloading is not None:
+            self.offloading[1].wait()
+            self.offloading = None
+
     def finish_reduction(self) -> None:
         """Wait for the reduction in flight, if there is one."""
         if self.reducing is not None:

@@ -147,8 +147,7 @@ class FSDPState(BackwardObserver):
     def _forget_pass(self) -> None:
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
         self.in_backward, self.running = False, None
-        self.context.finish_reduction()
-        self.context.finish_offload()
+        self.context.discard()
         for group in param_groups_of(self.module):
             group.differentiating = False
             group.flat.release_grad()

@@ -356,3 +356,30 @@ def test_receive_adds_in_place_only_what_it_owns():
     node.receive(np.ones(2), fresh=False)
     np.testing.assert_array_equal(node.grad, [3, 3])
     np.testing.assert_array_equal(shared, [1, 1])
+
+
+def test_observers_are_told_in_order_the_parameters_own_before_those_of_the_pass():
+    told = []
+
+    class Noting(BackwardObserver):
+        def __init__(self, name):
+            self.name = name
+
+        def started(self):
+            told.append(f"{self.name} started")
+
+        def parameter_ready(self, parameter):
+            told.append(f"{self.name} ready")
+
+        def finished(self):
+            told.append(f"{self.name} finished")
+
+    weight = Parameter(draws(3), name="w")
+    weight.observers += [Noting("first"), Noting("second")]
+    weight.register_post_accumulate_grad_hook(lambda p: told.append("hook"))
+    (weight * weight).sum().backward(observers=[Noting("pass")])
+    assert told == [
+        "pass started",
+        *("hook", "first started", "first ready", "second started", "second ready", "pass ready"),
+        *("pass finished", "first finished", "second finished"),
+    ]

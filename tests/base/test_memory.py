@@ -5,7 +5,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount, account_memory, track
-from minidist.base.watchers import current
+from minidist.base.watchers import Watcher, current, set_watcher, watchers, watching
 
 
 def test_counts_a_buffer_once_and_until_its_last_view_dies():
@@ -70,3 +70,18 @@ def test_empty_arrays_weigh_nothing():
     account = MemoryAccount()
     account.track(np.zeros(0), "activation")
     assert account.current == 0
+
+
+def test_a_new_watcher_takes_the_place_of_the_one_of_its_class_and_of_no_other():
+    class Other(Watcher):
+        pass
+
+    old, new, other = MemoryAccount(), MemoryAccount(), Other()
+    with watching(other), watching(old):
+        token = set_watcher(new)
+        assert watchers.get() == (other, new)
+        assert current(MemoryAccount) is new
+        track(np.zeros(3), "activation")
+        watchers.reset(token)
+        assert watchers.get() == (other, old)
+    assert (old.peak, new.peak) == (0, 24)

@@ -233,6 +233,7 @@ def test_the_page_of_rules_is_current():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
+        ({"tp": 2, "heads": 3, "width": 48}, "--heads 3 cannot be divided among --tp 2; use --heads 2 or 4"),
         ({"tp": 3}, "--heads 4 .* use a --width that is a multiple of 3, or --tp 1, 2, 4"),
         ({"ep": 2, "dp": 2}, "--experts 0 cannot be divided among --ep 2; use --experts 2"),
         ({"ep": 2, "experts": 4}, "--ep 2 does not divide --dp 1"),

@@ -3,6 +3,8 @@
 Each of the checks is shown to fail with the bug that it is for in tests/museum.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.collectives import all_reduce, volume
 from minidist.comm import SimWorld
-from minidist.nn import MLP
+from minidist.nn import MLP, Linear, Module
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.gradients import UnusedParameterError
@@ -354,3 +356,67 @@ def test_load_state_dict_before_wrapping_needs_one_rank_only():
     for state in SimWorld(2).run(main):
         expected = MLP([6, 5, 3], seed=9).state_dict()
         assert all(np.array_equal(state[f"module.{name}"], array) for name, array in expected.items())
+
+
+@pytest.mark.parametrize("last_is_local", [False, True])
+def test_a_pass_over_two_forwards_synchronizes_when_one_of_them_ran_outside_no_sync(last_is_local):
+    def program(comm):
+        ddp = DistributedDataParallel(Nested(), comm)
+        x, y = (Tensor(np.full((2, WIDTH), comm.rank + i, np.float32)) for i in range(2))
+        with ddp.no_sync() if not last_is_local else nullcontext():
+            first = ddp(x)
+        with ddp.no_sync() if last_is_local else nullcontext():
+            second = ddp(y)
+        (first.sum() + second.sum()).backward()
+        return ddp.flat.grad.copy()
+
+    mine, theirs = SimWorld(2).run(program)
+    assert np.array_equal(mine, theirs)
+    assert mine.any()
+
+
+def test_the_pass_after_an_unused_parameter_error_begins_anew():
+    class Branch(Module):
+        def __init__(self):
+            self.left, self.right = Linear(3, 2, dtype=np.float64), Linear(3, 2, dtype=np.float64)
+            self.initialize(4)
+
+        def forward(self, x, both):
+            return self.left(x).sum() + (self.right(x).sum() if both else 0.0)
+
+    def program(comm, fails):
+        ddp = DistributedDataParallel(Branch(), comm, bucket_cap_mb=1e-5)
+        x = Tensor(np.random.default_rng(comm.rank).standard_normal((4, 3)))
+        if fails:
+            with pytest.raises(UnusedParameterError, match=r"'right\.\w+' got no gradient"):
+                ddp(x * 2.0, False).backward()
+            ddp.zero_grad()
+        ddp(x, True).backward()
+        return ddp.flat.grad.copy()
+
+    expected = SimWorld(3).run(program, False)
+    for mine, theirs in zip(SimWorld(3).run(program, True), expected, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_the_pass_after_an_error_in_the_middle_of_backward_begins_anew():
+    def program(comm, fails):
+        model = MLP([4, 5, 5, 3])
+        ddp = DistributedDataParallel(model, comm, bucket_cap_mb=1e-5)
+        x = Tensor(np.random.default_rng(comm.rank).standard_normal((4, 4)).astype(np.float32))
+
+        def stop(parameter):
+            raise RuntimeError("in a hook")
+
+        if fails:  # the buckets of the last layers are on their way when it is raised
+            remove = model.layers[0].weight.register_post_accumulate_grad_hook(stop)
+            with pytest.raises(RuntimeError, match="in a hook"):
+                ddp(x * 2.0).sum().backward()
+            remove()
+            ddp.zero_grad()
+        ddp(x).sum().backward()
+        return ddp.flat.grad.copy()
+
+    expected = SimWorld(2).run(program, False)
+    for mine, theirs in zip(SimWorld(2).run(program, True), expected, strict=True):
+        assert np.array_equal(mine, theirs)

@@ -12,10 +12,11 @@ from minidist.autograd import Parameter, Tensor, backward_hook, checkpoint
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.nn import Module, Sequential
+from minidist.nn import Linear, Module, Sequential
 from minidist.optim import SGD, AdamW
 from minidist.parallel import (
     CPUOffloadPolicy,
+    DistributedDataParallel,
     HostPool,
     clip_shards_,
     fully_shard,
@@ -474,3 +475,94 @@ def test_mpi_gives_the_simulated_bits(comm, prefetch):
     assert_same(
         train(comm, clip=0.3, prefetch=prefetch), SimWorld(comm.size).run(train, clip=0.3, prefetch=prefetch)[0]
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2), (1, 3)])
+def test_hybrid_sharding_with_the_mean_is_the_mean_over_all_ranks(shape):
+    """Also over the copies: the gradient of data parallelism with reduction="mean", up to rounding."""
+
+    def gradients(comm, hybrid):
+        model = Sequential(Linear(4, 6, dtype=np.float64), Linear(6, 3, dtype=np.float64)).initialize(1)
+        x = Tensor(np.random.default_rng(comm.rank).standard_normal((5, 4)))
+        if not hybrid:
+            ddp = DistributedDataParallel(model, comm)
+            ddp(x).sum().backward()
+            return {p.name: p.grad for p in model.parameters()}
+        fully_shard(model, mesh=init_device_mesh(comm, shape, ("replicate", "shard")))
+        model(x).sum().backward()
+        return gather_tensors(shards_of(model), SGD(sharded_parameters(model), lr=1.0))["gradients"]
+
+    world = SimWorld(shape[0] * shape[1])
+    for mine, expected in zip(world.run(gradients, True), world.run(gradients, False), strict=True):
+        for name in expected:
+            np.testing.assert_allclose(mine[name], expected[name], rtol=1e-12, err_msg=name)
+
+
+class TwoBranches(Module):
+    def __init__(self):
+        self.left, self.right = (Linear(3, 2, dtype=np.float64) for _ in range(2))
+        self.initialize(4)
+
+    def forward(self, x, both):
+        return self.left(x).sum() + (self.right(x).sum() if both else 0.0)
+
+
+def shard_branches(comm, apart, **settings):
+    model = TwoBranches()
+    for part in [model.left, model.right] if apart else []:
+        fully_shard(part, mesh=comm, **settings)
+    return fully_shard(model, mesh=comm, **settings)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_unused_parameters_take_part_as_zeros_when_asked_for(apart):
+    """A unit that no rank has used, and a part of one that only some ranks use (inside one unit)."""
+
+    def program(comm):
+        model = shard_branches(comm, apart, find_unused_parameters=True)
+        optimizer = SGD(sharded_parameters(model), lr=0.5)
+        x = np.random.default_rng(comm.rank).standard_normal((4, 3))
+        for step in range(2):
+            model.zero_grad()
+            model(Tensor(x), both=not apart and comm.rank == 0 and step == 1).backward()
+            optimizer.step()
+        return gather_tensors(shards_of(model), optimizer)["weights"]
+
+    def one_device():
+        model = TwoBranches()
+        optimizer = SGD(model.parameters(), lr=0.5)
+        for step in range(2):
+            model.zero_grad()
+            losses = [
+                model(
+                    Tensor(np.random.default_rng(rank).standard_normal((4, 3))), not apart and rank == 0 and step == 1
+                )
+                for rank in range(3)
+            ]
+            ((losses[0] + losses[1] + losses[2]) * (1 / 3)).backward()
+            optimizer.step()
+        return {p.name: p.data for p in model.parameters()}
+
+    expected = one_device()
+    for weights in SimWorld(3).run(program):
+        for name in expected:
+            np.testing.assert_allclose(weights[name], expected[name], rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_pass_after_an_unused_parameter_error_begins_anew(apart):
+    def program(comm, fails):
+        model = shard_branches(comm, apart)
+        x = Tensor(np.random.default_rng(comm.rank).standard_normal((4, 3)))
+        if fails:
+            with pytest.raises(
+                UnusedParameterError, match=r"'right\.\w+' got no gradient.*find_unused_parameters=True"
+            ):
+                model(x, False).backward()
+            model.zero_grad()
+        model(x, True).backward()
+        return gather_tensors(shards_of(model), SGD(sharded_parameters(model), lr=1.0))["gradients"]
+
+    expected = SimWorld(2).run(program, False)
+    for mine, theirs in zip(SimWorld(2).run(program, True), expected, strict=True):
+        assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, AdamW, clip_grad_norm_
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.gradients import UnusedParameterError
 from minidist.planning import block_bytes
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
@@ -259,3 +261,30 @@ def test_no_sync_and_clipping_say_what_they_need():
 @pytest.mark.parametrize("stage", [1, 2])
 def test_mpi_gives_the_simulated_bits(comm, stage):
     assert_same(zero(comm, stage, clip=0.3), SimWorld(comm.size).run(zero, stage, clip=0.3)[0])
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_step_without_gradients_gathers_nothing(stage):
+    def program(comm):
+        model = small_gpt()
+        sharded = ZeroOptimizer(model, SGD, comm=comm, stage=stage, reduction="sum", lr=0.1)
+        before = sharded.flat.data.copy()
+        sharded.step()
+        idle = comm.trace.bytes_by_purpose().get("parameter_gather", 0)
+        loss_of(model, 0, comm.rank, comm.size).backward()
+        sharded.step()
+        return idle, comm.trace.bytes_by_purpose().get("parameter_gather", 0), np.array_equal(before, sharded.flat.data)
+
+    for idle, gathered, same in SimWorld(2).run(program):
+        assert (idle, gathered > 0, same) == (0, True, False)
+
+
+def test_a_rank_without_elements_has_an_empty_range_of_state_as_it_has_an_empty_slice():
+    def program(comm):
+        flat = sharded_flat([Parameter(np.ones(5, np.float32), name="w")], comm, 1024)
+        shard = Shard(flat, comm)
+        return [(p.name, start, stop) for p, start, stop in shard.state_ranges()], [
+            (piece.name, piece.start, piece.stop) for piece in shard.slices()
+        ]
+
+    assert SimWorld(3).run(program) == [([("w", 0, 5)],) * 2] + [([("w", 0, 0)],) * 2] * 2

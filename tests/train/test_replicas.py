@@ -1,10 +1,15 @@
 """`--check-replicas`: every layout keeps its replicas equal bit for bit, and one that drifts is named."""
 
+import numpy as np
 import pytest
 
+from minidist.autograd import Parameter
 from minidist.base.errors import MismatchError
+from minidist.base.layout import Layout
+from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
+from minidist.parallel.replica_check import check_shard_replicas
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.train.trainer import train
 from tests.planning.test_volumes import SMALL, table
@@ -52,3 +57,19 @@ def test_a_data_axis_that_sums_nothing(monkeypatch):
 class _Done:
     def wait(self):
         return None
+
+
+@pytest.mark.parametrize(("values", "drifts"), [((1, 1, 2, 2), False), ((1, 3, 2, 2), True)])
+def test_ranks_that_share_a_key_value_head_are_compared_with_each_other_alone(values, drifts):
+    """Four tensor-parallel ranks and two key-value heads: ranks 0 and 1 hold the first one, 2 and 3 the second."""
+
+    def program(comm):
+        weight = Parameter(np.full((2, 4), values[comm.rank], np.float32), name="k_proj.weight")
+        weight.layout = Layout((4, 4), ("tp",), (0,), copies=2)
+        check_shard_replicas(comm, {"tp": comm}, [LocalShard(weight, weight.data.reshape(-1), 0, 8)], 0)
+
+    if not drifts:
+        SimWorld(4).run(program)
+        return
+    with pytest.raises(MismatchError, match=r"is not the same on rank 1 as on rank 0"):
+        SimWorld(4).run(program)
