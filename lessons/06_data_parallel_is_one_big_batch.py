@@ -179,8 +179,9 @@ show(draw("loss", [], {**header, "command": "part 6 of lessons/06_data_parallel_
 
 
 # %% [markdown]
-# The other classic: a rank that forgets to synchronise. `no_sync()` is meant for accumulating several passes; with
-# nothing after it the replicas drift apart, and each loss on its own looks fine.
+# The other classic: a rank that forgets to synchronise. Here the loop calls the model and not its wrapper; the replicas
+# drift apart, and each loss on its own looks fine. (`no_sync()` with nothing after it does the same in other libraries;
+# here the optimizer refuses to step.)
 
 
 # %%
@@ -188,11 +189,10 @@ def forgotten(comm, shards, steps=20):
     x, y = shards[comm.rank]
     model = MLP([16, 32, 4], dtype=np.float64, seed=0)
     flat = FlatParameters(model.parameters())
-    parallel, optimizer = DistributedDataParallel(model, comm, flat=flat), SGD(flat, lr=0.5)
+    optimizer = SGD(flat, lr=0.5)
     for _ in range(steps):
         flat.zero_grad()
-        with parallel.no_sync():
-            loss = cross_entropy(parallel(Tensor(x)), y)
+        loss = cross_entropy(model(Tensor(x)), y)
         loss.backward()
         optimizer.step()
     return loss.item(), flat.data.copy()

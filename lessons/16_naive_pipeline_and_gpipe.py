@@ -168,15 +168,15 @@ with expect(PlanError):
     validate(mixed)
 
 # %% [markdown]
-# A silent bug: every micro-batch takes the mean over its own rows. The loss looks like a mean, and the gradient is m
-# times too large:
+# A silent bug: every micro-batch divides by its own rows. The loss looks like a mean, and the gradient is m times too
+# large. (Without a divisor at all, `Pipeline` refuses the loss.)
 
 # %%
 loss_of_whole = loss_of
 
 
 def loss_of(output, target):
-    return cross_entropy(output, target)
+    return cross_entropy(output, target, divisor=len(target))
 
 
 results = SimWorld(4).run(step, get_schedule("gpipe").plan(4, 6))

@@ -49,7 +49,7 @@ from minidist.autograd.rms_norm import rms_norm
 from minidist.autograd.rotary import rotary, rotary_angles
 from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
 from minidist.autograd.swiglu import swiglu
-from minidist.autograd.tensor import HalfOperand, Tensor, record
+from minidist.autograd.tensor import HalfOperand, MeanOfRows, Tensor, record
 from minidist.base.flop_counter import FlopCounter, current_flop_counter
 
 from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
@@ -64,6 +64,7 @@ __all__ = [
     "FlopCounter",
     "Gradient",
     "HalfOperand",
+    "MeanOfRows",
     "Node",
     "Parameter",
     "SavedTensor",

@@ -324,6 +324,12 @@ class Parameter(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy has the values and the name, and no gradient, hook or owner, as in PyTorch.
+        if self._data is None:
+            raise AutogradError(
+                f"parameter {self.name!r} of a sharded module cannot be copied or pickled, because each rank has a part"
+                " of it; copy the model before fully_shard, or load"
+                " gather_tensors(shards_of(model), optimizer)['weights'] into another one"
+            )
         return _copied, (self.data, self._requires_grad, self.name, self.init, self.layout)
 
     def __repr__(self) -> str:

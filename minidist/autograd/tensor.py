@@ -280,12 +280,16 @@ def record(
     return out
 
 
+class MeanOfRows(str):
+    """The name of a node whose loss is the mean over the rows at hand: a strategy that adds losses refuses it."""
+
+    __slots__ = ()
+
+
 def named_mean(loss: Tensor) -> Tensor:
-    """Name the node of a loss that is the mean over the rows at hand, so that a strategy that adds the losses of ranks
-    can refuse it.
-    """
+    """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
     if loss.node is not None:
-        loss.node.name = f"mean {loss.node.name}"
+        loss.node.name = MeanOfRows(loss.node.name)
     return loss
 
 

@@ -45,7 +45,8 @@ class FSDPCommContext:
         if self.reducing is not None:
             assert self.reducing.reduction is not None
             self.reducing.reduction.wait()
-            self.reducing.reduction = self.reducing = None
+            self.reducing.reduction = None
+            self.reducing = None
         if self.offloading is not None:
             self.offloading[1].wait()
             self.offloading = None

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, is_grad_enabled
+from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, backward_hooks, is_grad_enabled
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
@@ -155,7 +155,7 @@ class FSDPState(BackwardObserver):
 
     def check(self, running: BackwardPass) -> None:
         """Refuse a pass whose gradients no reduction would make right."""
-        is_mean = self.ranks > 1 and running.loss.startswith("mean ")
+        is_mean = self.ranks > 1 and isinstance(running.loss, MeanOfRows)
         if is_mean and any(group.op == "sum" for group in param_groups_of(self.module)):
             raise mean_of_one_rank(self.comm, self.ranks)
         if not running.sites.keys() <= self.known:

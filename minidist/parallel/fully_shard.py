@@ -128,6 +128,11 @@ def _check_unowned(module: Module, reduction: str) -> None:
                 f"reduction={reduction!r} here and {other!r} for the unit of {group.flat.names[0]!r} inside; pass the"
                 " same reduction= to every fully_shard of a model"
             )
+    if not states and any(True for _ in module.parameters()) and all(p.flat is not None for p in module.parameters()):
+        raise UsageError(
+            f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
+            " shard inner modules first, and the model last"
+        )
     if not states and not any(True for _ in module.parameters()):
         raise UsageError(
             f"{type(module).__name__} has no parameters; set its layers as attributes (also in lists or dicts),"

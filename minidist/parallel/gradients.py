@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
+from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, current_pass
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace import purpose
@@ -169,7 +169,7 @@ class GradientReducer(BackwardObserver):
             return
 
         # What no message would make right: a loss of these rows alone, and parameters that the buckets do not know.
-        if self.op == "sum" and self.comm.size > 1 and running.loss.startswith("mean "):
+        if self.op == "sum" and self.comm.size > 1 and isinstance(running.loss, MeanOfRows):
             raise mean_of_one_rank(self.comm, self.comm.size)
         if self.module is not None and not running.sites.keys() <= self.known:
             refuse_added(self.module, running.sites, self.known, self.comm)

@@ -111,8 +111,8 @@ def check_shard_replicas(comm: Comm, mesh: MeshLike, shards: Iterable[ShardLike]
             wrong.append((what, other, rank))
     if wrong:
         what, other, rank = wrong[0]
-        name = names.get(what, "of another stage")
-        raise _mismatch(f"after step {step} parameter {name!r}", rank, other, f" ({len(wrong)} such parts in all)")
+        part = f"parameter {names[what]!r}" if what in names else "a parameter of another stage or shard"
+        raise _mismatch(f"after step {step} {part}", rank, other, f" ({len(wrong)} such parts in all)")
 
 
 def _mismatch(what: str, rank: int, other: int, more: str = "") -> MismatchError:

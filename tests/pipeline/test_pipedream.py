@@ -185,8 +185,8 @@ def test_two_streams_one_after_the_other():
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        (plan_of("1f1b", 2, 3), "updates them once; run it with Pipeline alone"),
-        (from_csv("0F0,0B0\n1F0,1B0\n"), "updates them once"),
+        (plan_of("1f1b", 2, 3), "updates the weights once, at its end; run it with Pipeline alone"),
+        (from_csv("0F0,0B0\n1F0,1B0\n"), "updates the weights once"),
     ],
 )
 def test_a_plan_with_a_flush_is_refused(plan, sentence):

@@ -66,7 +66,10 @@ class WeightVersions:
         keep_history: bool = False,
     ) -> None:
         if plan.updates in ("flush", "none"):
-            raise UsageError(f"plan {plan.name!r} updates them once; run it with Pipeline alone, without versions")
+            raise UsageError(
+                f"plan {plan.name!r} updates the weights once, at its end; run it with Pipeline alone, without"
+                " versions=WeightVersions(...)"
+            )
         holders = plan.holders()
         self.replicas = {stage: ranks for stage, ranks in holders.items() if len(ranks) > 1}
         if tied and self.replicas:
@@ -128,8 +131,8 @@ class WeightVersions:
         places = {place for group in groups for place in group.places}
         if any(set(group.places) != places for group in groups) or len(dict(places)) != len(places):
             raise UsageError(
-                f"the shared parameters {flat.names} of stage {number} are not all on the same stages; tie those of"
-                " the same stages only"
+                f"the tied parameters {flat.names} of stage {number} are not all on the same stages; pass in tied= only"
+                " those that are"
             )
         return dict(sorted(places))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.autograd import Tensor, current_flop_counter, no_grad
+from minidist.autograd import MeanOfRows, Tensor, current_flop_counter, no_grad
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.fingerprint import fingerprint
 from minidist.base.random import batch_coordinates
@@ -365,11 +365,11 @@ class Pipeline:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
             # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
-            node = getattr(result, "node", None)
-            if self.plan.microbatches > 1 and node is not None and node.name.startswith("mean "):
+            added = self.plan.microbatches if self.versions is None else self.plan.batch
+            if added > 1 and isinstance(getattr(getattr(result, "node", None), "name", ""), MeanOfRows):
                 raise UsageError(
-                    f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of its"
-                    f" {self.plan.microbatches} micro-batches; divide by the rows (tokens) of the whole batch:"
+                    f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
+                    f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
                     " lambda output, target: cross_entropy(output, target, divisor)"
                 )
         return outputs_by_target(result, stage)

@@ -69,8 +69,8 @@ class SharedGradients:
             where.setdefault(key, []).append((stage, rank))
             if values.setdefault(key, digest) != digest:
                 raise MismatchError(
-                    f"rank {comm.rank}: the copies of parameter {names.get(word, 'of another rank')!r} differ between "
-                    f"{_between(where[key])}; build every copy from the same seed"
+                    f"rank {comm.rank}: the copies of {_called(names.get(word))} differ between {_between(where[key])};"
+                    " build every copy from the same seed"
                 )
 
         # Parameters with the same places travel together; the tied ones come first.
@@ -161,12 +161,13 @@ def _check_untied(table: Sequence[list[int]], tied: set[str], mine: Mapping[tupl
         if name in tied or (parameter.init is not None and parameter.init[0] == "constant"):
             continue
         own = [stage, _word(name), *_digest(parameter)]
-        for rank, *other in table:
+        for _, *other in table:
             if other[0] != stage and other[1:] == own[1:]:
+                first, last = sorted((stage, other[0]))
                 raise UsageError(
-                    f"parameter {name!r} is on stage {stage} and, with the same values, on stage {other[0]} of rank"
-                    f" {rank}, and the two would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each"
-                    " stage's parameters names of their own with module.initialize(seed, prefix=...)"
+                    f"parameter {name!r} is on stage {first} and, with the same values, on stage {last}, and the two"
+                    f" would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each stage's parameters"
+                    " names of their own with module.initialize(seed, prefix=...)"
                 )
 
 
@@ -185,6 +186,10 @@ def _digest(parameter: Parameter) -> list[int]:
     here = parameter.flat is None or not parameter.flat.released  # ZeRO 3 has shards, which are not compared
     values = np.ascontiguousarray(parameter.data).tobytes() if here else b""
     return fingerprint(repr(parameter.shape).encode() + values).view(np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def _called(name: str | None) -> str:
+    return "a parameter of other ranks" if name is None else f"parameter {name!r}"
 
 
 def _between(places: Sequence[Place]) -> str:

@@ -1,0 +1,1017 @@
+"""The table: what goes wrong in programs of people who use minidist as a library, one function each.
+
+A row is a function of a communicator. `refused(pattern)`: it raises one of our errors, whose sentence matches.
+`equal()`: it yields pairs (what ranks computed, what one device computes), which are compared. Rows with mpi=True run
+under mpiexec as well; their errors are raised on all ranks alike, with nothing on its way.
+"""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Parameter, Tensor, cross_entropy, mse_loss, no_grad
+from minidist.base.random import batch_coordinates
+from minidist.comm import init_device_mesh
+from minidist.nn import GPT, MLP, BatchNorm, Dropout, FlatParameters, GPTConfig, Linear, Module, ModuleDict, Sequential
+from minidist.optim import SGD, Adam, AdamW
+from minidist.parallel import (
+    DistributedDataParallel,
+    ZeroOptimizer,
+    clip_shards_,
+    fully_shard,
+    gather_tensors,
+    sharded_parameters,
+    shards_of,
+)
+from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.parallel.model_parallel import apply_tensor_parallel
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
+
+ROWS_OF_A_RANK, LR, STEPS = 4, 0.5, 2
+
+
+@dataclass
+class Row:
+    name: str
+    function: Callable[..., Any]
+    pattern: str | None
+    ranks: int
+    mpi: bool
+
+
+TABLE: list[Row] = []
+
+
+def refused(pattern, ranks=2, mpi=False):
+    def add(function):
+        TABLE.append(Row(function.__name__, function, pattern, ranks, mpi))
+        return function
+
+    return add
+
+
+def equal(ranks=2, mpi=False):
+    def add(function):
+        TABLE.append(Row(function.__name__, function, None, ranks, mpi))
+        return function
+
+    return add
+
+
+# --- the program that the rows vary: a small model, its rows, and training on one device ---
+
+
+def mlp(seed=0):
+    return MLP([6, 5, 3], dtype=np.float64, seed=seed)
+
+
+def rows(rank, step=0, count=ROWS_OF_A_RANK):
+    rng = np.random.default_rng([step, rank])
+    return Tensor(rng.standard_normal((count, 6))), rng.integers(0, 3, count)
+
+
+def loss_of(model, comm, step=0, divisor=True, count=ROWS_OF_A_RANK):
+    x, targets = rows(comm.rank, step, count)
+    return cross_entropy(model(x), targets, float(comm.size * ROWS_OF_A_RANK) if divisor else None)
+
+
+def one_device(ranks, make=mlp, forward=None, counts=None, steps=STEPS, total=None):
+    """The weights after training on all ranks' rows."""
+    model = make()
+    optimizer = SGD(model.parameters(), lr=LR)
+    counts = counts or [ROWS_OF_A_RANK] * ranks
+    for step in range(steps):
+        model.zero_grad()
+        for rank, count in enumerate(counts):
+            x, targets = rows(rank, step, count)
+            output = forward(model, x, rank) if forward else model(x)
+            cross_entropy(output, targets, float(total or sum(counts))).backward()
+        optimizer.step()
+    return {p.name: p.data for p in model.parameters()}
+
+
+def weights(model):
+    return {p.name: p.data for p in model.parameters()}
+
+
+def whole(model, optimizer):
+    return gather_tensors(shards_of(model), optimizer)["weights"]
+
+
+# --- wrappers and optimizers in the wrong order ---
+
+
+@refused(r"'layers.0.weight' belongs to a FlatParameters .* call fully_shard first", mpi=True)
+def flat_parameters_before_fully_shard(comm):
+    model = mlp()
+    SGD(FlatParameters(model.parameters()), lr=LR)
+    fully_shard(model, mesh=comm)
+
+
+@refused(r"'layers.0.weight' was sharded after this optimizer was made.*sharded_parameters\(model\)", mpi=True)
+def an_optimizer_before_fully_shard(comm):
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=LR)
+    fully_shard(model, mesh=comm)
+    loss_of(model, comm).backward()
+    optimizer.step()
+
+
+@refused(r"was sharded after this optimizer was made")
+def an_optimizer_before_fully_shard_of_parameters_that_stay_whole(comm):
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=LR)
+    fully_shard(model, mesh=comm, persistence_threshold=1000)
+    loss_of(model, comm).backward()
+    optimizer.step()
+
+
+@refused(r"was sharded after this optimizer was made.*use ZeroOptimizer alone")
+def another_optimizer_beside_zero(comm):
+    model = mlp()
+    other = SGD(model.parameters(), lr=LR)
+    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    loss_of(model, comm).backward()
+    other.step()
+
+
+@equal(mpi=True)
+def an_optimizer_before_data_parallelism(comm):
+    model = mlp(seed=comm.rank)
+    optimizer = SGD(model.parameters(), lr=LR)
+    wrapped = DistributedDataParallel(model, comm)
+    for step in range(STEPS):
+        wrapped.zero_grad()
+        loss_of(wrapped, comm, step, divisor=False).backward()
+        optimizer.step()
+    yield weights(model), one_device(comm.size)
+
+
+@refused(r"belongs to another FlatParameters, wrapper or sharded module already")
+def data_parallelism_twice(comm):
+    DistributedDataParallel(DistributedDataParallel(mlp(), comm), comm)
+
+
+@refused(r"belongs to a FlatParameters or another wrapper already")
+def fully_shard_of_a_wrapped_model(comm):
+    fully_shard(DistributedDataParallel(mlp(), comm).module, mesh=comm)
+
+
+@refused(r"belongs to another FlatParameters, wrapper or sharded module already")
+def data_parallelism_of_a_sharded_model(comm):
+    DistributedDataParallel(fully_shard(mlp(), mesh=comm), comm)
+
+
+@refused(r"belongs to a FlatParameters or another wrapper already")
+def fully_shard_after_zero(comm):
+    model = mlp()
+    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    fully_shard(model, mesh=comm)
+
+
+@refused(r"belongs to another FlatParameters, wrapper or sharded module already")
+def zero_after_fully_shard(comm):
+    ZeroOptimizer(fully_shard(mlp(), mesh=comm), SGD, comm=comm, lr=LR)
+
+
+@refused(r"belongs to another FlatParameters, wrapper or sharded module already")
+def zero_and_data_parallelism(comm):
+    model = mlp()
+    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    DistributedDataParallel(model, comm)
+
+
+@refused(r"is sharded already; call fully_shard once a module")
+def fully_shard_twice(comm):
+    fully_shard(fully_shard(mlp(), mesh=comm), mesh=comm)
+
+
+@refused(r"every parameter of 'layers.0' belongs to a module that is sharded already.*inner modules first")
+def the_outer_module_before_the_inner_one(comm):
+    model = fully_shard(mlp(), mesh=comm)
+    fully_shard(model.layers[0], mesh=comm)
+
+
+@refused(r"belongs to a FlatParameters already; shard the model first")
+def tensor_parallelism_after_flat_parameters(comm):
+    model = MLP([6, 4, 2])
+    FlatParameters(model.parameters())
+    apply_tensor_parallel(model, comm)
+
+
+@refused(r"two parameters are called 'layers.0.weight'")
+def one_parameter_twice_in_an_optimizer(comm):
+    model = mlp()
+    SGD([*model.parameters(), *model.layers[0].parameters()], lr=LR)
+
+
+@refused(r"the optimizer got no trainable parameter")
+def an_optimizer_of_frozen_parameters(comm):
+    model = mlp()
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    SGD(model.parameters(), lr=LR)
+
+
+@refused(r"fully_shard takes a mesh of 1 axis, or of 2")
+def a_mesh_of_three_axes(comm):
+    fully_shard(mlp(), mesh=init_device_mesh(comm, (1, 1, 2), ("pp", "dp", "tp")))
+
+
+# --- reductions and divisors ---
+
+
+@refused(r"reduction='sum' here and 'mean' for the unit of 'layers.0.weight' inside; pass the same", mpi=True)
+def units_with_two_reductions(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=comm)
+    fully_shard(model, mesh=comm, reduction="sum")
+
+
+@refused(r"reduction='sum' adds the losses of 2 ranks.*2 times too large.*divisor=", mpi=True)
+def a_mean_over_one_ranks_rows_with_the_sum(comm):
+    loss_of(DistributedDataParallel(mlp(), comm, reduction="sum"), comm, divisor=False).backward()
+
+
+@refused(r"2 times too large.*divisor=", mpi=True)
+def a_mean_over_one_ranks_rows_with_zero_and_the_sum(comm):
+    model = mlp()
+    ZeroOptimizer(model, SGD, comm=comm, reduction="sum", lr=LR)
+    (model(rows(comm.rank)[0]) ** 2).mean().backward()
+
+
+@refused(r"2 times too large.*divisor=", mpi=True)
+def a_mean_over_one_ranks_rows_with_fully_shard_and_the_sum(comm):
+    model = fully_shard(mlp(), mesh=comm, reduction="sum")
+    mse_loss(model(rows(comm.rank)[0]), np.zeros((ROWS_OF_A_RANK, 3))).backward()
+
+
+@refused(r"2 times too large.*divisor=", mpi=True)
+def a_language_models_own_mean_with_the_sum(comm):
+    model = DistributedDataParallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, reduction="sum")
+    model(np.zeros((1, 4), int), np.zeros((1, 4), int)).backward()
+
+
+@equal(ranks=3, mpi=True)
+def uneven_rows_with_the_sum_and_the_global_divisor(comm):
+    counts = [5, 1, 3]
+    model = DistributedDataParallel(mlp(), comm, reduction="sum")
+    optimizer = SGD(model.flat, lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        x, targets = rows(comm.rank, step, counts[comm.rank])
+        cross_entropy(model(x), targets, float(sum(counts))).backward()
+        optimizer.step()
+    yield weights(model.module), one_device(3, counts=counts)
+
+
+@equal(mpi=True)
+def an_empty_batch_on_one_rank(comm):
+    for wrap in ("ddp", "zero", "fsdp"):
+        model = mlp()
+        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
+        for step in range(STEPS):
+            wrapped.zero_grad()
+            x, targets = rows(comm.rank, step, 4 if comm.rank == 0 else 0)
+            cross_entropy(wrapped(x), targets, 4.0).backward()
+            optimizer.step()
+        got = whole(model, optimizer) if wrap == "fsdp" else weights(model)
+        yield got, one_device(2, counts=[4, 0])
+
+
+def wrapping(name, model, comm, **settings):
+    """(what is called, what steps)"""
+    if name == "ddp":
+        wrapped = DistributedDataParallel(model, comm, **settings)
+        return wrapped, SGD(wrapped.flat, lr=LR)
+    if name == "zero":
+        return model, ZeroOptimizer(model, SGD, comm=comm, stage=2, lr=LR, **settings)
+    fully_shard(model, mesh=comm, **settings)
+    return model, SGD(sharded_parameters(model), lr=LR)
+
+
+@refused(r"reduction='average'; it must be 'mean' or 'sum'")
+def an_unknown_reduction(comm):
+    DistributedDataParallel(mlp(), comm, reduction="average")
+
+
+@refused(r"cross_entropy: divisor=0; give the number of rows")
+def a_divisor_of_zero(comm):
+    cross_entropy(mlp()(rows(0)[0]), rows(0)[1], 0)
+
+
+@refused(r"lr=-1; it must be a finite number of at least 0")
+def a_negative_learning_rate(comm):
+    ZeroOptimizer(mlp(), SGD, comm=comm, lr=-1)
+
+
+@refused(r"lr=nan; it must be")
+def a_learning_rate_that_is_no_number(comm):
+    AdamW(mlp().parameters(), lr=float("nan"))
+
+
+@refused(r"lr='0.1'; it must be")
+def a_learning_rate_that_is_text(comm):
+    SGD(mlp().parameters(), lr="0.1")
+
+
+@refused(r"betas\[1\]=2; it must be at least 0 and below 1")
+def betas_above_one(comm):
+    Adam(mlp().parameters(), betas=(0.9, 2))
+
+
+@refused(r"weight_decay=-0.1; it must be")
+def a_negative_weight_decay(comm):
+    AdamW(mlp().parameters(), weight_decay=-0.1)
+
+
+# --- what changes between forward and backward ---
+
+
+@refused(r"'layers.1.weight' was written to between forward and backward", mpi=True)
+def a_parameter_written_to_before_backward(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    loss = loss_of(model, comm)
+    model.module.layers[1].weight.data[...] *= 3
+    loss.backward()
+
+
+@refused(r"'layers.1.weight' was changed between forward and backward", mpi=True)
+def a_parameter_set_before_backward(comm):
+    model = mlp()
+    loss = loss_of(model, comm)
+    model.layers[1].weight.data = np.zeros((3, 5))
+    loss.backward()
+
+
+@refused(r"was changed between forward and backward.*call backward before optimizer.step\(\)", mpi=True)
+def a_step_between_forward_and_backward(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.flat, lr=LR)
+    first, second = loss_of(model, comm), loss_of(model, comm, 1)
+    first.backward()
+    optimizer.step()
+    second.backward()
+
+
+@refused(r"was changed between forward and backward")
+def load_state_dict_between_forward_and_backward(comm):
+    model = mlp()
+    loss = loss_of(model, comm)
+    model.load_state_dict(mlp(seed=1).state_dict())
+    loss.backward()
+
+
+@refused(r"was written to between forward and backward")
+def an_average_of_models_between_forward_and_backward(comm):
+    model = mlp()
+    flat = FlatParameters(model.parameters())
+    averager = PeriodicModelAverager(flat, comm, 1)
+    flat.data[...] += comm.rank
+    loss = loss_of(model, comm)
+    flat.data[...] -= comm.rank
+    averager.steps += 1
+    loss.backward()
+
+
+@refused(r"an input of shape \(4, 6\) was written to between forward and backward")
+def a_batch_buffer_reused_before_backward(comm):
+    buffer = rows(comm.rank)[0].data
+    loss = mlp()(Tensor(buffer)).sum()
+    buffer[...] = rows(comm.rank, 1)[0].data
+    loss.backward()
+
+
+@refused(r"second backward through .*; run the forward again")
+def a_graph_used_twice(comm):
+    loss = loss_of(mlp(), comm)
+    loss.backward()
+    loss.backward()
+
+
+@refused(r"second backward through")
+def two_losses_of_one_forward_one_after_the_other(comm):
+    output = DistributedDataParallel(mlp(), comm)(rows(comm.rank)[0])
+    output.sum().backward()
+    (output * output).sum().backward()
+
+
+@refused(r"backward from a tensor of shape \(4, 3\) needs gradient=")
+def backward_from_many_elements(comm):
+    mlp()(rows(0)[0]).backward()
+
+
+@refused(r"backward from a tensor of shape \(\) that needs no gradient")
+def backward_of_a_forward_without_recording(comm):
+    with no_grad():
+        loss = loss_of(mlp(), comm)
+    loss.backward()
+
+
+# --- no_sync ---
+
+
+@refused(r"parts that no other rank has seen.*outside no_sync", mpi=True)
+def a_step_after_no_sync_alone(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.parameters(), lr=LR)
+    with model.no_sync():
+        loss = loss_of(model, comm)
+    loss.backward()
+    optimizer.step()
+
+
+@refused(r"parts that no other rank has seen.*outside no_sync", mpi=True)
+def no_sync_in_the_last_micro_batch(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.parameters(), lr=LR)
+    loss_of(model, comm).backward()
+    with model.no_sync():
+        loss = loss_of(model, comm, 1)
+    loss.backward()
+    optimizer.step()
+
+
+@refused(r"parts that no other rank has seen.*outside no_sync", mpi=True)
+def a_step_of_zero_after_no_sync_alone(comm):
+    model = mlp()
+    zero = ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    with zero.no_sync():
+        loss_of(model, comm).backward()
+    zero.step()
+
+
+@refused(r"no_sync with stage 2")
+def no_sync_of_zero_2(comm):
+    with ZeroOptimizer(mlp(), SGD, comm=comm, stage=2, lr=LR).no_sync():
+        pass
+
+
+@equal(mpi=True)
+def accumulation_with_no_sync_in_all_but_the_last(comm):
+    model = DistributedDataParallel(mlp(), comm, reduction="sum")
+    optimizer = SGD(model.flat, lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        x, targets = rows(comm.rank, step)
+        with model.no_sync():
+            first = cross_entropy(model(Tensor(x.data[:3])), targets[:3], 8.0)
+        first.backward()
+        cross_entropy(model(Tensor(x.data[3:])), targets[3:], 8.0).backward()
+        optimizer.step()
+    yield weights(model.module), one_device(2)
+
+
+@equal(mpi=True)
+def two_forwards_before_one_backward(comm):
+    model = DistributedDataParallel(mlp(), comm, reduction="sum")
+    x, targets = rows(comm.rank)
+    first, second = (cross_entropy(model(Tensor(x.data[part])), targets[part], 8.0) for part in (np.s_[:2], np.s_[2:]))
+    (first + second).backward()
+    SGD(model.flat, lr=LR).step()
+    yield weights(model.module), one_device(2, steps=1)
+
+
+# --- unused, frozen, added ---
+
+
+class Branch(Module):
+    def __init__(self):
+        self.used, self.other = (Linear(6, 3, dtype=np.float64) for _ in range(2))
+        self.initialize(5)
+
+    def forward(self, x, other=False):
+        return self.used(x) + (self.other(x) if other else 0.0)
+
+
+@refused(r"'other.bias' got no gradient.*find_unused_parameters=True", mpi=True)
+def an_unused_parameter(comm):
+    loss_of(DistributedDataParallel(Branch(), comm), comm).backward()
+
+
+@refused(r"'other.weight' got no gradient.*find_unused_parameters=True")
+def an_unused_parameter_of_a_sharded_module(comm):
+    loss_of(fully_shard(Branch(), mesh=comm), comm).backward()
+
+
+@equal(mpi=True)
+def a_parameter_that_one_rank_uses(comm):
+    expected = one_device(2, Branch, lambda model, x, rank: model(x, rank == 0))
+    for wrap in ("ddp", "zero", "fsdp"):
+        model = Branch()
+        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum", find_unused_parameters=True)
+        for step in range(STEPS):
+            wrapped.zero_grad()
+            x, targets = rows(comm.rank, step)
+            cross_entropy(wrapped(x, comm.rank == 0), targets, 8.0).backward()
+            optimizer.step()
+        yield whole(model, optimizer) if wrap == "fsdp" else weights(model), expected
+
+
+@equal()
+def frozen_parameters(comm):
+    def frozen():
+        model = mlp()
+        model.layers[0].bias.requires_grad = False
+        return model
+
+    for wrap in ("ddp", "zero", "fsdp"):
+        model = frozen()
+        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
+        for step in range(STEPS):
+            wrapped.zero_grad()
+            loss_of(wrapped, comm, step).backward()
+            optimizer.step()
+        yield whole(model, optimizer) if wrap == "fsdp" else weights(model), one_device(2, frozen)
+
+
+@refused(r"'layers.0.bias' was frozen when its gradients were cut into buckets.*set requires_grad before wrapping")
+def a_parameter_unfrozen_after_wrapping(comm):
+    model = mlp()
+    model.layers[0].bias.requires_grad = False
+    wrapped = DistributedDataParallel(model, comm)
+    model.layers[0].bias.requires_grad = True
+    loss_of(wrapped, comm).backward()
+
+
+@refused(r"'layers.0.bias' was frozen when its module was sharded.*set requires_grad before fully_shard")
+def a_parameter_unfrozen_after_sharding(comm):
+    model = mlp()
+    model.layers[0].bias.requires_grad = False
+    fully_shard(model, mesh=comm)
+    model.layers[0].bias.requires_grad = True
+    loss_of(model, comm).backward()
+
+
+@refused(r"'layers.0.weight' got no gradient")
+def a_parameter_frozen_after_wrapping(comm):
+    wrapped = DistributedDataParallel(mlp(), comm)
+    wrapped.module.layers[0].weight.requires_grad = False
+    loss_of(wrapped, comm).backward()
+
+
+def with_another_layer(model):
+    model.layers.append(Linear(3, 3, dtype=np.float64))
+    model.layers[-1].initialize(3, "layers.2")
+    return model
+
+
+ADDED = r"'layers.2.\w+' was added to the model after it was wrapped.*build the whole model before"
+
+
+@refused(ADDED, mpi=True)
+def a_layer_added_after_wrapping(comm):
+    wrapped = DistributedDataParallel(mlp(), comm)
+    with_another_layer(wrapped.module)
+    loss_of(wrapped, comm).backward()
+
+
+@refused(ADDED, mpi=True)
+def a_layer_added_after_zero(comm):
+    model = mlp()
+    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    loss_of(with_another_layer(model), comm).backward()
+
+
+@refused(ADDED, mpi=True)
+def a_layer_added_after_sharding(comm):
+    model = fully_shard(mlp(), mesh=comm)
+    loss_of(with_another_layer(model), comm).backward()
+
+
+@refused(r"'layers.1.\w+' was added to the model after it was wrapped", mpi=True)
+def a_layer_replaced_after_wrapping(comm):
+    wrapped = DistributedDataParallel(mlp(), comm)
+    wrapped.module.layers[1] = Linear(5, 3, dtype=np.float64)
+    loss_of(wrapped, comm).backward()
+
+
+@equal()
+def a_loss_of_two_wrapped_models(comm):
+    def both():
+        return Sequential(mlp(), mlp(seed=1))
+
+    first, second = (DistributedDataParallel(model, comm, reduction="sum") for model in (mlp(), mlp(seed=1)))
+    x, targets = rows(comm.rank)
+    cross_entropy(first(x) + second(x), targets, 8.0).backward()
+    for model in (first, second):
+        SGD(model.flat, lr=LR).step()
+    models = Sequential(*(model.module for model in (first, second)))
+    other = both()
+    for rank in range(2):
+        x, targets = rows(rank)
+        cross_entropy(other.layers[0](x) + other.layers[1](x), targets, 8.0).backward()
+    for model in other.layers:
+        SGD(model.parameters(), lr=LR).step()
+    yield dict(enumerate(p.data for p in models.parameters())), dict(enumerate(p.data for p in other.parameters()))
+
+
+# --- where parameters are found; buffers; dtypes ---
+
+
+class Heads(Module):
+    def __init__(self, kind=dict):
+        self.heads = kind({"a": Linear(6, 3, dtype=np.float64), "b": Linear(6, 3, dtype=np.float64)})
+        self.initialize(5)
+
+    def forward(self, x):
+        return self.heads["a"](x) + self.heads["b"](x)
+
+
+@equal(mpi=True)
+def modules_in_a_dict(comm):
+    for kind in (dict, ModuleDict):
+        model = DistributedDataParallel(Heads(kind), comm, reduction="sum")
+        optimizer = SGD(model.flat, lr=LR)
+        for step in range(STEPS):
+            model.zero_grad()
+            loss_of(model, comm, step).backward()
+            optimizer.step()
+        yield weights(model.module), one_device(2, Heads)
+
+
+@refused(r"the modules in the set 'heads' have no order")
+def modules_in_a_set(comm):
+    model = Heads()
+    model.heads = set(model.heads.values())
+    DistributedDataParallel(model, comm)
+
+
+class Hidden(Module):
+    def __init__(self):
+        self.make = lambda: Linear(6, 3)
+
+
+@refused(r"Hidden has no parameters, so there is no gradient to sum; set its layers as attributes")
+def data_parallelism_without_parameters(comm):
+    DistributedDataParallel(Hidden(), comm)
+
+
+@refused(r"Hidden has no parameters; set its layers as attributes")
+def fully_shard_without_parameters(comm):
+    fully_shard(Hidden(), mesh=comm)
+
+
+@refused(r"two parameters are called 'weight'.*initialize\(seed\) at the end of the model's __init__")
+def a_first_module_with_two_layers(comm):
+    class Net(Module):
+        def __init__(self):
+            self.first, self.second = Linear(6, 5), Linear(5, 3)
+
+    AdamW(Net().parameters())
+
+
+def normed():
+    return Sequential(Linear(6, 4, dtype=np.float64), BatchNorm(4, dtype=np.float64), Linear(4, 3, dtype=np.float64))
+
+
+@equal(mpi=True)
+def every_rank_evaluates_one_model_after_batch_norm(comm):
+    x = rows(9)[0]
+
+    def trained(model, loss, optimizer):
+        for step in range(STEPS):
+            model.zero_grad()
+            with batch_coordinates(step):
+                loss(step)
+            optimizer.step()
+        return {"y": model.eval()(x).data, "mean": model.layers[1].running[0], "var": model.layers[1].running[1]}
+
+    def all_rows(step):
+        for rank in range(comm.size):
+            y, targets = rows(rank, step)
+            with batch_coordinates(step, 4 * rank):
+                cross_entropy(other(y), targets, 8.0).backward()
+
+    model, other = normed().initialize(1), normed().initialize(1)
+    wrapped = DistributedDataParallel(model, comm, reduction="sum")
+    mine = trained(model, lambda step: loss_of(wrapped, comm, step).backward(), SGD(wrapped.flat, lr=LR))
+    yield mine, trained(other, all_rows, SGD(other.parameters(), lr=LR))
+
+
+@refused(r"batch normalisation in training needs to know the step.*batch_coordinates")
+def batch_norm_outside_of_batch_coordinates(comm):
+    normed()(rows(0)[0])
+
+
+@refused(r"dropout needs to know the step.*batch_coordinates")
+def dropout_outside_of_batch_coordinates(comm):
+    Dropout(0.5)(rows(0)[0])
+
+
+@refused(r"'layers.1.running_mean' is missing")
+def a_state_dict_without_running_statistics(comm):
+    model = normed().initialize(1)
+    model.load_state_dict(weights(model))
+
+
+@refused(r"linear: dtypes float64 and float32 differ.*cast one operand")
+def a_batch_of_another_dtype(comm):
+    MLP([6, 3])(rows(0)[0])
+
+
+@refused(r"one flat array has one dtype")
+def parameters_of_two_dtypes(comm):
+    DistributedDataParallel(Sequential(Linear(6, 5), Linear(5, 3, dtype=np.float64)).initialize(1), comm)
+
+
+@refused(r"gradient of parameter 'layers.0.weight' has shape \(2,\); the parameter has")
+def a_gradient_of_another_shape(comm):
+    mlp().layers[0].weight.grad = np.zeros(2)
+
+
+@refused(r"only floats have gradients")
+def a_trained_parameter_of_integers(comm):
+    Parameter(np.arange(3))
+
+
+# --- pipelines ---
+
+
+def pipeline(comm, module, loss=None, tied=(), m=2, give=None):
+    plan = get_schedule("gpipe").plan(2, m)
+    loss = loss or (lambda output, target: cross_entropy(output, target, 4.0 * comm.size))
+    pipe = Pipeline(comm, plan, [PipelineStage(module, comm.rank)], loss, tied=tied)
+    data = [rows(i) for i in range(m if give is None else give)]
+    pipe.step([x.data for x, _ in data], [targets for _, targets in data])
+    return pipe
+
+
+class Ends(Module):
+    """A stage with the shared matrix: the first stage applies it, the last one applies it again."""
+
+    def __init__(self, stage, shared=None):
+        self.shared = shared or Linear(6, 6, bias=False, dtype=np.float64, seed=None)
+        self.own = Linear(6, 6 if stage == 0 else 3, dtype=np.float64, seed=None)
+        self.own.initialize(4, f"own.{stage}")
+        if shared is None:
+            self.shared.initialize(4, "shared")
+
+    def forward(self, x):
+        return self.own(self.shared(x))
+
+
+@refused(
+    r"'shared.weight' is on stage 0 and, with the same values, on stage 1.*pass tied=\['shared.weight'\]", mpi=True
+)
+def a_tied_parameter_that_a_cut_unties(comm):
+    pipeline(comm, Ends(comm.rank))
+
+
+@equal(mpi=True)
+def a_tied_parameter_on_two_stages(comm):
+    model = Ends(comm.rank)
+    pipe = pipeline(comm, model, tied=["shared.weight"])
+    for flat in pipe.flats:
+        SGD(flat, lr=LR).step()
+    first = Ends(0)
+    second = Ends(1, first.shared)
+    for i in range(2):
+        x, targets = rows(i)
+        cross_entropy(second(first(x)), targets, 8.0).backward()
+    SGD({p: None for m in (first, second) for p in m.parameters()}, lr=LR).step()
+    yield weights(model), weights((first, second)[comm.rank])
+
+
+@refused(r"tied parameter 'shard.weight' is on no stage.*'shared.weight'")
+def an_unknown_tied_parameter(comm):
+    pipeline(comm, Ends(comm.rank), tied=["shard.weight"])
+
+
+class Returns(Module):
+    def __init__(self, make):
+        self.layer, self.make = Linear(6, 6, dtype=np.float64, seed=None), make
+        self.initialize(3, f"stages.{id(make) % 2}")
+
+    def forward(self, x):
+        return self.make(self.layer(x))
+
+
+@refused(r"stage 0 .* returned a value of type dict where a Tensor is needed")
+def a_stage_that_returns_a_dict(comm):
+    pipeline(comm, Returns(lambda y: {"y": y}) if comm.rank == 0 else Linear(6, 3, dtype=np.float64))
+
+
+@refused(r"stage 0 .* returned None where a Tensor is needed")
+def a_stage_that_returns_nothing(comm):
+    pipeline(comm, Returns(lambda y: None) if comm.rank == 0 else Linear(6, 3, dtype=np.float64))
+
+
+@refused(r"stage 0 .* returned a value of type ndarray where a Tensor is needed")
+def a_stage_that_returns_an_array(comm):
+    pipeline(comm, Returns(lambda y: y.data) if comm.rank == 0 else Linear(6, 3, dtype=np.float64))
+
+
+@refused(r"stage 1 \(or the loss after it\) returned a value of type float")
+def a_loss_that_returns_a_number(comm):
+    pipeline(comm, Linear(6, (6, 3)[comm.rank], dtype=np.float64), loss=lambda y, t: float(y.data.sum()))
+
+
+@refused(r"the loss of micro-batch 0 is the mean over its own rows.*divide by the rows")
+def a_mean_over_a_micro_batchs_rows(comm):
+    pipeline(comm, Linear(6, (6, 3)[comm.rank], dtype=np.float64), loss=cross_entropy)
+
+
+@refused(r"is for 2 micro-batches and got 3; give 2", mpi=True)
+def too_many_micro_batches(comm):
+    pipeline(comm, Linear(6, (6, 3)[comm.rank], dtype=np.float64), give=3)
+
+
+@refused(r"gives it stages \[\d\] and it was built with \[\d\]", mpi=True)
+def the_stages_of_another_rank(comm):
+    stages, _ = split_model(mlp(), 2, [1 - comm.rank])
+    Pipeline(comm, get_schedule("gpipe").plan(2, 2), stages, cross_entropy)
+
+
+@refused(r"cannot cut 2 layers into 3 stages")
+def more_stages_than_layers(comm):
+    split_model(mlp(), 3, [0])
+
+
+@refused(r"two parameters of stage 0 are called 'weight'.*initialize", ranks=1)
+def two_layers_of_one_name_in_a_stage(comm):
+    stage = PipelineStage(Sequential(Linear(6, 5), Linear(5, 3)), 0)
+    Pipeline(comm, get_schedule("gpipe").plan(1, 2), [stage], cross_entropy)
+
+
+# --- copies ---
+
+
+@equal()
+def copies_of_a_model_and_of_a_wrapped_models_module(comm):
+    x = rows(comm.rank)[0]
+    model = mlp()
+    wrapped = DistributedDataParallel(mlp(), comm)
+    for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(wrapped.module)):
+        yield {"y": one(x).data}, {"y": model(x).data}
+        again = DistributedDataParallel(one, comm)
+        loss_of(again, comm, divisor=False).backward()
+
+
+COPIED = r"cannot be copied or pickled"
+
+
+@refused(rf"a DistributedDataParallel {COPIED}; copy the model before it is wrapped")
+def a_copy_of_a_wrapped_model(comm):
+    copy.deepcopy(DistributedDataParallel(mlp(), comm))
+
+
+@refused(rf"a DistributedDataParallel {COPIED}")
+def a_pickled_wrapped_model(comm):
+    pickle.dumps(DistributedDataParallel(mlp(), comm))
+
+
+@refused(rf"of a sharded module {COPIED}.*copy the model before fully_shard")
+def a_copy_of_a_sharded_model(comm):
+    copy.deepcopy(fully_shard(mlp(), mesh=comm))
+
+
+@refused(rf"a ZeroOptimizer {COPIED}")
+def a_copy_of_zero(comm):
+    copy.deepcopy(ZeroOptimizer(mlp(), SGD, comm=comm, lr=LR))
+
+
+@refused(rf"the communicator '.*' {COPIED}.*copy the model before that")
+def a_copy_of_a_split_model(comm):
+    copy.deepcopy(apply_tensor_parallel(MLP([6, 4, 2]), comm))
+
+
+@refused(rf"the communicator '.*' {COPIED}")
+def a_pickled_communicator(comm):
+    pickle.dumps(comm)
+
+
+@refused(rf"{COPIED}; copy the model, and make FlatParameters\(copy.parameters\(\)\)")
+def a_copy_of_an_optimizer_of_flat_parameters(comm):
+    copy.deepcopy(SGD(FlatParameters(mlp().parameters()), lr=LR))
+
+
+# --- sharded values, other models, outputs, threads ---
+
+
+@refused(r"'layers.0.weight' .* is released.*gather_tensors\(shards_of\(model\), optimizer\)", mpi=True)
+def the_values_of_a_sharded_parameter(comm):
+    _ = fully_shard(mlp(), mesh=comm).layers[0].weight.data
+
+
+@refused(r"is released.*call that module itself")
+def a_part_of_a_sharded_module_called_alone(comm):
+    fully_shard(mlp(), mesh=comm).layers[0](rows(0)[0])
+
+
+@refused(r"is released")
+def a_state_dict_of_a_sharded_model(comm):
+    fully_shard(mlp(), mesh=comm).state_dict()
+
+
+@refused(r"is sharded, and a change of the gathered copy would be lost; set the values before fully_shard")
+def a_sharded_parameter_set_while_it_is_whole(comm):
+    model = fully_shard(mlp(), mesh=comm, persistence_threshold=1000)
+    model(rows(0)[0])
+    model.layers[0].weight.data = np.zeros((5, 6))
+
+
+@refused(r"clipping needs shards that begin at multiples of 1024")
+def clipping_shards_of_another_alignment(comm):
+    model = fully_shard(mlp(), mesh=comm, alignment=1)
+    loss_of(model, comm).backward()
+    clip_shards_(comm, shards_of(model), 1.0)
+
+
+@refused(r"its model differs from rank 0's.*build the same model on every rank")
+def another_model_on_one_rank(comm):
+    DistributedDataParallel(MLP([6, 5 + comm.rank, 3]), comm)
+
+
+@refused(r"its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad")
+def other_frozen_parameters_on_one_rank(comm):
+    model = mlp()
+    model.layers[0].bias.requires_grad = comm.rank == 0
+    fully_shard(model, mesh=comm)
+
+
+@dataclass
+class Output:
+    logits: Any
+    note: str = ""
+
+
+class PlainOutput:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class DictOutput(dict):
+    @property
+    def logits(self):
+        return self["logits"]
+
+
+class Answers(Module):
+    def __init__(self, kind=Output):
+        self.net, self.kind = MLP([6, 5, 3], dtype=np.float64), kind
+        self.initialize(0)
+
+    def forward(self, x):
+        return self.kind(self.net(x))
+
+
+@equal(mpi=True)
+def outputs_of_a_users_class(comm):
+    expected = one_device(2, Answers, lambda model, x, rank: model(x).logits)
+    for wrap in ("ddp", "fsdp"):
+        for kind in (Output, PlainOutput, lambda y: DictOutput(logits=y)):
+            model = Answers(kind)
+            wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
+            for step in range(STEPS):
+                wrapped.zero_grad()
+                x, targets = rows(comm.rank, step)
+                output = wrapped(x)
+                assert isinstance(output, Output | PlainOutput | DictOutput)
+                cross_entropy(output.logits, targets, 8.0).backward()
+                optimizer.step()
+            yield whole(model, optimizer) if wrap == "fsdp" else weights(model), expected
+
+
+@equal(ranks=1)
+def two_threads_that_train_two_models(comm):
+    results = {}
+
+    def train(name):
+        results[name] = one_device(3, partial(mlp, seed=name))
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in range(2)]
+    with no_grad():  # of this thread alone
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name in range(2):
+        yield results[name], one_device(3, partial(mlp, seed=name))
+
+
+@equal()
+def an_error_in_a_hook_that_the_program_survives(comm):
+    model = mlp()
+    wrapped, optimizer = wrapping("fsdp", model, comm, reduction="sum")
+
+    def stop(parameter):
+        raise RuntimeError
+
+    remove = model.layers[0].weight.register_post_accumulate_grad_hook(stop)
+    try:
+        loss_of(wrapped, comm, 5).backward()
+    except RuntimeError:
+        remove()
+    for step in range(STEPS):
+        wrapped.zero_grad()
+        loss_of(wrapped, comm, step).backward()
+        optimizer.step()
+    yield whole(model, optimizer), one_device(2)
