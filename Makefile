@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test exhaustive lint lessons museum matrix bench clean
+.PHONY: demo test exhaustive chaos lint lessons museum matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -28,6 +28,10 @@ lint: .venv/test.stamp
 # Every schedule x stages x micro-batches x optimizer x model, where `make test` runs a sample. About half an hour.
 exhaustive: .venv/test.stamp
 	$(BIN)/python -m pytest -n 2 -m exhaustive
+
+# 200 jobs under mpiexec that are killed, interrupted, stopped or out of disk at random moments. About an hour.
+chaos: .venv/test.stamp
+	$(BIN)/python -m tests.chaos.chaos --runs 200
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.lesson.build

@@ -1,5 +1,5 @@
 """`python -m minidist` is `minidist`."""
 
-from minidist.commands.app import main
+from minidist.cli import main
 
 main()

@@ -8,10 +8,13 @@ Proved by: tests/base/test_interrupts.py
 """
 
 import _thread
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 EXIT_CODE = 130  # of a process that SIGINT has ended: 128 + 2
@@ -38,6 +41,32 @@ def interruptible() -> Iterator[None]:
     finally:
         if sys.unraisablehook is hook:
             sys.unraisablehook = before
+
+
+@contextmanager
+def ends_at_interrupt() -> Iterator[None]:
+    """In the block Ctrl-C ends the process at once, in one line: where modules are imported, nothing is to be undone.
+
+    A KeyboardInterrupt would be raised inside some library, which may not survive it.
+    """
+    # A program with a handler of its own, and another thread, are left alone.
+    ours = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # Of the processes of one mpiexec, the first says it.
+    if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")) == "0":
+        os.write(2, b"minidist: interrupted at the start\n")
+    os._exit(EXIT_CODE)
 
 
 def interruption(place: str) -> str:

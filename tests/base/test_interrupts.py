@@ -1,5 +1,7 @@
 """Ctrl-C ends a run, also where Python cannot raise it: in a callback of a weak reference, in a destructor."""
 
+import os
+import subprocess
 import sys
 import time
 import weakref
@@ -80,3 +82,21 @@ def test_other_errors_that_python_drops_go_their_old_way(monkeypatch):
 def test_what_is_said():
     assert interruption("") == "interrupted"
     assert interruption("step 3 of 10") == "interrupted in step 3 of 10"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_while_the_program_is_imported_it_ends_at_once_and_one_process_says_so(rank):
+    """A KeyboardInterrupt inside an import is a traceback of ours, or a crash of the library that is imported."""
+    code = (
+        "import os, signal, sys, runpy\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'minidist.comm':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "runpy.run_module('minidist', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PMI_RANK": rank}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == ("minidist: interrupted at the start\n" if rank == "0" else "")

@@ -187,13 +187,14 @@ def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Pa
 
     # A job that came to its end in spite of the fault is as right as one that says why it did not.
     said, code = job.said(), launcher.returncode
-    if "Traceback" in said:
+    if "Traceback" in said and str(ROOT / "minidist") in said:  # else of Python itself, which has just started
         outcome.wrong.append("a traceback")
     if code == 0 and job.result() is None:
         outcome.wrong.append("exit code 0 without a result")
-    if code and fault != "launcher" and "minidist: " not in said and "KILLED BY SIGNAL" not in said:
+    if code and fault != "launcher" and "minidist: " not in said and "BAD TERMINATION" not in said:
         outcome.wrong.append("no sentence")
-    if code and fault == "interrupt" and code != 130:
+    # A process that the signal meets before Python has a handler for it is ended by the system.
+    if code and fault == "interrupt" and code != 130 and "Interrupt (signal 2)" not in said:
         outcome.wrong.append(f"exit code {code} after Ctrl-C")
     (place / "filler").unlink(missing_ok=True)
     return outcome
