@@ -23,8 +23,11 @@ HEADER_BYTES = 64
 _DIMS = 5
 _NAME = 14  # bytes of an operation's name, where it and its arguments are too long
 _ABSENT = 2**32 - 1
-_LAYOUT = struct.Struct(f"<24s12sq{_DIMS}I")  # operation, dtype, payload bytes, shape
+_OPERATION, _DTYPE = 24, 10  # bytes
+# operation, dtype, payload bytes (the lower 4 and the upper 2), shape, checksum of the payload (0: none)
+_LAYOUT = struct.Struct(f"<{_OPERATION}s{_DTYPE}sIH{_DIMS}II")
 assert _LAYOUT.size == HEADER_BYTES
+KEY_BYTES = HEADER_BYTES - 4  # what both sides must have equal: all but the checksum
 
 
 class Header(NamedTuple):
@@ -59,7 +62,23 @@ def pack(header: Header) -> bytes:
         shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
     # One field per dim; unused fields hold a mark of their own, because 0 is a size.
     dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
-    return _LAYOUT.pack(_fit_operation(header.operation), _fit(header.dtype, 12), header.nbytes, *dims)
+    operation, dtype = _fit_operation(header.operation), _fit(header.dtype, _DTYPE)
+    return _LAYOUT.pack(operation, dtype, header.nbytes % 2**32, header.nbytes // 2**32, *dims, 0)
+
+
+def add_checksum(packed: bytes, checksum: int) -> bytes:
+    """Return a packed header with the checksum of the payload, which the receiver compares with what has come."""
+    return packed[:KEY_BYTES] + (checksum or 1).to_bytes(4, "little")
+
+
+def is_payload(packed: bytes | bytearray, checksum: int) -> bool:
+    """Return whether a payload with this checksum is the one that the header announces; yes where it says nothing."""
+    return bytes(packed[KEY_BYTES:]) in (bytes(4), (checksum or 1).to_bytes(4, "little"))
+
+
+def has_checksum(packed: bytes | bytearray) -> bool:
+    """Return whether a header says what its payload's checksum is."""
+    return any(packed[KEY_BYTES:])
 
 
 def _fit(text: str, width: int) -> bytes:
@@ -74,16 +93,16 @@ def _fit_operation(text: str) -> bytes:
     Each of the two parts has its own place, so that a receiver sees which of them differs.
     """
     name, space, arguments = text.partition(" ")
-    if len(text.encode()) <= 24 or not space:
-        return _fit(text, 24)
-    return _fit(name, _NAME) + b" " + _fit(arguments, 23 - _NAME)
+    if len(text.encode()) <= _OPERATION or not space:
+        return _fit(text, _OPERATION)
+    return _fit(name, _NAME) + b" " + _fit(arguments, _OPERATION - 1 - _NAME)
 
 
 def unpack(data: bytes) -> Header:
     """Return the header that `pack` packed."""
-    operation, dtype, nbytes, *dims = _LAYOUT.unpack(data)
+    operation, dtype, low, high, *dims, _ = _LAYOUT.unpack(data)
     shape = tuple(n for n in dims if n != _ABSENT)
-    return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), nbytes, shape)
+    return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), low + 2**32 * high, shape)
 
 
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
@@ -98,7 +117,7 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     expected = expected._replace(operation=name or expected.operation)
     ours, _, our_arguments = expected.operation.partition(" ")
     theirs, space, their_arguments = sent.operation.partition(" ")
-    if theirs in (ours, _fit(ours, _NAME).decode(), _fit(ours, 24).decode()):
+    if theirs in (ours, _fit(ours, _NAME).decode(), _fit(ours, _OPERATION).decode()):
         sent = sent._replace(operation=f"{ours}{space}{their_arguments}")
         theirs = ours
     if their_arguments == _fit_operation(expected.operation).decode().partition(" ")[2]:

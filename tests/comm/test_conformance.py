@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from minidist.comm import SimWorld, replay
+from minidist.comm import ANY, SimWorld, replay
 from tests.comm import programs
 
 PROGRAMS = ["every_collective", "two_levels", "groups_and_streams", "parts_of_calls", "messages_of_all_sizes"]
@@ -182,3 +182,20 @@ def test_a_trace_is_json(comm):
     for message in comm.trace.messages:
         assert message.end >= message.posted >= 0
         json.dumps(asdict(message))
+
+
+@pytest.mark.mpi(2, timeout=20)
+def test_an_earlier_receive_from_any_rank_gets_the_earlier_message(comm):
+    """Also where MPI reports the header of the later one first, which it may."""
+    if comm.rank == 1:
+        comm.send(np.array([1.0]), 0)
+        comm.send(np.array([2.0]), 0)
+        return
+    first, second = np.zeros(1), np.zeros(1)
+    requests = [comm.irecv(first, ANY), comm.irecv(second, 1)]
+    while not all(request.header_request.Get_status() for request in requests):
+        pass
+    comm.world._header_came(requests[1], 1)
+    comm.waitall(requests)
+    assert (first[0], second[0]) == (1.0, 2.0)
+    assert requests[0].peer == 1

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import MismatchError
-from minidist.comm.header import HEADER_BYTES, Header, compare, header_of, pack, unpack
+from minidist.comm.header import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    Header,
+    add_checksum,
+    compare,
+    has_checksum,
+    header_of,
+    is_payload,
+    pack,
+    unpack,
+)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 2, 3, 4, 5), (2**31,)])
@@ -71,6 +82,19 @@ def test_arguments_that_differ_are_not_called_another_operation(algorithm, sent,
         other = unpack(pack(Header("all_gather/ring", "float64", 24, (3,))))
         with pytest.raises(MismatchError, match=r"^operation mismatch: rank 0 sent all_gather/ring"):
             compare(other, headers[1], 0, 1, "here.py:1", names[1])
+
+
+@pytest.mark.parametrize("checksum", [0, 1, 2**32 - 1])
+def test_a_header_may_have_the_checksum_of_its_payload(checksum):
+    plain = pack(Header("message", "float32", 2**40, (2**20, 2**18)))
+    assert not has_checksum(plain)
+    assert is_payload(plain, 17)
+    signed = add_checksum(plain, checksum)
+    assert has_checksum(signed)
+    assert is_payload(signed, checksum)
+    assert not is_payload(signed, 17)
+    assert signed[:KEY_BYTES] == plain[:KEY_BYTES]
+    assert unpack(signed) == unpack(plain) == Header("message", "float32", 2**40, (2**20, 2**18))
 
 
 def test_a_mismatch_names_both_sides():

@@ -27,14 +27,31 @@ from typing import Any, NoReturn
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from minidist.base.errors import RankDeadError, UnmatchedMessageError, UnwaitedRequestError, UsageError
+from minidist.base.errors import (
+    BufferReuseError,
+    RankDeadError,
+    UnmatchedMessageError,
+    UnwaitedRequestError,
+    UsageError,
+)
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Comm
-from minidist.comm.header import HEADER_BYTES, compare, dtype_name, header_of, pack, unpack
+from minidist.comm.header import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    add_checksum,
+    compare,
+    dtype_name,
+    has_checksum,
+    header_of,
+    is_payload,
+    pack,
+    unpack,
+)
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
 from minidist.comm.mpi.interrupts import InterruptWatch
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
@@ -194,7 +211,7 @@ class MPIWorld:
         if comm.name in self.handles:
             return
         if self.state == "returned":
-            self.handle_of(comm, call_site(sys._getframe(1)))
+            raise self._cannot_be_used(comm, call_site(sys._getframe(1)))
         while self.active and self.running is None:  # another member may need our streams before it comes here
             self.progress()
 
@@ -252,7 +269,10 @@ class MPIWorld:
             )
 
         # `place` is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
-        handle, place = self.handle_of(comm, site), comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
+        place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
+        handle = self.handles.get(comm.context)
+        if handle is None or threading.get_ident() != self.thread:
+            raise self._cannot_be_used(comm, site)
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
             if self.checks and (guarded or self.running is not None) and request.buffer is array:
@@ -260,11 +280,16 @@ class MPIWorld:
             self.sent[world_peer] += 1
             if self.checks:
                 request.header = pack(header_of(comm.match_key, array))
+                if request.checksum is not None and guarded:
+                    request.header = add_checksum(request.header, request.checksum)
                 request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
             start = handle.Issend if self.synchronous else handle.Isend
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
             # The header is asked for now; the payload when the header has come and fits.
+            if self.checks and guarded and array.nbytes and request.buffer is array:
+                request.checksum = checksum(array)  # the program must not write into it before the wait
+                request.buffer = np.empty_like(array)
             if self.checks:
                 request.header = bytearray(HEADER_BYTES)
                 request.header_request = handle.Irecv([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
@@ -273,20 +298,17 @@ class MPIWorld:
                 request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], place, tag)
         return request
 
-    def handle_of(self, comm: PointToPoint, site: CallSite) -> Any:
-        """Return MPI's communicator; UsageError where there is none to use: after the run, or in another thread."""
+    def _cannot_be_used(self, comm: PointToPoint, site: CallSite) -> UsageError:
+        """Return why a communicator has no messages: it is used after the run, or in another thread."""
         if threading.get_ident() != self.thread:
-            raise UsageError(
+            return UsageError(
                 f"rank {self.rank}: {comm.name} is used in a second thread, at {site}; communicate only in the thread"
                 " that calls the rank's program, and use async_op=True to overlap"
             )
-        handle = self.handles.get(comm.context)
-        if handle is None:
-            raise UsageError(
-                f"rank {self.rank}: {comm.name} is used after its run has ended, at {site}; communicate only inside the"
-                " function that launch runs"
-            )
-        return handle
+        return UsageError(
+            f"rank {self.rank}: {comm.name} is used after its run has ended, at {site}; communicate only inside the"
+            " function that launch runs"
+        )
 
     def _header_came(self, request: MPIRequest, source: int) -> None:
         """Compare what the sender is going to send, then ask for it. source: a rank of the communicator.
@@ -311,7 +333,7 @@ class MPIWorld:
         assert request.header is not None
         key = request.comm.match_key
         expected = pack(header_of(key, request.array))
-        if request.header != expected:  # unpack both: a long name is shortened in both
+        if request.header[:KEY_BYTES] != expected[:KEY_BYTES]:  # unpack both: a long name is shortened in both
             sent = unpack(bytes(request.header))
             compare(sent, unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)", key)
 
@@ -336,7 +358,9 @@ class MPIWorld:
         """
         if self.active or self.running is not None or outgoing.__class__ is not np.ndarray:
             return False
-        handle, BYTE, ranks = self.handle_of(comm, NOWHERE), self.MPI.BYTE, comm.ranks
+        handle, BYTE, ranks = self.handles.get(comm.context), self.MPI.BYTE, comm.ranks
+        if handle is None:
+            raise self._cannot_be_used(comm, NOWHERE)
         to, origin = ranks[dest], ranks[source]
         self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
 
@@ -374,17 +398,32 @@ class MPIWorld:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:
             raise changed(self.rank, request.describe())
+        if receiving and request.header is not None and has_checksum(request.header):
+            self._compare_payload(request)
         if self.open.start_of:
             self.open.close(request)
         if receiving:
             self.received[event.peer] += 1
             if event.staged:
                 put(request.buffer, request.array)
+            elif request.buffer is not request.array:
+                request.array[...] = request.buffer
         if self.running is None:
             self.mark = self.time()
         self.completed += 1
         self.unwaited.pop(id(request), None)
         event.end = self.time()
+
+    def _compare_payload(self, request: MPIRequest) -> None:
+        """Raise when what has come is not what the sender's buffer held when it posted the send."""
+        assert request.header is not None
+        if not is_payload(request.header, checksum(request.buffer)):
+            sender = request.event.peer
+            raise BufferReuseError(
+                f"rank {self.rank}: its {request.describe()} got other bytes than rank {sender} posted: rank {sender}"
+                " changed the buffer while the operation was in flight; wait() first, or give each message a buffer of"
+                " its own"
+            )
 
     def _block(self, request: MPIRequest) -> None:
         """Wait for the request or any header; the watchdog's thread runs meanwhile."""
