@@ -4,6 +4,7 @@ Proved by: tests/commands/test_cli.py, tests/equality/test_layout_sweep.py
 """
 
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -58,7 +59,7 @@ def compare(
     verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
     if verdict is None:
         return None
-    return Result(verdict.as_dict(), lambda: say(verdict.sentence()), 0 if verdict.equal else 1)
+    return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)
 
 
 def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) -> Result:
@@ -81,13 +82,14 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
     layouts, refused = layout_sweep.enumerate_layouts(ranks, **job)
     chosen = layouts if sample is None else layout_sweep.stratified(layouts, sample)
     rows = []
-    # Each line is printed as soon as its layout is compared: a sweep takes minutes.
+    # Each line is printed as soon as its layout is compared: a sweep takes minutes. With --json they are progress.
+    tell = say if "json" in given_flags() else partial(print, flush=True)
     for row in layout_sweep.run_sweep(chosen, ranks, processes, **job):
         rows.append(row)
-        say(layout_sweep.line(row))
+        tell(layout_sweep.line(row))
     seconds = time.perf_counter() - began
     return Result(
         layout_sweep.as_dict(rows, refused, ranks, seconds),
-        lambda: say(layout_sweep.summary(rows, refused, seconds)),
+        lambda: print(layout_sweep.summary(rows, refused, seconds)),
         0 if rows and all(row.equal for row in rows) else 1,
     )

@@ -23,11 +23,14 @@ def demo(
     from minidist.commands.demo_run import run_demo
     from minidist.report.from_file import draw_report
 
-    report = run_demo(steps, ranks, folder, timeout, say)
+    report, lines = run_demo(steps, ranks, folder, timeout, say)
     report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
-    say(f"picture of the last step: {report['picture']}")
-    say(
-        "next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones used"
-        " here"
-    )
-    return Result(report, lambda: None, 0 if report["passed"] else 1)
+
+    def show() -> None:
+        print("\n".join([*lines, f"picture of the last step: {report['picture']}"]), flush=True)
+        say(
+            "next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones"
+            " used here"
+        )
+
+    return Result(report, show, 0 if report["passed"] else 1)

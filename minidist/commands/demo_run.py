@@ -65,8 +65,13 @@ def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
     return reference(config, resolve_batches(config, ranks), [observe]), last[0]
 
 
-def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the job in the three worlds; say and return what was found (`passed`, and the figures)."""
+def run_demo(
+    steps: int, ranks: int, folder: Path, timeout: float, say: Callable[[str], None]
+) -> tuple[dict[str, Any], list[str]]:
+    """Run the job in the three worlds; return what was found (`passed`, and the figures), and the lines that say it.
+
+    say: prints a line of progress.
+    """
     config = demo_config(steps, ranks)
     text = pydoc_text().tokens
     entropy = bigram_entropy(text)
@@ -83,7 +88,6 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
             config, ranks, timeout, folder / "simulated.jsonl", command=f"minidist demo --steps {steps}"
         )
         assert simulated is not None
-        say(simulated.table())
         losses, fingerprint = alone.result()
 
     # A figure that is False fails the demonstration.
@@ -99,9 +103,7 @@ def run_demo(steps: int, ranks: int, folder: Path, timeout: float, say: Callable
         "trace": simulated.trace,
     }
     report["passed"] = all(value is not False for value in report.values())
-    for line in verdict(report, steps):
-        say(line)
-    return report
+    return report, [simulated.table(), *verdict(report, steps)]
 
 
 def _under_mpiexec(

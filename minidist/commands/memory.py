@@ -85,16 +85,16 @@ def _print(stages: dict[str, Any], title: str, accounting: str) -> None:
     """Print the stages as tables, and what the accounting leaves out."""
     from minidist.planning.memory_estimator import block_sentence, offload_table, table
 
-    say(title)
-    say(table(stages))
+    print(title)
+    print(table(stages))
     if "offload" in stages:
-        say(offload_table(stages["offload"]))
+        print(offload_table(stages["offload"]))
     if "activations_of_a_block" in stages:
-        say(block_sentence(stages))
+        print(block_sentence(stages))
     if "not_counted" in stages:
-        say(stages["not_counted"])
+        print(stages["not_counted"])
     elif accounting == "deepspeed":
-        say(
+        print(
             "DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use"
             " --model"
         )

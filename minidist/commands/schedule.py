@@ -31,7 +31,13 @@ def schedule(
         int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")
     ] = None,
     times: Annotated[
-        str, typer.Option(help="times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair")
+        str,
+        typer.Option(
+            help=(
+                "times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair; of schedules with different numbers of"
+                " stages per rank, those of a rank's whole part of the model"
+            )
+        ),
     ] = "F=1,I=1,W=1,comm=0",
     profile: Annotated[
         str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")
@@ -62,7 +68,7 @@ def schedule(
     from minidist.pipeline import passes
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name
-    from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, write
+    from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, stage_shares, write
 
     # `not ... >= 0` refuses NaN too.
     if memory_limit is not None and not memory_limit >= 0:
@@ -77,12 +83,13 @@ def schedule(
         return
 
     # Every plan is validated and timed before the first one is printed.
-    judged = []
+    loaded, judged = [], []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         # Recomputation adds forwards, so it comes before lowering, which adds the messages.
         plan = passes.recompute(plan) if recompute else plan
-        plan = passes.lower(plan) if lowered and not plan.is_lowered else plan
+        loaded.append(passes.lower(plan) if lowered and not plan.is_lowered else plan)
+    for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
         judged.append(
             judge(
                 plan,
@@ -91,6 +98,7 @@ def schedule(
                 receives,
                 spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.action_count <= LARGE),
                 named=is_name(name),
+                stage_share=share,
             )
         )
 

@@ -38,4 +38,4 @@ def staleness(
             " times as long"
         )
         say(f"written: {save(picture(runs, title=title, command=command_line()), output)}")
-    return Result([vars(run) for run in runs], lambda: say(table(runs)))
+    return Result([vars(run) for run in runs], lambda: print(table(runs)))

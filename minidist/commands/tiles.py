@@ -45,4 +45,4 @@ def tiles(
 
     # Of each matrix its shape, and the box of every rank's tile.
     value = {each.name: {"shape": each.shape, "boxes": each.boxes} for each in placed}
-    return Result(value, lambda: say(tiles_table(placed, rank)))
+    return Result(value, lambda: print(tiles_table(placed, rank)))

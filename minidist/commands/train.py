@@ -45,7 +45,7 @@ def train(
         return None
 
     def show() -> None:
-        say(summary.table())
+        print(summary.table())
         say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
 
     return Result(summary.as_dict(), show)

@@ -7,7 +7,7 @@ Proved by: tests/pipeline/test_plans.py
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,16 @@ class Times:
     until_w: list[float] = field(default_factory=list)
     inputs: list[float] = field(default_factory=list)
     parameters: list[float] = field(default_factory=list)
+
+    def of_parts(self, share: float) -> "Times":
+        """Return the times of stages that are `share` of these; a message between two ranks takes what it took."""
+        return replace(
+            self,
+            F=[share * t for t in self.F],
+            I=[share * t for t in self.I],
+            W=[share * t for t in self.W],
+            FB=self.FB and [share * t for t in self.FB],
+        )
 
     @property
     def has_bytes(self) -> bool:

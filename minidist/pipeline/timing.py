@@ -41,7 +41,8 @@ class Timing:
     cost: the longest window; makespan: from time 0 to the last end. bubble_of_ideal = (cost - work) / work and
     bubble_of_total = (cost - work) / cost, work being the busiest rank's. peak: micro-batch activations alive;
     peak_bytes the same in bytes (empty without sizes). lower_bound: no plan with these stages on these ranks has a
-    shorter makespan. spans: for each rank (item, start, end), when asked for.
+    shorter makespan. spans: for each rank (item, start, end), when asked for. stage_share: the part of its rank's
+    model that a stage counts as, 1 unless schedules with different numbers of stages are compared.
     """
 
     plan: Plan
@@ -52,6 +53,12 @@ class Timing:
     peak_bytes: list[float]
     lower_bound: float
     spans: list[list[Span]] | None = None
+    stage_share: float = 1.0
+
+    @property
+    def activations(self) -> list[float]:
+        """Return the peak in micro-batch activations of a rank's whole part of the model."""
+        return [self.stage_share * peak for peak in self.peak]
 
     @property
     def makespan(self) -> float:
@@ -193,7 +200,7 @@ def over_limit(timing: Timing, limit: float) -> str | None:
 
     The limit is in bytes where sizes are known, else in micro-batches.
     """
-    needs: Sequence[float] = timing.peak_bytes or timing.peak
+    needs: Sequence[float] = timing.peak_bytes or timing.activations
     unit = "bytes of activations" if timing.peak_bytes else "micro-batches of activations"
     for rank, need in enumerate(needs):
         if need > limit:

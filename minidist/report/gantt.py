@@ -51,6 +51,12 @@ def numbers(values: Sequence[float]) -> str:
     return " ".join(texts if len(texts) <= 16 else [*texts[:8], "..", *texts[-4:]])
 
 
+def activation_of(timing: Timing) -> str:
+    """Return what the peak counts: where a rank has several stages, an activation is that of one of them."""
+    several = timing.plan.stages > timing.plan.ranks and timing.stage_share == 1
+    return "activations, each of one stage and one micro-batch" if several else "micro-batch activations"
+
+
 def text_gantt(
     timing: Timing, width: int = 100, versions: Sequence[int] | None = None, longest: float | None = None
 ) -> str:
@@ -98,7 +104,7 @@ def text_gantt(
 
 
 def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list[str]:
-    held = f"peak {numbers(timing.peak)} micro-batch activations"
+    held = f"peak {numbers(timing.activations)} {activation_of(timing)}"
     if timing.peak_bytes:
         held += f" = {numbers(timing.peak_bytes)} B"
     if versions is not None:
@@ -132,7 +138,7 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
 
     # One scale for all strips, too.
     used: set[str] = set()
-    highest = max((peak for timing in timings for peak in timing.peak), default=1) or 1
+    highest = max((peak for timing in timings for peak in timing.activations), default=1) or 1
     for number, timing in enumerate(timings):
         _panel(timing, panels[2 * number], longest, used)
         _strips(timing, panels[2 * number + 1], highest)
@@ -199,20 +205,23 @@ def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[i
     return times, counts
 
 
-def _strips(timing: Timing, axes: Any, highest: int) -> None:
+def _strips(timing: Timing, axes: Any, highest: float) -> None:
     """Draw one strip per rank, all on one scale, with its peak at the end."""
     for rank, row in enumerate(timing.spans or []):
         times, counts = alive(row)
         # The strip is filled from its bottom line up to the count; rows grow downwards.
-        top = [rank + 0.45 - 0.9 * count / highest for count in counts]
+        top = [rank + 0.45 - 0.9 * timing.stage_share * count / highest for count in counts]
         axes.fill_between(
             times, top, rank + 0.45, step="post", color=PALETTE["other"], linewidth=0, gid=f"alive {rank}"
         )
-        axes.text(1.004, rank, f"{timing.peak[rank]}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
+        peak = f"{timing.activations[rank]:g}"
+        axes.text(1.004, rank, peak, transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
     axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=5.5)
     axes.set_ylim(timing.plan.ranks - 0.5, -0.55)
-    unit = "stage parts of micro-batches" if timing.plan.stages > timing.plan.ranks else "micro-batches"
-    axes.set_title(f"activations alive, peak {numbers(timing.peak)} {unit}", fontsize=7, loc="left", pad=2)
+    unit = "micro-batches"
+    if timing.plan.stages > timing.plan.ranks and timing.stage_share == 1:
+        unit = "stage parts of micro-batches"
+    axes.set_title(f"activations alive, peak {numbers(timing.activations)} {unit}", fontsize=7, loc="left", pad=2)
     tidy(axes)
 
 

@@ -5,13 +5,13 @@ Proved by: tests/commands/test_schedule.py
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.plan import Plan, show
-from minidist.pipeline.times import Times, parse_times, read_profile
+from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
@@ -31,11 +31,28 @@ class Judged:
     weight_versions: list[int]
 
 
-def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: bool, named: bool = False) -> Judged:
+def stage_shares(plans: Sequence[Plan]) -> list[float]:
+    """Return the part of its rank's model that a stage of each plan is, so that all plans compute the same model.
+
+    1 for plans with equally many stages on a rank: their stages are equal as they are.
+    """
+    shares = [plan.ranks / plan.stages for plan in plans]
+    return shares if len(set(shares)) > 1 else [1.0] * len(plans)
+
+
+def judge(
+    plan: Plan,
+    times: str,
+    profile: str | None,
+    receives: str,
+    spans: bool,
+    named: bool = False,
+    stage_share: float = 1.0,
+) -> Judged:
     """Validate and time a plan.
 
     times: the text of --times. profile: a file that replaces it. named: the plan is a registered schedule's, not a
-    user's own.
+    user's own. stage_share: see `stage_shares`; a profile has the times of the stages themselves.
     """
     # A registered schedule that flushes is valid at any size and keeps one version, so a large one is not validated
     # again.
@@ -45,9 +62,10 @@ def judge(plan: Plan, times: str, profile: str | None, receives: str, spans: boo
         versions = validate(plan, allow_wrong_gradients=True).weight_versions
 
     # Receives that block are messages of the plan, so they are put in before it is timed.
-    costs: Times = read_profile(profile, plan.stages) if profile else parse_times(times, plan.stages)
+    costs = read_profile(profile, plan.stages) if profile else parse_times(times, plan.stages).of_parts(stage_share)
     timed = lower_blocking(plan) if receives == "blocking" and not plan.is_lowered else plan
-    return Judged(plan, time_plan(timed, costs, spans=spans, receives=receives), versions)
+    timing = time_plan(timed, costs, spans=spans, receives=receives)
+    return Judged(plan, replace(timing, stage_share=1.0 if profile else stage_share), versions)
 
 
 def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iterator[str]:
@@ -104,7 +122,7 @@ def _json(one: Judged) -> Iterator[str]:
         "idle": timing.idle,
         "bubble_of_ideal": timing.bubble_of_ideal,
         "bubble_of_total": timing.bubble_of_total,
-        "peak": timing.peak,
+        "peak": timing.peak if timing.stage_share == 1 else timing.activations,
         "weight_versions": one.weight_versions,
         "name": plan.name,
         "lower_bound": timing.lower_bound,
@@ -119,8 +137,13 @@ def _table(judged: Sequence[Judged]) -> str:
         t = one.timing
         lines.append(
             f"{one.plan.name:26} {t.makespan:9g} {t.cost:9g} {max(t.idle):10g} {100 * t.bubble_of_total:7.1f} % "
-            f" {numbers(t.peak)}"
+            f" {numbers(t.activations)}"
         )
+
+    # Chunks are compared by the work of a rank, because a stage is a smaller part where a rank has several.
+    divided = [f"{one.plan.name} {1 / one.timing.stage_share:g}" for one in judged if one.timing.stage_share != 1]
+    if divided:
+        lines.append("times and activations of a stage are divided by the stages of a rank: " + ", ".join(divided))
     return "\n".join(lines) + "\n"
 
 

@@ -89,12 +89,32 @@ def test_train_prints_one_json_object(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["memory", "--params", "7e9"], "GB (1e9 B) a rank"),
+        (["memory", "--model", "gpt2", "--accounting", "deepspeed"], "stage3"),
+        (["tiles", "--tp", "2"], "rank 1"),
+        (["staleness", "--seconds", "1"], "asp"),
+        (["compare", *SMALL, "--dp", "2"], "equal: 2 ranks and one device"),
+        (["compare", "--matrix", "--ranks", "2", "--sample", "1", "--steps", "1"], "combinations are refused"),
+        (["train", *SMALL, "--dp", "2"], "closed form"),
+    ],
+)
+def test_results_go_to_standard_output_and_progress_does_not(here, arguments, words):
+    answer = here(*arguments)
+    assert answer.returncode == 0, answer.stderr
+    assert words in answer.stdout
+    assert words not in answer.stderr
+    assert "step" not in answer.stdout.split("\n", maxsplit=1)[0]
+
+
 def test_train_for_people_shows_measured_beside_closed_form(here, tmp_path):
     answer = here("train", *SMALL, "--ranks", "2")
     assert answer.returncode == 0
-    assert "measured" in answer.stderr
-    assert "closed form" in answer.stderr
-    assert "DIFFERENT" not in answer.stderr
+    assert "measured" in answer.stdout
+    assert "closed form" in answer.stdout
+    assert "DIFFERENT" not in answer.stdout
     assert (tmp_path / "runs" / "train.jsonl").exists()
 
 
@@ -144,8 +164,8 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
         env={**os.environ, "PYTHONPATH": path},
     )
     assert answer.returncode == 1
-    assert "NOT equal" in answer.stderr
-    assert "gradients: 'transformer" in answer.stderr
+    assert "NOT equal" in answer.stdout
+    assert "gradients: 'transformer" in answer.stdout
 
 
 @pytest.mark.parametrize(

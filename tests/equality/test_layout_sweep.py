@@ -113,7 +113,7 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monk
     )
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--sample", "12"])
-    text = capsys.readouterr().err
+    text = capsys.readouterr().out
     assert end.value.code == 1
     assert "DIFFERS" in text
     assert "combinations are refused" in text

@@ -50,7 +50,7 @@ def test_estimators_of_deepspeed_with_states_on_the_host(capsys):
     assert few["stage3 offload_optimizer offload_param"] == {"device": 4 * layer, "host": p * 18 * 3 // 2}
     with pytest.raises(SystemExit):
         main(["memory", "--model", "gpt2-xl", "--dp", "8", "--accounting", "deepspeed"])
-    assert "stage3 offload_optimizer offload_param" in capsys.readouterr().err
+    assert "stage3 offload_optimizer offload_param" in capsys.readouterr().out
 
 
 def own_parameters(model):
@@ -127,7 +127,7 @@ def test_both_forms_of_a_block_are_printed(capsys):
     }
     with pytest.raises(SystemExit):
         main(["memory", "--model", "gpt2", "--batch", "2", "--seq", "100"])
-    assert "34 s b h + 5 a s^2 b = 6.42 MB" in capsys.readouterr().err
+    assert "34 s b h + 5 a s^2 b = 6.42 MB" in capsys.readouterr().out
 
 
 def test_the_peak_is_the_sum_and_prefetch_costs_blocks():
