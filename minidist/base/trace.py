@@ -8,7 +8,7 @@ A message is recorded once on each side, at the moment its request is *posted* (
 times are filled in when it completes. Volumes count payload bytes; the bytes of check headers have a column of their
 own.
 
-Proved by: tests/comm/test_conformance.py, tests/report/test_page.py
+Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/report/test_page.py
 """
 
 import json
@@ -21,6 +21,19 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
+from minidist.base.trace_checks import (
+    FORMAT,
+    MAX_LINE,
+    MAX_RANKS,
+    BadLineError,
+    check_header,
+    check_rank,
+    event_of,
+    is_counts,
+    is_number,
+    parse,
+    shown,
+)
 
 PURPOSES = (
     "gradient_reduce",
@@ -145,7 +158,7 @@ def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Pa
         writing("the trace", path, "make room there, or choose another --trace"),
         path.open("w", encoding="utf-8") as file,
     ):
-        file.write(json.dumps({"format": "minidist-trace-1", "ranks": len(traces), **header}) + "\n")
+        file.write(json.dumps({"format": FORMAT, "ranks": len(traces), **header}) + "\n")
         for trace in traces:
             for message in trace.messages:
                 file.write(json.dumps({"event": "message", **asdict(message)}) + "\n")
@@ -157,44 +170,77 @@ def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Pa
 
 
 def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
-    """Read what `write_traces` wrote: the traces in rank order, and the header."""
+    """Read what `write_traces` wrote: the traces in rank order, and the header.
+
+    Half a line at the end, which a killed run may leave, is left out. Raises UsageError with the number of the first
+    line that is not an event of a rank of the run.
+    """
     with Path(path).open(encoding="utf-8", errors="replace") as file:
-        first = file.readline()
-        if '"minidist-trace-1"' not in first:
-            raise UsageError(
-                f"{path} is not a minidist trace: its first line has no format 'minidist-trace-1'; --trace writes one"
-            )
-        header = json.loads(first)
-        traces = [Trace(rank, header["ranks"]) for rank in range(header["ranks"])]
-        for line in file:
-            record = json.loads(line)
-            event = record.pop("event")
-            trace = traces[record["rank"]]
-            if event == "message":
-                trace.messages.append(MessageEvent(**record))
-            elif event == "span":
-                trace.spans.append(SpanEvent(**record))
-            elif event == "memory":
-                trace.memory.append((record["time"], record["live"]))
+        traces: list[Trace] = []
+        header: dict[str, Any] = {}
+        number = 0
+        # One character more than allowed is asked for, so that a file of one endless line is not read to its end.
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            try:
+                if not header:
+                    header = check_header(parse(line))
+                    traces = [Trace(rank, header["ranks"]) for rank in range(header["ranks"])]
+                else:
+                    _add_event(traces, parse(line))
+            except BadLineError as error:
+                if header and not line.endswith("\n") and len(line) <= MAX_LINE:
+                    break
+                if not header:
+                    raise UsageError(f"{path} is not a minidist trace: {error}; --trace writes one") from None
+                raise UsageError(f"{path}, line {number}: {error}; write the trace again with --trace") from None
+    if not header:
+        raise UsageError(f"{path} is not a minidist trace: it is empty; --trace writes one")
     return traces, header
+
+
+def _add_event(traces: list[Trace], record: Any) -> None:
+    """Append the event of a line to its rank's trace; BadLineError when it is none."""
+    if not isinstance(record, dict):
+        raise BadLineError(f"{shown(record)} is not an event")
+    kind = record.pop("event", None)
+    if kind == "message":
+        message = event_of(MessageEvent, record, len(traces))
+        traces[message.rank].messages.append(message)
+    elif kind == "span":
+        span = event_of(SpanEvent, record, len(traces))
+        traces[span.rank].spans.append(span)
+    elif kind == "memory":
+        rank, time, live = check_rank(record.get("rank"), len(traces)), record.get("time"), record.get("live")
+        if not is_number(time) or not is_counts(live):
+            raise BadLineError("a sample of memory has a time in seconds, and bytes by name")
+        traces[rank].memory.append((time, live))
+    else:
+        raise BadLineError(f"event {shown(kind)} is not known; it must be message, span or memory")
 
 
 def read_unfinished(folder: str | Path) -> tuple[list[Trace], dict[str, Any]]:
     """The traces that the ranks of a job that hung or died under MPI left in `folder`, as the watchdog's report names
     it.
     """
-    paths = sorted(Path(folder).glob("rank*.trace.jsonl"), key=lambda path: int(path.name[4:].split(".")[0]))
+    # The file's name says whose it is.
+    numbers = {path: path.name[4:].split(".")[0] for path in Path(folder).glob("rank*.trace.jsonl")}
+    paths = {path: int(text) for path, text in numbers.items() if text.isdecimal() and int(text[:9]) < MAX_RANKS}
     if not paths:
         raise UsageError(f"there are no rank*.trace.jsonl in {folder}; a report of the watchdog names the folder")
-    ranks = 1 + max(int(path.name[4:].split(".")[0]) for path in paths)
+    ranks = 1 + max(paths.values())
     traces = [Trace(rank, ranks) for rank in range(ranks)]
-    for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.endswith("}"):  # a killed rank may have left half a line
-                record = json.loads(line)
-                del record["event"]
-                traces[record["rank"]].messages.append(MessageEvent(**record))
-    return traces, {"format": "minidist-trace-1", "ranks": ranks, "world": "mpi"}
+
+    # A killed rank may have left half a line.
+    for path in sorted(paths, key=paths.__getitem__):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if not line.endswith("}"):
+                continue
+            try:
+                _add_event(traces, parse(line))
+            except BadLineError as error:
+                raise UsageError(f"{path}, line {number}: {error}; remove the line") from None
+    return traces, {"format": FORMAT, "ranks": ranks, "world": "mpi"}
 
 
 def steps_of(traces: Iterable[Trace]) -> int:
@@ -203,23 +249,39 @@ def steps_of(traces: Iterable[Trace]) -> int:
 
 
 def only_steps(traces: list[Trace], first: int, stop: int) -> list[Trace]:
-    """The events of steps first, first + 1, ..., stop - 1 (each a span of category "step"), times as recorded."""
-    wanted = {f"step {number}" for number in range(first, stop)}
-    spans = [span for trace in traces for span in trace.spans if span.category == "step" and span.name in wanted]
-    if not spans:
+    """The events of steps first, first + 1, ..., stop - 1 (each a span of category "step"), times as recorded.
+
+    Each rank has its own windows, because the stages of a pipeline begin and end a step at different times. A step ends
+    where the next one begins, so an event at that very time belongs to the next one.
+    """
+
+    # A range may name a billion steps, so names are compared with those that the trace has.
+    def is_wanted(span: SpanEvent) -> bool:
+        number = span.name.removeprefix("step ")
+        return span.category == "step" and number.isdecimal() and first <= int(number) < stop
+
+    if not any(is_wanted(span) for trace in traces for span in trace.spans):
         raise UsageError(f"the trace has no steps {first}:{stop}; it has 0:{steps_of(traces)}")
-    begin, end = min(span.start for span in spans), max(span.end for span in spans)
+    return [_part_of(trace, [span for span in trace.spans if is_wanted(span)]) for trace in traces]
+
+
+def _part_of(trace: Trace, steps: list[SpanEvent]) -> Trace:
+    """Return a rank's events within its steps; without a step on this rank, none."""
+    if not steps:
+        return Trace(trace.rank, trace.size)
+    begin, end = min(step.start for step in steps), max(step.end for step in steps)
+
+    # What happens at the end of the last step of all, or in a step without duration, has no later step to belong to.
+    later = any(span.category == "step" and span.start >= end and span not in steps for span in trace.spans)
+    closed = begin == end or not later
 
     def inside(start: float) -> bool:
-        return begin <= start <= end
+        return begin <= start < end or (closed and start == end)
 
-    return [
-        Trace(
-            trace.rank,
-            trace.size,
-            [message for message in trace.messages if inside(message.posted)],
-            [span for span in trace.spans if inside(span.start) and span.end <= end],
-            [sample for sample in trace.memory if inside(sample[0])],
-        )
-        for trace in traces
-    ]
+    return Trace(
+        trace.rank,
+        trace.size,
+        [message for message in trace.messages if inside(message.posted)],
+        [span for span in trace.spans if (span in steps if span.category == "step" else inside(span.start))],
+        [sample for sample in trace.memory if inside(sample[0])],
+    )

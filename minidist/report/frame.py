@@ -61,6 +61,10 @@ def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
         )
     style: Style = {"fontsize": 7, "color": "#555555", "family": "monospace", "ha": "center"}
     figure.text(0.5, 0.3 * CAPTION / height, "\n".join(lines), **style)
+
+    # A dollar sign in a file's name is a character, not the beginning of a formula.
+    for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
+        text.set_parse_math(False)  # type: ignore[attr-defined]
     return figure
 
 

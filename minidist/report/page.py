@@ -151,8 +151,9 @@ def _table(traces: Sequence[Trace], header: Header) -> str:
     for purpose, volume in (header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))).items():
         measured, closed = volume["measured"], volume.get("closed_form")
         mark = "" if closed is None else ("equal" if closed == measured else '<span class="different">DIFFERENT</span>')
+        name = html.escape(purpose)
         rows.append(
-            f"<tr><td>{purpose}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td>"
+            f"<tr><td>{name}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td>"
             f"<td>{mark}</td></tr>"
         )
     if not rows:

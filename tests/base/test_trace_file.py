@@ -1,0 +1,166 @@
+"""A trace file is read, or one sentence says which line is wrong; what `--steps` takes of it is exactly those steps."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.base.trace import MessageEvent, SpanEvent, Trace, only_steps, read_traces, read_unfinished, write_traces
+from minidist.commands.app import main
+from minidist.report.from_file import draw_report
+
+MESSAGE = MessageEvent(0, "main", "send", 1, 7, 64, "activation", "send", "world", 0.5, 0.5, 0.75)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.jsonl"
+    spans = [SpanEvent(0, "main", "F0", 0.0, 0.5), SpanEvent(0, "main", "step 0", 0.0, 1.0, "step")]
+    write_traces(path, [Trace(0, 2, [MESSAGE], spans, [(0.0, {"parameter": 8})]), Trace(1, 2)], world="simulated")
+    return path
+
+
+def edited(path, number, **changes):
+    """Change fields of a line (numbered from 0)."""
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[number])
+    record.update(changes)
+    lines[number] = json.dumps(record)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_file_comes_back(file):
+    traces, header = read_traces(file)
+    assert traces[0].messages == [MESSAGE]
+    assert [span.name for span in traces[0].spans] == ["F0", "step 0"]
+    assert traces[0].memory == [(0.0, {"parameter": 8})]
+    assert (len(traces), header["world"]) == (2, "simulated")
+
+
+def test_half_a_line_at_the_end_is_left_out(file):
+    whole = file.read_text()
+    for cut in range(1, len(whole.splitlines()[-1]) + 1):
+        file.write_text(whole[:-1][:-cut])
+        traces, _ = read_traces(file)
+        assert traces[0].messages == [MESSAGE]
+        assert traces[0].memory == []
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "words"),
+    [
+        (0, {"format": "other"}, "not a minidist trace"),
+        (0, {"ranks": -1}, "ranks is -1"),
+        (0, {"ranks": 10**8}, "ranks is 100000000"),
+        (0, {"ranks": "2"}, "ranks is '2'"),
+        (0, {"losses": 3}, "losses is 3"),
+        (0, {"losses": ["x"]}, "losses is ['x']"),
+        (0, {"mesh": {"dp": 0}}, "mesh is"),
+        (0, {"closed_form": {"gradient_reduce": -1}}, "closed_form is"),
+        (0, {"bytes_by_purpose": {"a": 1}}, "bytes_by_purpose is"),
+        (0, {"gradient_exponents": {"x": 1}}, "gradient_exponents is"),
+        (0, {"command": "x" * 100_000}, "command is"),
+        (1, {"rank": 2}, "rank 2 is out of range: the run has ranks 0..1"),
+        (1, {"rank": -1}, "rank -1 is out of range"),
+        (1, {"rank": True}, "rank is True"),
+        (1, {"peer": 5}, "peer 5 is out of range"),
+        (1, {"nbytes": -4}, "nbytes is -4"),
+        (1, {"nbytes": 10**30}, "nbytes is 1000"),
+        (1, {"posted": "now"}, "posted is 'now'"),
+        (1, {"posted": 1e300}, "posted is 1e+300"),
+        (1, {"colour": "red"}, "there is no field 'colour'"),
+        (1, {"event": "party"}, "event 'party' is not known"),
+        (2, {"name": "a\nb"}, "name is 'a\\nb'"),
+        (4, {"live": [1]}, "a sample of memory"),
+        (4, {"rank": 9}, "rank 9 is out of range"),
+    ],
+)
+def test_a_wrong_value_is_a_sentence_with_the_line(file, line, changes, words):
+    edited(file, line, **changes)
+    with pytest.raises(UsageError) as error:
+        read_traces(file)
+    assert words in str(error.value)
+    assert len(str(error.value)) < 400
+    assert line == 0 or f"line {line + 1}:" in str(error.value)
+
+
+def test_a_line_that_is_no_event_is_a_sentence(file):
+    whole = file.read_text()
+    for bad in ("null", "[1]", "{", "[" * 100_000, '{"event": "span", "rank": 0}', "NaN"):
+        file.write_text(whole + bad + "\n")
+        with pytest.raises(UsageError, match="line 6: "):
+            read_traces(file)
+
+
+def test_an_empty_file_is_no_trace(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UsageError, match="it is empty"):
+        read_traces(tmp_path / "empty.jsonl")
+
+
+def test_a_trace_that_a_killed_rank_left_is_checked_too(tmp_path):
+    line = json.dumps({"event": "message", **{name: getattr(MESSAGE, name) for name in MESSAGE.__slots__}})
+    (tmp_path / "rank0.trace.jsonl").write_text(f"{line}\n{line[:20]}")
+    (tmp_path / "rank1.trace.jsonl").write_text("")
+    (tmp_path / "rank99999999999.trace.jsonl").write_text("")
+    (tmp_path / "rankx.trace.jsonl").write_text("")
+    traces, _ = read_unfinished(tmp_path)
+    assert [len(trace.messages) for trace in traces] == [1, 0]
+    (tmp_path / "rank1.trace.jsonl").write_text(line.replace('"rank": 0', '"rank": 7') + "\n")
+    with pytest.raises(UsageError, match="rank 7 is out of range"):
+        read_unfinished(tmp_path)
+
+
+def test_a_dollar_in_a_file_s_name_is_drawn(file, tmp_path):
+    odd = file.rename(tmp_path / "$x^$.jsonl")
+    text = draw_report(odd, output=tmp_path / "out.svg").read_text()
+    assert "$x^$.jsonl" in text
+
+
+def steps_file(path):
+    """Two ranks, of which the second one's steps end later; events lie on the borders of the steps."""
+
+    def trace(rank, late):
+        borders = [0.0, 1.0 + late, 2.0 + late, 3.0 + late]
+        spans, messages = [], []
+        for step, (start, end) in enumerate(pairwise(borders)):
+            spans += [SpanEvent(rank, "main", f"F{step}", start, end - 0.25)]
+            spans += [SpanEvent(rank, "main", f"step {step}", start, end, "step")]
+            messages += [MessageEvent(rank, "main", "send", 1 - rank, step, 8, "p", "send", "world", start)]
+        messages.append(MessageEvent(rank, "main", "send", 1 - rank, 2, 8, "p", "send", "world", borders[-1]))
+        return Trace(rank, 2, messages, spans)
+
+    return [trace(0, 0.0), trace(1, 0.5)]
+
+
+def test_each_step_has_its_own_events_and_no_others():
+    """Every event belongs to one step: to the one that begins at its time, at the very end to the last one."""
+    traces = steps_file(None)
+    for step in range(3):
+        for part in only_steps(traces, step, step + 1):
+            assert [span.name for span in part.spans] == [f"F{step}", f"step {step}"]
+            assert {message.tag for message in part.messages} == {step}
+            assert len(part.messages) == 1 + (step == 2)
+    together = only_steps(traces, 0, 10**12)
+    assert [len(part.messages) for part in together] == [4, 4]
+    with pytest.raises(UsageError, match="it has 0:3"):
+        only_steps(traces, 3, 4)
+
+
+def test_every_step_of_a_pipeline_has_the_same_idle_share(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = "train --pp 4 --layers 4 --width 16 --heads 2 --microbatches 8 --global-batch 8 --steps 3 --trace t.jsonl"
+    with pytest.raises(SystemExit):
+        main(job.split())
+    traces, _ = read_traces("t.jsonl")
+    computed = []
+    for step in range(3):
+        parts = only_steps(traces, step, step + 1)
+        computed.append([[span.name for span in part.spans if span.category == "compute"] for part in parts])
+        assert all(len(names) == 16 for names in computed[-1])
+        assert sum(span.category == "step" for part in parts for span in part.spans) == 4
+    assert computed[0] == computed[1] == computed[2]
+    assert sum(len(only_steps(traces, s, s + 1)[0].messages) for s in range(3)) == len(
+        only_steps(traces, 0, 3)[0].messages
+    )
