@@ -28,6 +28,7 @@ from minidist.base.trace import Trace, write_traces
 from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
 from minidist.comm.mpi.start import give_up, refuse
+from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.world import SimWorld
 
@@ -222,7 +223,8 @@ def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options
                 raise
             world.finish()  # `sys.exit()` is one way to return
             local = [None]
-        # Sent to rank 0, which alone prints and writes.
+        # Sent to rank 0, which alone prints and writes. The watchdog reports a rank that never sends.
+        world.waiting = Returned()
         everything = world.base.gather(packed(world, local[0]))  # on MPI's own communicator: not in the trace
         world.close()
     except BaseException as error:

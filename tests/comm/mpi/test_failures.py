@@ -589,3 +589,24 @@ def test_without_a_launcher_the_ranks_are_virtual(run):
     code, output = run("\ndef main(comm):\n    comm.recv(one(), comm.rank)\n", 1, "--ranks", "2", launcher=False)
     assert code == 1
     assert output.startswith("minidist: deadlock: 2 of 2 ranks are blocked"), output
+
+
+def test_a_rank_that_is_stopped_while_it_sends_its_result_is_reported(run):
+    """Its program has returned without an error, and rank 0 waits for what it returned."""
+    code, output = run(
+        """
+import signal
+class Stopping:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+def main(comm):
+    return Stopping() if comm.rank == 1 else None
+""",
+        2,
+        "--timeout",
+        TIMEOUT,
+        timeout=20,
+    )
+    assert code != 0
+    assert "no progress on rank 0 for 2 s" in output
+    assert "rank 0: has returned, and waits for the others to finish" in output
