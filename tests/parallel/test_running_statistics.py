@@ -20,6 +20,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.parallel.tensor import full_state_dict, load_full_state_dict
 
 STEPS, ROWS = 3, 5
 
@@ -130,6 +131,19 @@ def test_running_statistics_are_saved_and_loaded():
         other.load_state_dict({n: a for n, a in model.state_dict().items() if n != "norm.running_mean"})
     with pytest.raises(Exception, match=r"'norm.running_var' has shape \(2,\)"):
         other.load_state_dict({**model.state_dict(), "norm.running_var": np.ones(2)})
+
+
+def test_running_statistics_are_in_the_state_dict_of_a_split_model():
+    def program(comm):
+        model, other = Net(), Net()
+        with batch_coordinates(0):
+            model(Tensor(batch(0, 0)[0]))
+        mesh = init_device_mesh(comm, (2,), ("tp",))
+        state = full_state_dict(model, mesh)
+        load_full_state_dict(other, state, mesh)
+        return state.keys() == model.state_dict().keys(), np.array_equal(evaluate(model), evaluate(other))
+
+    assert SimWorld(2).run(program) == [(True, True)] * 2
 
 
 def test_batch_norm_outside_batch_coordinates_says_what_it_needs():

@@ -168,7 +168,7 @@ def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
         if parameter not in done:
             done[parameter] = full_tensor(parameter.data, parameter.layout, mesh)
         result[name] = done[parameter]
-    return result
+    return result | dict(module.named_buffers())
 
 
 def load_full_state_dict(
@@ -180,7 +180,7 @@ def load_full_state_dict(
     nothing.
     """
     shards: dict[str, Any] = {}
-    own = dict(module._all_parameters())
+    own, buffers = dict(module._all_parameters()), dict(module.named_buffers())
     for name, value in state.items():
         if name in own:
             layout, value = own[name].layout, xp.as_array(value)
@@ -190,7 +190,7 @@ def load_full_state_dict(
                     f"load_full_state_dict: {name!r} has shape {value.shape}; the whole parameter has {tuple(shape)}"
                 )
             value = local_tensor(value, layout, mesh)
-        elif strict:
+        elif strict and name not in buffers:
             raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
         shards[name] = value
     return module.load_state_dict(shards, strict)
