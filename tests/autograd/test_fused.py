@@ -193,6 +193,23 @@ def test_cross_entropy_does_not_overflow_and_checks_targets():
 def test_embedding_checks_indices():
     with pytest.raises(AutogradError, match=r"index -1 is out of range: the weight of shape \(3, 2\)"):
         ag.embedding(np.array([0, -1]), Parameter(draws(3, 2)))
+    with pytest.raises(AutogradError, match=r"index 3 is out of range: .* has rows 0\.\.2"):
+        ag.embedding(np.array([0, 3]), Parameter(draws(3, 2)))
+
+
+def test_an_embeddings_gradient_begins_at_zero_in_an_array_that_it_is_given():
+    """A flat gradient still has the numbers of the step before."""
+    weight = Parameter(draws(4, 2))
+    out = np.full((4, 2), 7.0)
+    (edge,) = ag.embedding(np.array([1, 1, 3]), weight).node.weights
+    edge[1](np.ones((3, 2)), out)
+    np.testing.assert_array_equal(out, [[0, 0], [2, 2], [0, 0], [1, 1]])
+
+
+def test_the_angles_of_rotary_embeddings():
+    """RoFormer, equation 15: theta_i = 10000^(-2 i / n)."""
+    expected = [[3 * 10000.0 ** (-2 * i / 8) for i in range(4)]]
+    np.testing.assert_allclose(ag.rotary_angles(np.array([3]), 8), expected, rtol=1e-14)
 
 
 def test_mse():

@@ -85,3 +85,12 @@ def test_a_new_watcher_takes_the_place_of_the_one_of_its_class_and_of_no_other()
         watchers.reset(token)
         assert watchers.get() == (other, old)
     assert (old.peak, new.peak) == (0, 24)
+
+
+def test_the_peak_follows_every_rise():
+    account = MemoryAccount()
+    arrays = [account.track(np.zeros(size, np.uint8), "parameter") for size in (100, 10, 1)]
+    assert account.peak == account.current == 111
+    arrays.pop()
+    arrays.append(account.track(np.zeros(2, np.uint8), "stash"))
+    assert (account.peak, account.at_peak) == (112, {"parameter": 110, "stash": 2})

@@ -120,6 +120,15 @@ def test_an_overflow_that_hysteresis_forgives_does_not_count_at_the_floor():
         scaler.update(True)
 
 
+def test_a_growth_restores_the_hysteresis():
+    scaler = DynamicLossScaler(4.0, growth_interval=1, hysteresis=2)
+    seen = []
+    for overflow in (True, False, True, True):
+        scaler.update(overflow)
+        seen.append(scaler.scale)
+    assert seen == [4, 8, 8, 4]
+
+
 def test_a_state_that_lacks_something_is_one_sentence():
     state = DynamicLossScaler().state_dict()
     del state["patience"]

@@ -427,6 +427,24 @@ def test_a_rank_keeps_its_share_of_a_block_and_no_scores(dropout):
         assert SimWorld(ranks).run(main) == [(4 * values + masks) // ranks] * ranks
 
 
+def test_a_block_of_scores_is_read_and_written_once_per_pass():
+    """Chunks of 4 tokens: of 4 chunks rank 0 has the first and the last, which see 1 and 4; rank 1 those that see 2
+    and 3.
+    """
+
+    def main(comm):
+        q, k, v = (Tensor(np.ones((2, 8, 3, 4)), requires_grad=True) for _ in range(3))
+        with FlopCounter() as counted:
+            y = RingAttention(comm, 16)(q, k, v)
+            y.backward(np.ones(y.shape))
+        return counted.totals["input_gradient"][1], counted.totals["forward"][1]
+
+    block = 2 * 3 * 4 * 4 * 8  # samples x heads x queries x keys x bytes
+    inputs_and_result = 4 * 2 * 8 * 3 * 4 * 8
+    for backward, forward in SimWorld(2).run(main):
+        assert (backward, forward) == (5 * 2 * block, 5 * 2 * block + inputs_and_result)
+
+
 def test_rounds_are_charged_between_their_messages_and_hide_them():
     """On the virtual clock each round computes while the next block travels; the work is that of one device."""
     batch, length, width, heads, ranks = 1, 64, 16, 2, 4

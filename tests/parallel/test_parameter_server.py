@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import MismatchError, UsageError
+from minidist.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.optim import SGD, Adam, ParameterSlice
 from minidist.parallel import parameter_server as ps
+from minidist.parallel.parameter_server.server import Server
 from tests.collectives.cases import primes
 
 SHAPES = {"a": (3, 2), "b": (5,), "table": (7, 2), "d": ()}
@@ -273,6 +274,37 @@ def test_messages_and_bytes(consistency):
     for server, shard in enumerate(shards):
         pulls = world.traces[server].sent("parameter_pull")
         assert [m.nbytes for m in pulls] == [shard.flat.nbytes] * (workers * (steps - 1) + servers + workers - 1)
+
+
+def test_a_push_has_the_dense_keys_first_and_then_the_sparse_ones_in_the_order_of_the_weights():
+    """The sizes of the messages tell them apart: ids (8 B a row) and rows of 5, 2 and 3 floats."""
+    weights = {name: np.ones((4, width), FLOATS) for name, width in (("c", 5), ("a", 2), ("b", 3))}
+    weights["dense"] = np.ones(7, FLOATS)
+
+    def compute(worker, clock, weights):
+        rows = {name: np.arange(touched) for name, touched in (("c", 1), ("a", 2), ("b", 3))}
+        sparse = {name: ps.Rows(ids, weights[name][ids]) for name, ids in rows.items()}
+        return {"dense": weights["dense"], **sparse}
+
+    world = SimWorld(2)
+    world.run(ps.run, config(1, "bsp", sparse=frozenset("abc")), weights, compute, 1)
+    sizes = [message.nbytes for message in world.traces[1].sent("parameter_push")]
+    assert sizes == [5 * 8, 7 * 4, 1 * 8, 1 * 5 * 4, 2 * 8, 2 * 2 * 4, 3 * 8, 3 * 3 * 4]
+
+
+def test_a_dead_worker_waits_for_nothing():
+    """Also one that had asked for its next weights: nothing is sent to it any more, and no other waits for it."""
+
+    def main(comm):
+        shard = ps.make_shards(1, initial())[0]
+        server = Server(comm, config(1, "asp"), shard)
+        server.waiting.update({0: 3, 1: 3})
+        server.remove_worker(RankDeadError("rank 1 is dead", 1))
+        return server.waiting, server.done
+
+    waiting, done = SimWorld(3).run(main)[0]
+    assert waiting == {1: 3}
+    assert done == {0: float("inf"), 1: 0}
 
 
 def run_for(consistency, seconds):

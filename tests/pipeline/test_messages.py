@@ -11,6 +11,7 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn import MLP, Linear
 from minidist.pipeline.passes import recompute
+from minidist.pipeline.plan import Action, actions_of
 from minidist.pipeline.runtime import Pipeline, PipelineStage, SkipConnection, split_model
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 
@@ -105,6 +106,50 @@ def test_skips_go_straight_to_the_stage_that_needs_them(name, p, m):
     crossing = sum((ROWS if i else 1) for a, b in ways for i in range(m) if rank_of[a, i] != rank_of[b, i])
     for key in ("pipeline_activation", "pipeline_gradient"):
         assert sum(sent.get(key, 0) for _, sent in results) == crossing * WIDTH * 8
+
+
+def releases_by_hand(plan, me):
+    """Item of this rank's order -> the (stage, micro-batch) whose gradients have arrived when it is done.
+
+    Of each gradient that is sent: the receiver uses it in its backward; of what it sends back after that, the item here
+    that needs the first one.
+    """
+    orders = [[action for item in order for action in actions_of(item)] for order in plan.orders]
+    rank_of, mine = plan.rank_of_stage(), {action: at for at, action in enumerate(orders[me])}
+    result = {}
+    for sent in (action for action in orders[me] if action.kind == "SEND_B"):
+        stage, i = sent.stage - 1, sent.microbatch
+        order = orders[rank_of[stage, i]]
+        used = next(at for at, a in enumerate(order) if a.kind in "BI" and (a.stage, a.microbatch) == (stage, i))
+        waiting = []
+        for back in order[used + 1 :]:
+            if back.kind in ("SEND_F", "SEND_B"):
+                there = back.stage + (1 if back.kind == "SEND_F" else -1)
+                if rank_of[there, back.microbatch] == me:
+                    kinds = "F" if back.kind == "SEND_F" else "BI"
+                    needing = [Action.of(kind, there, back.microbatch) for kind in kinds]
+                    waiting += [mine[action] for action in needing if action in mine]
+        if waiting:
+            result.setdefault(min(waiting), set()).add((sent.stage, i))
+    return result
+
+
+@pytest.mark.parametrize(("name", "p", "m"), [("1f1b", 3, 6), ("zb-h1", 3, 5), ("interleaved", 2, 4), ("gpipe", 2, 3)])
+def test_a_gradients_send_is_waited_for_when_its_receiver_has_said_that_it_arrived(name, p, m):
+    """Not before: the rank would wait although it has work. (And not at the end: memory would grow.)"""
+
+    def main(comm, plan):
+        stages = [PipelineStage(UNet(n, plan.stages), n) for n in plan.stages_of(comm.rank)]
+        pipe = Pipeline(comm, plan, stages, mlp_loss)
+        pipe.step(*batches(plan.microbatches))
+        return pipe.plan, pipe.messages.released
+
+    for rank, (plan, released) in enumerate(SimWorld(p).run(main, plan_of(name, p, m))):
+        neighbours = {
+            item: {(stage, i) for _, stage, source, i in messages if source == stage - 1}
+            for item, messages in released.items()
+        }
+        assert {item: found for item, found in neighbours.items() if found} == releases_by_hand(plan, rank)
 
 
 class Straight:

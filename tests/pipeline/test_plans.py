@@ -13,6 +13,7 @@ from minidist.base.errors import UsageError
 from minidist.pipeline import timing_vectorized
 from minidist.pipeline.passes import computations, lower, lower_blocking, merge, recompute, split
 from minidist.pipeline.plan import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
+from minidist.pipeline.simulate import Dependencies
 from minidist.pipeline.times import Times, parse_times, read_profile, uniform
 from minidist.pipeline.timing import over_limit, time_plan
 from minidist.pipeline.validate import PlanError, validate
@@ -94,6 +95,24 @@ def check_closed_forms(sizes, f, i, w):
                 assert worst == (P // 2 - 1) * ((f + i + w) + (i + w) - 3 * w), (name, p, m)
                 assert timing.peak == [P + 1] * p
             assert timing.lower_bound <= timing.makespan + 1e-9
+
+
+def test_what_each_action_waits_for():
+    """By hand, for two stages and two micro-batches; in a lowered plan the transfers stand in between."""
+    made = plan("zb-h1", 2, 2)
+    table = {"0F1": [], "1F1": ["0F1"], "1I1": ["1F1"], "0I1": ["0F1", "1I1"], "0W1": ["0I1"], "1W0": ["1I0"]}
+    needs = Dependencies(made).needs
+    assert {name: [str(needed) for needed in needs(read(name))] for name in table} == table
+    table = {
+        "1F1": ["0SEND_F1"],
+        "0I1": ["0F1", "1SEND_B1"],
+        "0W1": ["0I1"],
+        "0SEND_F1": ["0F1", "1RECV_F1"],
+        "1SEND_B1": ["1I1", "0RECV_B1"],
+        "1RECV_F1": [],
+    }
+    needs = Dependencies(lower(made)).needs
+    assert {name: [str(needed) for needed in needs(read(name))] for name in table} == table
 
 
 def groups_of(p, m):
@@ -214,6 +233,8 @@ def test_orders_of_other_implementations():
         plan("interleaved", 2, 2).to_text()
         == "rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\nrank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1\n"
     )
+    assert plan("gpipe", 1, 3).to_text() == "rank 0: 0F0 0F1 0F2 0B2 0B1 0B0\n"  # the paper's order
+    assert plan("looped-bfs", 1, 2).to_text() == "rank 0: 0F0 0F1 1F0 1F1 1B1 1B0 0B1 0B0\n"
     assert plan("gpipe", 1, 3, backward_order="forward").to_text() == "rank 0: 0F0 0F1 0F2 0B0 0B1 0B2\n"
     assert get_schedule("ScheduleInterleaved1F1B") is get_schedule("interleaved")
 
