@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test exhaustive chaos lint lessons museum matrix bench clean
+.PHONY: demo test exhaustive chaos lint lessons museum mutants matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -38,6 +38,10 @@ lessons: .venv/test.stamp
 
 museum: .venv/test.stamp
 	$(BIN)/minidist museum
+
+# Every planted bug of tests/mutants must turn its test red. About ten minutes.
+mutants: .venv/test.stamp
+	$(BIN)/python -m tests.mutants.mutants_run
 
 # Every valid layout of 8 ranks against one device, on two cores.
 matrix: .venv/demo.stamp

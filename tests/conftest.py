@@ -5,9 +5,12 @@ import os
 pytest_plugins = ["tests.mpi_runner"]
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
-    from hypothesis import settings
+    from hypothesis import Phase, settings
 
     # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
     settings.register_profile("ci", derandomize=True, deadline=None)
     settings.register_profile("explore", deadline=None, max_examples=1000)
+    # A mutant's test need not say which example is the smallest that fails.
+    unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
+    settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk)
     settings.load_profile("ci")
