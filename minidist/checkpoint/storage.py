@@ -120,8 +120,11 @@ class Storage:
     def rename(self, source: Path, target: Path) -> None:
         """Replace the target in one step, and wait until the change is on disk."""
         os.replace(source, target)
-        # A rename is on disk when its directory is.
-        folder = os.open(target.parent, os.O_RDONLY)
+        # A rename is on disk when its directory is. Windows opens no directory, and needs none of this.
+        try:
+            folder = os.open(target.parent, os.O_RDONLY)
+        except PermissionError:
+            return
         try:
             self.sync(folder)
         finally:

@@ -135,3 +135,15 @@ def test_two_jobs_under_mpiexec(tmp_path):
     assert second.returncode == 2
     assert "another job saves into" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_system_that_opens_no_directory_renames_all_the_same(tmp_path, monkeypatch):
+    """Windows refuses to open one, so there is nothing to wait for."""
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "new").write_text("content")
+    monkeypatch.setattr(storage.os, "open", refuse)
+    Storage().rename(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "content"

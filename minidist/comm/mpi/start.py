@@ -26,6 +26,7 @@ from minidist.comm.launched import check_family, check_launcher, launched_rank, 
 
 LIMIT = "MINIDIST_START_TIMEOUT"
 DEFAULT_LIMIT = 60.0  # seconds
+QUIET_EXIT = 0.3  # seconds by which a process that says nothing ends later: a launcher may end all with the first
 REFUSAL_LIMIT = 10.0  # seconds that a process with something to say waits for the others before it says it
 # What has happened to MPI in this process, where it starts only once: it has started; this process has told the others
 # that it is there.
@@ -129,6 +130,7 @@ def meet(MPI: Any, folder: str | None) -> tuple[list[str], str | None]:
     greetings = _greet(MPI, Greeting(MPI.Get_processor_name(), folder))
     refusals = [greeting.refusal for greeting in greetings if greeting.refusal is not None]
     if refusals:
+        time.sleep(QUIET_EXIT)
         sys.exit(refusals[0][1])  # its rank has said why
     return [greeting.host for greeting in greetings], greetings[0].folder
 
@@ -150,7 +152,9 @@ def refuse(sentence: str, code: int) -> NoReturn:
         except LauncherError:
             first = launched_rank()  # no MPI: all have this trouble
     if first == 0:
-        print(sentence, file=sys.stderr, flush=True)
+        print(f"{sentence}\n", end="", file=sys.stderr, flush=True)
+    else:
+        time.sleep(QUIET_EXIT)
     sys.exit(code)
 
 
