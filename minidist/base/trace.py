@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, shortened
 from minidist.base.files import writing
 from minidist.base.trace_checks import (
     FORMAT,
@@ -120,13 +120,28 @@ class SpanEvent:
 
 @dataclass(slots=True)
 class Trace:
-    """Events of one rank, in program order for each lane."""
+    """Events of one rank, in program order for each lane.
+
+    totals: bytes sent by purpose, of a world with record="totals", which keeps no events. keeps_events: False there,
+    and where nothing is recorded.
+    """
 
     rank: int = 0
     size: int = 1
     messages: list[MessageEvent] = field(default_factory=list)
     spans: list[SpanEvent] = field(default_factory=list)
     memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
+    keeps_events: bool = True
+
+    def add_span(self, span: SpanEvent) -> None:
+        """Record a span, where events are kept."""
+        if self.keeps_events:
+            self.spans.append(span)
+
+    def add_to_totals(self, sent: MessageEvent) -> None:
+        """Count what is sent, where events are not kept."""
+        self.totals[sent.purpose] = self.totals.get(sent.purpose, 0) + sent.nbytes
 
     def sent(self, purpose: str | None = None) -> list[MessageEvent]:
         """Send events, of one purpose or of all."""
@@ -134,7 +149,7 @@ class Trace:
 
     def bytes_by_purpose(self) -> dict[str, int]:
         """Payload bytes that this rank sent, by purpose."""
-        result: dict[str, int] = {}
+        result = dict(self.totals)
         for message in self.messages:
             if message.kind == "send":
                 result[message.purpose] = result.get(message.purpose, 0) + message.nbytes
@@ -146,6 +161,12 @@ class Trace:
         for message in self.messages:
             result.setdefault(message.lane, []).append(message.signature())
         return result
+
+
+def check_record(record: bool | str) -> None:
+    """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
+    if record not in (True, False, "totals"):
+        raise UsageError(f'record={shortened(record)}; it must be True, False or "totals"')
 
 
 def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Path:

@@ -85,7 +85,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 
             # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")
-            comm.trace.spans.append(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
+            comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
                 account.stop()
                 comm.trace.memory.extend(account.samples())

@@ -36,7 +36,7 @@ from minidist.base.errors import (
 )
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
-from minidist.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Comm
@@ -70,8 +70,9 @@ class MPIWorld:
 
     checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
     every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
-    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace. on_failure: for
-    programs that run in both worlds; here a rank that dies always ends the job, which is MPI's rule.
+    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace; "totals" keeps the
+    bytes by purpose alone. on_failure: for programs that run in both worlds; here a rank that dies always ends the job,
+    which is MPI's rule.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -84,9 +85,10 @@ class MPIWorld:
         checks: bool = True,
         timeout: float = 60.0,
         synchronous: bool = False,
-        record: bool = True,
+        record: bool | str = True,
         on_failure: str = "end",
     ) -> None:
+        check_record(record)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
         self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
         self.watchdog: Watchdog | None = None
@@ -124,7 +126,7 @@ class MPIWorld:
         self.main, self.thread = getcurrent(), threading.get_ident()
 
         # Messages.
-        self.trace = Trace(self.rank, self.size)
+        self.trace = Trace(self.rank, self.size, keeps_events=self.record is True)
         self.open = OpenMessages()
         self.unwaited: dict[int, Request | Work] = {}
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
@@ -249,8 +251,10 @@ class MPIWorld:
             dtype_name(array.dtype),
             peer == ANY,
         )
-        if self.record:
+        if self.record is True:
             self.trace.messages.append(event)
+        elif self.record and kind == "send":
+            self.trace.add_to_totals(event)
 
         # MPI is given the array itself, or a host copy of one that lies on a GPU.
         request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
@@ -556,7 +560,7 @@ class MPIWorld:
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
         """Record the real time since the last wait, or the last call; it passes by itself."""
-        if self.record and self.running is None:
+        if self.record is True and self.running is None:
             now = self.time()
             self.trace.spans.append(SpanEvent(self.rank, "main", name, self.mark, now))
             self.mark = now

@@ -9,10 +9,12 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError
 from minidist.base.trace import MessageEvent, current_purpose
 from minidist.comm.buffers import changed, checksum
 from minidist.comm.call_site import CallSite
@@ -21,6 +23,14 @@ from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.state import Key, SimRequest, SimState, take
+
+
+def second_thread(comm: PointToPoint, site: CallSite) -> UsageError:
+    """Return the error for a communicator that another thread than the ranks' uses."""
+    return UsageError(
+        f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"
+        " thread that calls the rank's program, and use async_op=True to overlap"
+    )
 
 
 class Matching:
@@ -37,6 +47,13 @@ class Matching:
         state = self.state
         stream = state.running
         rank, nbytes, checks = stream.rank, array.nbytes, state.checks
+        if get_ident() != state.thread:
+            raise second_thread(comm, site)
+        if comm.members[comm.rank] != rank:
+            raise UsageError(
+                f"rank {rank} uses the communicator of rank {comm.members[comm.rank]}, at {site}; each rank "
+                "communicates on the one that it is given"
+            )
         if self.failures.active:
             self.failures.before_post(rank)
 
@@ -61,6 +78,8 @@ class Matching:
         )
         if state.record:
             state.traces[rank].messages.append(event)
+        elif state.totals and kind == "send":
+            state.traces[rank].add_to_totals(event)
         self.posts += 1
         request = SimRequest(comm, kind, array, peer, tag, site, event, stream, self.posts)
 
@@ -69,7 +88,8 @@ class Matching:
             state.unwaited[rank][id(request)] = request
         request.watched = watched = checks and (guarded or not stream.is_main)
         if checks and (guarded or state.open[rank].start_of):
-            state.open[rank].add(rank, request, guarded)
+            # A buffered send has left its buffer at once, which may be freed before the wait.
+            state.open[rank].add(rank, request, guarded and not (kind == "send" and nbytes <= state.eager_limit))
         if checks and kind == "receive" and stream.is_main and state.works[rank].guards:
             state.works[rank].refuse(request)
 

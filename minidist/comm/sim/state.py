@@ -8,6 +8,7 @@ Proved by: tests/comm/sim/test_world.py
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import greenlet as greenlets
@@ -16,7 +17,7 @@ from minidist.base.errors import RankDeadError
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
 from minidist.comm.call_site import CallSite
-from minidist.comm.point_to_point import Request, Work
+from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser
 from minidist.comm.sim.clock import LinkModel
 
@@ -87,11 +88,14 @@ class SimState:
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
     roots: dict[tuple[str, int], dict[int, list[int]]] = field(default_factory=dict)  # of calls that not all have begun
     claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by communicator and world rank: see `register`
+    totals: bool = False  # keep the bytes by purpose, where no record is kept
+    thread: int = field(default_factory=get_ident)  # that runs the ranks
+    comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
     switches: int = 0  # of streams; stands still while a rank computes
 
     def __post_init__(self) -> None:
         ranks = range(self.size)
-        self.traces = [Trace(rank, self.size) for rank in ranks]
+        self.traces = [Trace(rank, self.size, keeps_events=self.record) for rank in ranks]
         self.open = [OpenMessages() for _ in ranks]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
         self.works = [WorkArrays(rank) for rank in ranks]

@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import get_ident
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -26,22 +27,24 @@ from minidist.base.errors import (
     CommunicationError,
     MismatchError,
     RankDeadError,
+    RankTimeoutError,
     UnmatchedMessageError,
     UnwaitedRequestError,
     UsageError,
     shortened,
 )
 from minidist.base.interrupts import interruptible
-from minidist.base.trace import SpanEvent, Trace
+from minidist.base.trace import SpanEvent, Trace, check_record
 from minidist.comm.call_site import call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.deadlock_report import deadlock
+from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
-from minidist.comm.sim.matching import Matching
+from minidist.comm.sim.matching import Matching, second_thread
 from minidist.comm.sim.state import Claim, SimState, Stream
 
 
@@ -51,7 +54,8 @@ class SimWorld:
     eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
     headers and watch buffers in flight. timeout: seconds of real time that one rank may compute without communicating.
-    record: keep traces. on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
+    record: keep traces; "totals" keeps the bytes by purpose alone, so that a long run's memory does not grow.
+    on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
@@ -73,9 +77,10 @@ class SimWorld:
         chooser: Chooser = earliest,
         checks: bool = True,
         timeout: float = 60.0,
-        record: bool = True,
+        record: bool | str = True,
         on_failure: str = "end",
     ) -> None:
+        check_record(record)
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         if on_failure not in ("end", "isolate"):
@@ -91,6 +96,12 @@ class SimWorld:
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Call `main(comm, *arguments)` on every rank; return the list of results."""
+        if self.in_run:
+            raise UsageError(
+                f"SimWorld.run inside its own run, at {call_site(sys._getframe(1))}; make another SimWorld for a run "
+                "inside a run"
+            )
+
         # Everything that belongs to this run is new: streams, queues, clocks, records.
         mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
         state = self.state = SimState(
@@ -98,12 +109,13 @@ class SimWorld:
             self.links,
             self.chooser,
             self.checks,
-            self.record,
+            self.record is True,
             self.eager_bytes or -1,
             self.on_failure == "isolate",
             ready=self._ready_queue(mains),
             mains=mains,
             running=mains[0],
+            totals=self.record == "totals",
         )
         self.place = ""
         self.failures = Failures(state, self.pending_kills)
@@ -136,7 +148,8 @@ class SimWorld:
             if watchdog and watchdog.error:  # raised in a rank that caught it
                 raise watchdog.error
         except BaseException as error:
-            if watchdog and watchdog.error and (error is watchdog.error or isinstance(error, Stopped)):
+            # What an interrupted rank raises on its way out (a lock that is not held any more) has the same cause.
+            if watchdog and watchdog.error and (watchdog.interrupts or isinstance(error, Stopped | RankTimeoutError)):
                 raise watchdog.error.with_traceback(error.__traceback__) from None
             raise
         finally:
@@ -144,6 +157,13 @@ class SimWorld:
                 watchdog.stop()
             self._end_streams()
             self.in_run = False
+
+            # What a program has kept of the run can be read, and nothing can be sent with it.
+            ended = EndedWorld(state.traces, self.end_time)
+            for comm in state.comms:
+                comm.world = ended
+            state.comms.clear()
+            self.post = self.wait = ended.post_or_wait
         return [None if rank in state.dead else result for rank, result in enumerate(results)]
 
     def kill(self, rank: int, *, after_messages: int | None = None) -> None:
@@ -249,6 +269,8 @@ class SimWorld:
         stream = self.state.running
         if stream.rank in self.state.dead:
             raise GreenletExit
+        if get_ident() != self.state.thread:
+            raise second_thread(on.comm, on.site)
         stream.waiting = on
         stream.handling = sys.exc_info()[1]
 
@@ -265,6 +287,10 @@ class SimWorld:
     def run_async(self, work: Work) -> Work:
         # One stream per communicator and rank: works run one after the other, in the order of their starts.
         state = self.state
+        if not self.in_run:
+            raise used_after_run(work.site)
+        if get_ident() != state.thread:
+            raise second_thread(work.comm, work.site)
         rank, name = state.running.rank, work.comm.name
         stream = state.side.get((rank, name))
         if stream is None:
@@ -312,6 +338,8 @@ class SimWorld:
         stream = self.state.running
         self.state.unwaited[stream.rank].pop(id(work), None)
         if not work.finished:
+            if not self.in_run:
+                raise used_after_run(work.site)
             work.waiter = stream
             self._block(work)
         stream.time = max(stream.time, work.end)
@@ -337,7 +365,7 @@ class SimWorld:
                 f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
             )
         stream.time = end
-        if self.record and end > start:
+        if self.state.record and end > start:
             self.state.traces[stream.rank].spans.append(SpanEvent(stream.rank, stream.name, name, start, end))
 
     def trace_of(self, comm: PointToPoint) -> Trace:
@@ -366,6 +394,7 @@ class SimWorld:
         Its name says which call of the program made it; two ranks that number its members differently would both be
         its rank 0, and take each other's messages for their own.
         """
+        self.state.comms.append(comm)
         # The whole world has the same members everywhere, and so have its duplicates.
         members, claims, dead = comm.members, self.state.claims, self.state.dead
         if isinstance(members, range):

@@ -211,4 +211,4 @@ class WeightVersions:
             self.used[kind, stage, i] = versions[0]
         now = self.comm.time()
         name = f"version {versions[0]} for {stage}{kind}{i}"
-        self.comm.trace.spans.append(SpanEvent(self.comm.trace.rank, "main", name, now, now, "version"))
+        self.comm.trace.add_span(SpanEvent(self.comm.trace.rank, "main", name, now, now, "version"))

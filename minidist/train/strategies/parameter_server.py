@@ -115,7 +115,7 @@ class Worker:
             return
         if clock:
             name = f"step {self.done + clock - 1}"
-            self.comm.trace.spans.append(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
+            self.comm.trace.add_span(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
         self.comm.world.place = f"step {self.done + clock + 1} of {self.job.config.steps}; servers save at the end only"
         self.began = self.comm.time()
 

@@ -1,0 +1,72 @@
+"""A simulated rank that blocks outside of its communicator is reported with its line, and ended where that works."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+BLOCKS = {
+    "time.sleep(60)": "",
+    "lock.acquire(); lock.acquire()": "",
+    "threading.Event().wait()": "",
+    "input()": "",
+    "os.read(pipe, 1)": "",
+}
+
+
+def run(statement, prefix=""):
+    program = f"""
+    import os, signal, sys, threading, time
+    from minidist.comm import SimWorld
+    lock, (pipe, _) = threading.Lock(), os.pipe()
+    {prefix}
+    def main(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            {statement}
+        comm.barrier()
+    try:
+        SimWorld(2, timeout=0.4).run(main)
+    except BaseException as error:
+        print(type(error).__name__, error)
+    time.sleep(0.05)
+    print("goes on")
+    """
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdin=subprocess.PIPE,  # that nothing is written into
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        process.wait(timeout=40)
+    finally:
+        process.kill()
+    return process.stdout.read(), process.stderr.read(), time.monotonic() - began
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal ends no wait there")
+@pytest.mark.parametrize("statement", BLOCKS)
+def test_a_rank_that_blocks_is_ended_and_the_process_goes_on(statement):
+    out, err, seconds = run(statement)
+    assert "RankTimeoutError rank 1 has been blocked for more than 0.4 s at <string>:9" in out, out + err
+    assert "no other rank can run meanwhile" in out
+    assert "goes on" in out
+    assert err == ""
+    assert seconds < 30
+
+
+def test_a_rank_that_cannot_be_interrupted_is_named_while_it_blocks():
+    """A program has a handler of SIGINT of its own: it is left alone, and the rank ends when its wait does."""
+    out, err, _ = run("time.sleep(3)", prefix="signal.signal(signal.SIGINT, lambda *_: print('handled'))")
+    assert err.count("minidist: rank 1 has been blocked for more than 0.4 s at <string>:9") == 1, out + err
+    assert "RankTimeoutError rank 1 computed for more than 0.4 s" in out
+    assert "handled" not in out
+    assert "goes on" in out
