@@ -10,6 +10,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -64,6 +65,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             given, written = given_flags(), {} if config is None else read_config(config)
             written.update(read_overrides(overrides or ()))
             settings.update({name: value for name, value in written.items() if name not in given})
+            _written.set(frozenset(written))
         return function(config=TrainConfig.make(**settings), **values)
 
     return with_parameters(command, function, parameters)
@@ -83,7 +85,11 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     translation = read_deepspeed(path)
     if translation.ignored and launched_rank() == 0:
         say(translation.warning())
-    return apply_deepspeed(config, translation, given_flags())
+    return apply_deepspeed(config, translation, given_flags() | _written.get())
+
+
+# The fields that --config and --set gave: like a flag, none of them is overridden in silence.
+_written: ContextVar[frozenset[str]] = ContextVar("minidist_written_settings", default=frozenset())
 
 
 def given_flags() -> set[str]:

@@ -419,14 +419,14 @@ def _ignore_all(key: str, value: Any, result: Translation, why: str = "minidist 
 def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[str]) -> TrainConfig:
     """Return the job that flags and file describe together; UsageError when a flag contradicts the file.
 
-    given: the fields whose flags are on the command line.
+    given: the fields that a flag, --set or --config gives.
     """
     # Neither overrides the other in silence: both may name a setting only if they agree.
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:
             raise UsageError(
-                f"{flag(name)} {getattr(config, name)} on the command line and {value} in the DeepSpeed file; leave one"
-                " of them out"
+                f"{flag(name)} {getattr(config, name)} from a flag, --set or --config, and {value} in the DeepSpeed"
+                " file; leave one of them out"
             )
     defaults = {name: value for name, value in translation.defaults.items() if name not in given}
     return TrainConfig.make(**{**config.model_dump(), **defaults, **translation.settings})

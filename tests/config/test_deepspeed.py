@@ -373,9 +373,20 @@ def test_stage_3s_threshold():
     assert [key for key, _ in said.ignored] == ["zero_optimization.stage3_max_live_parameters"]
 
 
+@pytest.mark.parametrize("way", ["--set", "--config"])
+def test_a_setting_of_a_file_or_of_set_does_not_lose_in_silence(way, tmp_path, capsys, monkeypatch):
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.001}}}')
+    (tmp_path / "job.toml").write_text("[opt]\nlr = 1.0\n")
+    given = ["--set", "opt.lr=1"] if way == "--set" else ["--config", str(tmp_path / "job.toml")]
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--deepspeed", str(tmp_path / "ds.json"), *given])
+    assert end.value.code == 2
+    assert "--lr 1.0 from a flag, --set or --config, and 0.001 in the DeepSpeed file" in capsys.readouterr().err
+
+
 def test_flags_and_file_do_not_contradict_each_other():
     config = TrainConfig.make(zero=3, global_batch=8)
-    with pytest.raises(UsageError, match="--zero 3 on the command line and 1 in the DeepSpeed file"):
+    with pytest.raises(UsageError, match="--zero 3 from a flag, --set or --config, and 1 in the DeepSpeed file"):
         apply_deepspeed(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), {"zero"})
     assert apply_deepspeed(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), set()).zero == 1
 
