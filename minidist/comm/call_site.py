@@ -73,8 +73,11 @@ def line_of_error(error: BaseException) -> CallSite | None:
         return first
     found, step = None, error.__traceback__
     while step is not None:
-        filename = step.tb_frame.f_code.co_filename
-        if _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
+        code = step.tb_frame.f_code
+        filename = code.co_filename
+        # The methods that a dataclass generates have the file name of `python -c`.
+        generated = filename == "<string>" and code.co_name.startswith("__")
+        if not generated and _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
             found = CallSite(filename, step.tb_lineno)
         step = step.tb_next
     return found

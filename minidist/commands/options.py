@@ -7,6 +7,7 @@ Proved by: tests/commands/test_cli.py, tests/config/test_config_file.py, tests/c
 """
 
 import inspect
+import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -31,32 +32,57 @@ DeepSpeed = Annotated[
 EagerBytes = Annotated[int, typer.Option(help="simulated: sends of up to this many bytes are buffered")]
 
 
+# The first field of each panel of --help: the fields stand in this order in TrainConfig.
+PANELS = {
+    "model": "Model and data",
+    "steps": "Optimization",
+    "global_batch": "Batch",
+    "dp": "Data parallelism",
+    "pp": "Pipeline parallelism",
+    "cp": "Context parallelism",
+    "tp": "Tensor parallelism",
+    "ep": "Expert parallelism",
+    "strategy": "Data parallelism",
+    "precision": "Precision and memory",
+    "save": "Checkpoints and checks",
+}
+
+
 def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
-    """Give a command `--config`, `--set` and a flag for each field of TrainConfig.
+    """Give a command `--config`, `--set`, `--print-config` and a flag for each field of TrainConfig.
 
     `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
     """
-    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel="Job")
+    panel = "Job file"
+    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel=panel)
     one = typer.Option(
         "--set",
         help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file",
-        rich_help_panel="Job",
+        rich_help_panel=panel,
+    )
+    shown = typer.Option(
+        "--print-config", help="print all settings as a file for --config, and run nothing", rich_help_panel=panel
     )
 
-    # [1] --config and --set, [2] a flag per field of TrainConfig, [3] the command's own flags.
-    parameters = [_parameter("config", Path | None, file, None), _parameter("overrides", list[str] | None, one, None)]
+    # [1] --config, --set and --print-config, [2] a flag per field of TrainConfig, [3] the command's own flags.
+    parameters = [
+        _parameter("config", Path | None, file, None),
+        _parameter("overrides", list[str] | None, one, None),
+        _parameter("print_config", bool, shown, False),
+    ]
     for name, info in TrainConfig.model_fields.items():
         kind, text = info.annotation, info.description or ""
         # A Literal becomes a word whose choices are in the help; TrainConfig checks it, with its own error message.
         if get_origin(kind) is Literal:
-            text, kind = f"{text} [{'|'.join(get_args(kind))}]", str
+            text, kind = f"{text} ({'|'.join(get_args(kind))})", str
         # A bool has one flag only, without Typer's --no-FLAG.
-        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel="Job")
+        panel = PANELS.get(name, panel)
+        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)
         parameters.append(_parameter(name, kind, option, info.default))
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
-    def command(*, config: Path | None, overrides: list[str] | None, **values: Any) -> Any:
+    def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
         settings = {name: values.pop(name) for name in TrainConfig.model_fields}
         if config is not None or overrides:
             from minidist.config.config_file import read_config, read_overrides
@@ -66,9 +92,26 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             written.update(read_overrides(overrides or ()))
             settings.update({name: value for name, value in written.items() if name not in given})
             _written.set(frozenset(written))
-        return function(config=TrainConfig.make(**settings), **values)
+        job = TrainConfig.make(**settings)
+        if print_config:
+            print(as_toml(job))
+            return None
+        return function(config=job, **values)
 
     return with_parameters(command, function, parameters)
+
+
+def as_toml(config: TrainConfig) -> str:
+    """Return all settings as the text of a --config file; one that is not set is a comment."""
+    lines = []
+    for name, value in config.model_dump().items():
+        # One table for each panel of --help.
+        if name in PANELS:
+            lines += ["", f"[{PANELS[name].lower().replace(' ', '-')}]" if name != "strategy" else "[data-axis]"]
+        key = name.replace("_", "-")
+        # A string, a number and a boolean of JSON are those of TOML.
+        lines.append(f"# {key} =" if value is None else f"{key} = {json.dumps(value)}")
+    return "\n".join(lines[1:])
 
 
 def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:

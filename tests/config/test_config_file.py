@@ -1,12 +1,14 @@
 """A job in a file: the same settings as flags, flags first, and one sentence for what is wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.config.config_file import read_config, read_overrides
+from minidist.config.train_config import TrainConfig
 
 TOML = """
 steps = 2
@@ -102,3 +104,40 @@ def test_an_override_is_a_toml_value_or_a_word():
             read_overrides([text])
     with pytest.raises(UsageError, match="'tp' appears twice"):
         read_overrides(["tp=2", "axes.tp=4"])
+
+
+def test_the_printed_config_is_a_config_file_of_the_same_job(tmp_path, capsys):
+    arguments = ["--pp", "2", "--optimizer", "sgd", "--clip", "0.5", "--sequence-parallel", "--seed", "7"]
+    with pytest.raises(SystemExit) as end:
+        main(["train", *arguments, "--print-config"])
+    assert end.value.code in (0, None)
+    (tmp_path / "job.toml").write_text(capsys.readouterr().out)
+    printed = TrainConfig.make(**read_config(tmp_path / "job.toml"))
+    assert printed == TrainConfig.make(pp=2, optimizer="sgd", clip=0.5, sequence_parallel=True, seed=7)
+
+
+def test_the_example_of_a_job_trains_on_its_four_ranks(tmp_path, capsys):
+    example = Path(__file__).resolve().parents[2] / "mpi_examples" / "job.toml"
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--config", str(example), "--steps", "4", "--trace", str(tmp_path / "t.jsonl"), "--json"])
+    assert end.value.code in (0, None)
+    assert json.loads(capsys.readouterr().out)["ranks"] == 4
+
+
+def test_wrong_input_of_the_command_line_has_no_line_of_a_program(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--warmup", "2", "--steps", "2", "--decay", "cosine"])
+    assert capsys.readouterr().err.strip().splitlines() == [
+        "minidist: 2 warm-up steps of 2; the warm-up must end before the last step"
+    ]
+
+
+def test_the_help_of_train_has_a_panel_for_each_axis(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for panel in ("Data", "Pipeline", "Context", "Tensor", "Expert"):
+        assert f" {panel} parallelism " in text
+    assert "(sgd|adagrad|rmsprop|adam|adamw)" in text.replace("\n", "").replace("│", "").replace(" ", "")
+    assert max(map(len, text.splitlines())) <= 80
