@@ -72,6 +72,24 @@ def test_the_sample_of_a_large_weight_has_elements_in_every_column_block_and_not
             y.backward()
 
 
+def test_the_sample_has_elements_of_many_columns():
+    weight = Parameter(draws(610, 40), name="w")  # every 400th element would be of the first column
+    y = matmul(Tensor(draws(3, 610), requires_grad=True), weight).sum()
+    weight.data[:, 1:] += 1
+    with pytest.raises(VersionError):
+        y.backward()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_setting_the_data_counts_a_version(flat):
+    weight = Parameter(draws(3, 2), name="w")
+    if flat:
+        FlatParameters([weight])
+    before = weight.version
+    weight.data = draws(3, 2) + 1
+    assert weight.version == before + 1
+
+
 def test_a_single_element_is_found_with_detect_in_place_changes():
     weight, x = Parameter(draws(300, 200), name="w"), Tensor(draws(3, 300), requires_grad=True)
     with detect_in_place_changes():

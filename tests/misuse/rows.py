@@ -286,6 +286,30 @@ def an_empty_batch_on_one_rank(comm):
         yield got, one_device(2, counts=[4, 0])
 
 
+@equal()
+def a_mean_over_one_ranks_rows_that_backward_scales(comm):
+    model = DistributedDataParallel(mlp(), comm, reduction="sum")
+    optimizer = SGD(model.flat, lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, comm, step, divisor=False).backward(np.array(1 / comm.size))
+        optimizer.step()
+    yield weights(model.module), one_device(2)
+
+
+@equal()
+def gradients_of_ones_own_after_zero_grad_of_a_local_pass(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    with model.no_sync():
+        loss = loss_of(model, comm)
+    loss.backward()
+    model.zero_grad()
+    before = {p.name: p.data - LR for p in model.flat.parameters}
+    model.flat.grad[...] = 1
+    SGD(model.flat, lr=LR).step()
+    yield weights(model.module), before
+
+
 def wrapping(name, model, comm, **settings):
     """(what is called, what steps)"""
     if name == "ddp":

@@ -121,6 +121,7 @@ def test_every_rank_evaluates_the_model_of_one_device(train, local):
 def test_running_statistics_are_saved_and_loaded():
     model, other = Net(), Net()
     loss_of(model, 0, 0, 1)
+    loss_of(other, 1, 2, 1)  # of a step that comes again, and that it must not remember
     other.load_state_dict(model.state_dict())
     assert np.array_equal(evaluate(model), evaluate(other))
     # Training goes on from them, with a mini-batch of its own, though its step has the same number.
