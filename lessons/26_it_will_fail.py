@@ -127,7 +127,7 @@ def run(ranks, **settings):
 whole = run(4, zero=3, steps=6)
 run(4, zero=3, steps=4, every=2, save=str(folder))
 for path in sorted(folder.rglob("*")):
-    if path.is_file():
+    if path.is_file() and path.name != ".lock":
         size = f"  {path.stat().st_size:,} B" if path.suffix == ".safetensors" else ""
         print(f"{path.relative_to(folder)}{size}")
 checkpoint = Checkpoint(folder)

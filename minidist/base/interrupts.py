@@ -62,6 +62,12 @@ def ends_at_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def ignore_more() -> None:
+    """Ignore Ctrl-C from now on: the process ends already. mpiexec passes on what a terminal has sent to all ranks."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     # Of the processes of one mpiexec, the first says it.
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")) == "0":

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from minidist import __version__
 from minidist.base.errors import MinidistError
-from minidist.base.interrupts import EXIT_CODE
+from minidist.base.interrupts import EXIT_CODE, ignore_more
 from minidist.comm.call_site import lines_of
 from minidist.comm.launch import interrupted, tune
 from minidist.comm.mpi.start import refuse
@@ -49,6 +49,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
+            ignore_more()
             say(interrupted(error))
             raise typer.Exit(EXIT_CODE) from None
 
@@ -106,6 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
         code = app(prog_name="minidist", standalone_mode=False)
+    except KeyboardInterrupt as error:  # while the command line is parsed
+        ignore_more()
+        say(interrupted(error))
+        sys.exit(EXIT_CODE)
     except MemoryError as error:
         refuse(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller", 2)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Ctrl-C ends a run, also where Python cannot raise it: in a callback of a weak reference, in a destructor."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from minidist.base.interrupts import interruptible, interruption
 from minidist.base.memory import MemoryAccount, account_memory, track
 from minidist.comm import SimWorld
+from minidist.commands import app
 
 
 class Thing:
@@ -84,14 +86,15 @@ def test_what_is_said():
     assert interruption("step 3 of 10") == "interrupted in step 3 of 10"
 
 
+@pytest.mark.parametrize("module", ["minidist.comm", "minidist.commands.train"])
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_while_the_program_is_imported_it_ends_at_once_and_one_process_says_so(rank):
+def test_while_the_program_is_imported_it_ends_at_once_and_one_process_says_so(rank, module):
     """A KeyboardInterrupt inside an import is a traceback of ours, or a crash of the library that is imported."""
     code = (
         "import os, signal, sys, runpy\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name == 'minidist.comm':\n"
+        f"        if name == '{module}':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "runpy.run_module('minidist', run_name='__main__')\n"
@@ -100,3 +103,19 @@ def test_while_the_program_is_imported_it_ends_at_once_and_one_process_says_so(r
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
     assert done.stderr == ("minidist: interrupted at the start\n" if rank == "0" else "")
+
+
+def test_while_the_command_line_is_parsed(monkeypatch, capsys):
+    """Ctrl-C there is one line, and a second one does not disturb the end."""
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(app, "app", interrupted)
+    with pytest.raises(SystemExit) as end:
+        app.main(["doctor"])
+    ignored = signal.signal(signal.SIGINT, before)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "minidist: interrupted\n"
+    assert ignored is signal.SIG_IGN
