@@ -164,6 +164,13 @@ def test_interleaved_takes_groups_larger_than_the_ranks():
     assert tried > 600
 
 
+def test_the_bubble_is_of_the_longest_window_and_not_of_the_makespan():
+    """ZB-H2 has no idle time in any rank's own window, which begin one after the other."""
+    timing = time_plan(plan("zb-h2", 4, 8))
+    assert (timing.cost, timing.bubble_of_ideal, timing.bubble_of_total) == (3 * 8, 0, 0)
+    assert timing.makespan > timing.cost
+
+
 def check_versions(sizes):
     for p, m in sizes:
         if m >= 2 * p:
