@@ -32,7 +32,7 @@ from minidist.bench.harness import (
     seconds_per_call,
     slowest,
 )
-from minidist.collectives import ALGORITHMS, all_reduce, bus_factor
+from minidist.collectives import ALGORITHMS, all_reduce, bus_factor, load_algorithm
 from minidist.comm import Comm, SimWorld
 from minidist.comm.mpi.world import MPIWorld
 
@@ -45,10 +45,12 @@ BEST = "best of ours"  # the algorithm with the least median
 Side = Callable[[np.ndarray], object]
 
 
-def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+def bench_collectives(
+    ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SIZES, own: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return {environment, rows}: one row per algorithm, size and opponent, then those of the simulated world.
 
-    Starts `mpiexec -n ranks` itself.
+    own: all-reduces of the user's, FILE.py:FUNCTION. Starts `mpiexec -n ranks` itself.
     """
     if ranks < 2:
         raise UsageError(f"bench collectives --ranks {ranks}; a sum over ranks takes at least 2 processes")
@@ -59,7 +61,7 @@ def bench_collectives(ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SI
             f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at"
             " least 4"
         )
-    result = run_ranks("minidist.bench.collectives", ranks, rounds, ",".join(map(str, sizes)))
+    result = run_ranks("minidist.bench.collectives", ranks, rounds, ",".join(map(str, sizes)), *own)
     result["rows"] += simulated_rows()
     return result
 
@@ -193,8 +195,10 @@ def simulated_rows() -> list[dict[str, Any]]:
     return result
 
 
-def main(rounds: int, sizes: list[int]) -> None:
+def main(rounds: int, sizes: list[int], own: Sequence[str] = ()) -> None:
     """Run one rank of the benchmark."""
+    for source in own:
+        load_algorithm(source, "all_reduce")
     with_torch = has_torch()
     with mpi_world(with_torch=with_torch) as world:
         sides = sides_of(world, with_torch)
@@ -204,4 +208,4 @@ def main(rounds: int, sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")])
+    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")], sys.argv[3:])

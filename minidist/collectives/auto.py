@@ -17,12 +17,14 @@ Source of the method: Thakur, Rabenseifner, Gropp, Optimization of collective co
 Proved by: tests/collectives/test_auto.py
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, text_of
 from minidist.base.layout import chunk_sizes
 from minidist.base.phantom import Phantom
 from minidist.collectives.registry import ALGORITHMS, at_registration
@@ -31,6 +33,7 @@ from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.world import SimWorld
 
+MAX_REAL_BYTES = 2**28  # of all ranks' arrays, where a user's algorithm needs real ones
 MAX_TRIED_RANKS = 64  # on links that differ; every algorithm is run once for so many ranks
 
 
@@ -96,14 +99,35 @@ def virtual_seconds(
     Runs the algorithm on phantom arrays: nothing is allocated and nothing added. algorithm: "auto", too.
     """
     world = SimWorld(ranks, checks=False, record=False, timeout=0, links=links)
-    world.run(_run_on_phantoms, operation, algorithm, nbytes, nodes)
+    own = algorithm != "auto" and ALGORITHMS[operation][algorithm].is_users
+    try:
+        world.run(_run_on_phantoms, operation, algorithm, nbytes, nodes)
+    except Exception as error:
+        # A user's algorithm may look at the elements, which a phantom array does not have.
+        if not own:
+            raise
+        if ranks * nbytes > MAX_REAL_BYTES:
+            raise UsageError(
+                f"{operation}/{algorithm} does not run on arrays without elements ({text_of(error)}), and {ranks} ranks"
+                f" with {nbytes:,} B each are more than {MAX_REAL_BYTES:,} B; take smaller sizes"
+            ) from error
+        world.run(_run_on_phantoms, operation, algorithm, nbytes, nodes, np.zeros)
     return world.end_time
 
 
 def _run_on_phantoms(
-    comm: Comm, operation: str, algorithm: str, nbytes: int, nodes: tuple[tuple[int, ...], ...] | None
+    comm: Comm,
+    operation: str,
+    algorithm: str,
+    nbytes: int,
+    nodes: tuple[tuple[int, ...], ...] | None,
+    make: Callable[..., Any] = Phantom,
 ) -> None:
     """Make one rank's call, with the arguments that calls.py would pass on to the algorithm."""
+
+    def _bytes(size: int) -> Any:
+        return make(size, np.uint8)
+
     if nodes:
         comm.set_nodes([list(node) for node in nodes])
     # sizes: bytes of each rank's chunk. each: of an all_to_all, where all chunks have the same size, rounded up.
@@ -125,11 +149,6 @@ def _run_on_phantoms(
     }
     call = comm.collective(f"{operation}/{algorithm}")
     ALGORITHMS[operation][algorithm].run(call, *arguments[operation])
-
-
-def _bytes(size: int) -> Any:
-    """Return a phantom array of `size` bytes, which has no memory."""
-    return Phantom(size, np.uint8)
 
 
 @lru_cache(256)

@@ -31,6 +31,9 @@ def bench_collectives(
     operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
     alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency per message")] = 1e-6,
     beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte")] = 1e-10,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")
     ] = None,
@@ -40,9 +43,12 @@ def bench_collectives(
     """
     # Imported here: `minidist --help` must not load every benchmark.
     from minidist.bench import collectives, virtual_collectives
+    from minidist.collectives import load_algorithm
     from minidist.comm import LinkModel
 
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
+    for source in algorithm or ():
+        load_algorithm(source, operation if simulated else "all_reduce")
     if simulated:
         ranks = 16 if ranks is None else ranks
         links = LinkModel(alpha, beta)
@@ -51,7 +57,7 @@ def bench_collectives(
         )
     else:
         ranks = 2 if ranks is None else ranks
-        result = collectives.bench_collectives(ranks, rounds, lengths or collectives.SIZES)
+        result = collectives.bench_collectives(ranks, rounds, lengths or collectives.SIZES, algorithm or ())
 
     # Only rows of one side have a curve; those of the simulated world are messages per second.
     if picture:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.bench import collectives as real
 from minidist.bench import virtual_collectives as virtual
@@ -107,6 +108,29 @@ def test_the_command(tmp_path):
     assert result["environment"]["ranks"] == 4
     assert {row["bytes"] for row in result["rows"]} == {8, 4096}
     assert "recursive_doubling" in picture.read_text()
+
+
+def test_an_algorithm_of_a_file_is_timed_beside_the_others(tmp_path, capsys, monkeypatch):
+    """One that looks at elements runs on real arrays; its time is that of its messages."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom minidist.collectives import algorithm, ring\n"
+        "@algorithm('all_reduce', 'looking')\n"
+        "def f(comm, array, op):\n    assert np.asarray(array).sum() >= 0\n"
+        "    return ring.all_reduce(comm, array, op)\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["minidist"])
+    before = dict(ALGORITHMS["all_reduce"])
+    try:
+        words = ["bench", "collectives", "--simulated", "--ranks", "4", "--sizes", "64,4096", "--json"]
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--algorithm", f"{tmp_path / 'mine.py'}:f"])
+        rows = {(row["side"], row["bytes"]): row["median_s"] for row in json.loads(capsys.readouterr().out)["rows"]}
+        assert rows["looking", 4096] == rows["ring", 4096] > rows["looking", 64] == rows["ring", 64]
+        with pytest.raises(UsageError, match="all_reduce/looking does not run on arrays without elements"):
+            virtual.bench_virtual_collectives(ranks=4, sizes=[2**28])
+    finally:
+        ALGORITHMS["all_reduce"].clear()
+        ALGORITHMS["all_reduce"].update(before)
 
 
 @pytest.mark.parametrize(
