@@ -76,5 +76,6 @@ def run(tmp_path):
         return process.returncode, output, time.monotonic() - began
 
     run.interrupted = interrupted
+    run.open_mpi = bool(options)
     run.line = lambda text: (tmp_path / "program.py").read_text().split(text)[0].count("\n") + 1
     return run

@@ -131,7 +131,7 @@ def test_a_rank_that_never_starts_leaves_nobody_waiting(run, how):
     )
     assert code != 0, output
     assert time.monotonic() - began < 30
-    if how != "it is killed":  # then the launcher may be first
+    if how == "it is stopped" or not (how == "it is killed" or run.open_mpi):  # else the launcher may be first
         assert "rank 0 of 2: not all ranks have started within 1 s, and this one waits in MPI_Init" in output, output
 
 
