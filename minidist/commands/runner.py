@@ -47,7 +47,7 @@ class Summary:
     ranks: int
     bytes_by_purpose: dict[str, dict[str, int]]
     peak_bytes: list[int]
-    trace: str
+    trace: str | None
     seconds: float
     digest: str
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
@@ -155,7 +155,7 @@ def run_training(
     config: TrainConfig,
     ranks: int | None,
     timeout: float,
-    trace: Path,
+    trace: Path | None,
     eager_bytes: int = 0,
     command: str = "",
     metrics: Path | None = None,
@@ -163,16 +163,18 @@ def run_training(
 ) -> Summary | None:
     """Train and return the summary, or None on ranks that do not print.
 
-    callbacks: called by every rank after every step.
+    trace: where the trace goes; None: no events are kept, so that the memory of a long run does not grow. callbacks:
+    called by every rank after every step.
     """
     size = number_of_ranks(config, ranks)
-    writable(trace)
+    if trace is not None:
+        writable(trace)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
     settings = settings_to_agree_on("train", config)
 
     # Only rank 0 shows progress and writes metrics.
     def main(comm: Comm) -> TrainResult:
-        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=True)
+        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=trace is not None)
 
     started = time.perf_counter()
     # Closed also when training fails: the bar, and the file of metrics.
@@ -186,6 +188,7 @@ def run_training(
             ranks=None if under_mpiexec() else size,
             timeout=timeout,
             eager_bytes=eager_bytes,
+            record="totals" if trace is None else True,
         )
     if not outcome.is_root:
         return None
@@ -202,8 +205,8 @@ def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
     return {"the command": command, **settings, "the content of --data": data_digest(load_dataset(config.data))}
 
 
-def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float, command: str = "") -> Summary:
-    """Write the trace and return what was sent, beside its closed form."""
+def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds: float, command: str = "") -> Summary:
+    """Write the trace, unless `path` is None, and return what was sent, beside its closed form."""
     # What the ranks sent, by purpose.
     results: list[TrainResult] = outcome.results
     batches = resolve_batches(config, outcome.size)
@@ -234,24 +237,25 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path, seconds: float,
         for name in dict.fromkeys((*closed, *measured))
     }
 
-    mesh = {} if config.strategy == "ps" else mesh_of(batches.dims)
-    write_traces(
-        path,
-        outcome.traces,
-        world=outcome.world,
-        command=command,
-        closed_form=closed,
-        losses=first.losses,
-        mesh=mesh,
-        **_gradients(results),
-    )
+    if path is not None:
+        mesh = {} if config.strategy == "ps" else mesh_of(batches.dims)
+        write_traces(
+            path,
+            outcome.traces,
+            world=outcome.world,
+            command=command,
+            closed_form=closed,
+            losses=first.losses,
+            mesh=mesh,
+            **_gradients(results),
+        )
     return Summary(
         outcome.world,
         first.losses,
         outcome.size,
         table,
         [result.peak_bytes for result in results],
-        str(path),
+        None if path is None else str(path),
         seconds,
         first.digest,
         first.host,

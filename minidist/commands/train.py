@@ -8,16 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import (
-    DeepSpeed,
-    EagerBytes,
-    Ranks,
-    Timeout,
-    TraceFile,
-    command_line,
-    takes_config,
-    with_deepspeed,
-)
+from minidist.commands.options import DeepSpeed, EagerBytes, Ranks, Timeout, command_line, takes_config, with_deepspeed
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig
 
@@ -28,7 +19,9 @@ def train(
     config: TrainConfig,
     ranks: Ranks = None,
     timeout: Timeout = 60.0,
-    trace: TraceFile = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="where the trace goes (default: runs/train.jsonl), or none: keep no events")
+    ] = None,
     eager_bytes: EagerBytes = 0,
     metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one per step")] = None,
     deepspeed: DeepSpeed = None,
@@ -37,7 +30,8 @@ def train(
     from minidist.commands.runner import run_training
 
     config = with_deepspeed(config, deepspeed)
-    path = trace or Path("runs/train.jsonl")
+    # A long run keeps no events: its memory would grow with every message.
+    path = None if trace == Path("none") else trace or Path("runs/train.jsonl")
 
     # Under mpiexec only rank 0 has a summary to print.
     summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
@@ -46,6 +40,7 @@ def train(
 
     def show() -> None:
         print(summary.table())
-        say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
+        if path is not None:
+            say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
 
     return Result(summary.as_dict(), show)

@@ -108,6 +108,16 @@ def test_results_go_to_standard_output_and_progress_does_not(here, arguments, wo
     assert words not in answer.stderr
 
 
+def test_without_a_trace_nothing_is_kept_and_the_volumes_are_the_same(here, tmp_path):
+    kept = json.loads(here("train", *SMALL, "--dp", "2", "--json").stdout)
+    answer = here("train", *SMALL, "--dp", "2", "--json", "--trace", "none")
+    bare = json.loads(answer.stdout)
+    assert bare["trace"] is None
+    assert not (tmp_path / "none").exists()
+    assert bare["bytes_by_purpose"] == kept["bytes_by_purpose"]
+    assert bare["digest"] == kept["digest"]
+
+
 def test_train_for_people_shows_measured_beside_closed_form(here, tmp_path):
     answer = here("train", *SMALL, "--ranks", "2")
     assert answer.returncode == 0
