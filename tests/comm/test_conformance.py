@@ -175,6 +175,20 @@ def test_without_a_record_nothing_is_kept(comm):
 
 
 @pytest.mark.mpi(2)
+def test_a_record_of_totals_has_the_bytes_and_no_events(comm):
+    from minidist.comm.mpi.world import MPIWorld
+
+    world = MPIWorld(record="totals", timeout=0)
+    programs.groups_and_streams(world.comm)
+    programs.groups_and_streams(comm)
+    assert world.trace.bytes_by_purpose() == comm.trace.bytes_by_purpose() != {}
+    assert not world.trace.messages
+    assert not world.trace.spans
+    world.finish()
+    world.close()
+
+
+@pytest.mark.mpi(2)
 def test_a_trace_is_json(comm):
     programs.groups_and_streams(comm)
     from dataclasses import asdict
