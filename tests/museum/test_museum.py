@@ -26,7 +26,7 @@ SAYS = {
     "13b": r"AutogradError: the gradient of 'transformer.wte.weight' is partly summed",
     "15a": r"MismatchError: dtype mismatch: rank 0 sent all_gather",
     "15b": r"DeadlockError: deadlock: 2 of 2 ranks are blocked",
-    "16a": r"(?s)DeadlockError.*rank 0 waits in barrier.*rank 1 has returned",
+    "16a": r"(?s)DeadlockError.*rank 0 waits in broadcast.*rank 1 has returned",
     "18": r"MismatchError: shape mismatch: rank 0",
     "20a": r"UnwaitedRequestError: rank 0: its send to rank 1.* was never waited for",
     "20b": r"(?s)DeadlockError: deadlock: 1 of 3 ranks are blocked",
