@@ -63,9 +63,11 @@ $(MADE): pyproject.toml
 
 # Editable, so that an edit needs no second installation.
 .venv/demo.stamp: $(MADE)
+	@echo "installing minidist and an MPI library into .venv (half a minute)" >&2
 	$(BIN)/python -m pip install --quiet --editable '.[mpi]'
 	@touch $@
 
 .venv/test.stamp: $(MADE)
+	@echo "installing minidist and what its tests need into .venv (a minute)" >&2
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@

@@ -1,7 +1,11 @@
 """The package as a whole: what an import must not do."""
 
+import importlib
+import pkgutil
 import subprocess
 import sys
+
+import pytest
 
 
 def imported_by(statement: str) -> set[str]:
@@ -20,3 +24,10 @@ def test_a_plan_needs_nothing_but_the_ground_floor():
     """Python runs pipeline/__init__.py before pipeline/plan.py, and import-linter does not see that arrow."""
     above = {f"minidist.{name}" for name in ("autograd", "nn", "comm", "collectives", "parallel", "train")}
     assert not imported_by("import minidist.pipeline") & above
+
+
+@pytest.mark.parametrize("name", ["bench", "config", "equality", "pipeline", "planning", "train", "train.strategies"])
+def test_the_help_of_a_package_lists_its_modules(name):
+    package = importlib.import_module(f"minidist.{name}")
+    parts = [m.name + ("/" if m.ispkg else ".py") for m in pkgutil.iter_modules(package.__path__)]
+    assert [part for part in parts if part not in (package.__doc__ or "")] == []

@@ -1,1 +1,9 @@
-"""How fast is it? One harness, and one file per comparison."""
+"""How fast is it? One harness, and one file per comparison.
+
+harness.py        sides measured in turn, and ratios     workloads.py    the models and batches that are measured
+torch_peer.py     the same models in PyTorch             step.py         a training step beside PyTorch's
+collectives.py    collectives beside MPI's and gloo's    virtual_collectives.py    the same on the virtual clock
+network.py        the virtual clock beside slow links    staleness.py    a parameter server with slow workers
+parallel.py, tensor_parallel.py, pipeline.py    data-parallel, tensor-parallel and pipeline steps beside PyTorch's
+hybrid.py         what is neither arithmetic nor messages    memory.py    what the memory account costs
+"""

@@ -23,8 +23,9 @@ def museum(
         bool, typer.Option(help="also run the tests that catch it, where minidist's tests are installed")
     ] = True,
 ) -> Result:
-    """Bugs found in public code, planted in memory: the story, the innocent loss, the difference, the test that catches
-    it.
+    """Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it.
+
+    A bug is injected in memory, for the time of the run; no file is changed.
     """
     from minidist.museum import exhibits, find, run_exhibit
     from minidist.museum.exhibit_run import table

@@ -78,8 +78,13 @@ def heads_for_width(job: ResolvedJob) -> str:
 
 def heads_for_tp(job: ResolvedJob) -> str:
     """Return the numbers of heads next to the job's that divide among --tp and fit the width."""
-    near = neighbours(job.heads, [n for n in range(job.tp, job.width + 1, job.tp) if job.width % n == 0])
-    return f"--heads {' or '.join(map(str, near))}" if near else f"a --width that is a multiple of {job.tp}"
+    fitting = [n for n in range(job.tp, job.width + 1, job.tp) if job.width % (job.head_unit * n) == 0]
+    if near := neighbours(job.heads, fitting):
+        return f"--heads {' or '.join(map(str, near))}"
+
+    # No number of heads divides this width: heads that fit --tp, and the widths next to the job's that fit the heads.
+    heads = max(1, round(job.heads / job.tp)) * job.tp
+    return f"--heads {heads} with --width {multiples(job.width, job.head_unit * heads)}"
 
 
 def both(condition: str, name: str, unless: object = None) -> Value:

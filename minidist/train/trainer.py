@@ -23,7 +23,7 @@ from minidist.base.memory import account_memory
 from minidist.base.trace import SpanEvent
 from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.data import PrefetchingSampler, microbatch_numbers
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.train.evaluate import evaluate
@@ -136,8 +136,7 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     """
     if not math.isfinite(loss):
         raise NonFiniteError(
-            f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr or clip the gradient"
-            " (--clip 1)"
+            f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr{_or_clip(job)}"
         )
 
     # float16: every rank divides by the loss scale, or every rank skips the update.
@@ -170,6 +169,14 @@ def digest(strategy: Strategy) -> str:
         for key, array in sorted(arrays.items()):
             result.update(f"{name}.{key}".encode() + np.ascontiguousarray(array).tobytes())
     return result.hexdigest()
+
+
+def _or_clip(job: Job) -> str:
+    """Return the second remedy for a diverging loss, where the rules allow --clip and it is not set."""
+    config = job.config
+    asynchronous = config.pp > 1 and updates_of(config.schedule) != "flush"
+    refused = asynchronous or config.local_steps or config.clip is not None
+    return "" if refused else " or clip the gradient (--clip 1)"
 
 
 def _first_non_finite(strategy: Strategy) -> str:

@@ -230,6 +230,17 @@ def test_nan_loss_names_the_step_and_a_parameter(here, tmp_path):
     assert "--lr" in message
 
 
+def test_nan_advises_clip_only_where_clip_is_allowed(here):
+    diverging = [*SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "6"]
+    assert "--clip 1" in here("train", *diverging, "--dp", "2").stderr
+    pipedream = ["--pp", "2", "--schedule", "pipedream", "--layers", "2"]
+    for layout in (["--dp", "2", "--clip", "1"], ["--dp", "2", "--local-steps", "2"], pipedream):
+        answer = here("train", *diverging, *layout)
+        assert answer.returncode == 2
+        assert "lower --lr" in answer.stderr
+        assert "--clip" not in answer.stderr
+
+
 def test_a_launcher_of_another_mpi_is_noticed():
     refused(minidist("train", *SMALL, OMPI_COMM_WORLD_SIZE="4"), "4 processes", "doctor")
 

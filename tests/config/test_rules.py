@@ -234,7 +234,7 @@ def test_the_page_of_rules_is_current():
     ("values", "sentence"),
     [
         ({"tp": 2, "heads": 3, "width": 48}, "--heads 3 cannot be divided among --tp 2; use --heads 2 or 4"),
-        ({"tp": 3}, "--heads 4 .* use a --width that is a multiple of 3, or --tp 1, 2, 4"),
+        ({"tp": 3}, "--heads 4 .* use --heads 3 with --width 63 or 66, or --tp 1, 2, 4"),
         ({"ep": 2, "dp": 2}, "--experts 0 cannot be divided among --ep 2; use --experts 2"),
         ({"ep": 2, "experts": 4}, "--ep 2 does not divide --dp 1"),
         ({"zero": 3, "reshard_after_forward": "\u00b2"}, "--reshard-after-forward '\u00b2'; it must be true, false"),
@@ -314,3 +314,17 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(suffix):
 def test_a_file_that_cannot_be_written_is_named_with_its_flag():
     with pytest.raises(UsageError, match=r"the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
         writable("/dev/null/x", "--metrics")
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize(("tp", "heads", "width"), [(3, 4, 64), (3, 4, 48), (5, 4, 64), (6, 4, 64), (4, 6, 48)])
+def test_what_is_proposed_for_heads_among_tensor_parallel_ranks_works(model, tp, heads, width):
+    values = {"model": model, "tp": tp, "width": width, "heads": heads}
+    with pytest.raises(UsageError, match="cannot be divided among --tp") as caught:
+        number_of_ranks(TrainConfig.make(**values), None)
+    heads_text, _, width_text = re.search(
+        r"use --heads ([\d or]+)( with --width ([\d or]+))?,", str(caught.value)
+    ).groups()
+    for number in heads_text.split(" or "):
+        for other in width_text.split(" or ") if width_text else [width]:
+            number_of_ranks(TrainConfig.make(**{**values, "heads": int(number), "width": int(other)}), None)
