@@ -72,16 +72,39 @@ class LauncherError(CommunicationError):
     exit_code = 2
 
 
+MAX_QUOTED = 80  # characters of a user's value in a message
+
+
+def quoted(value: object, marks: bool = True) -> str:
+    """Return a user's value for an error message: its repr, of which at most MAX_QUOTED characters are shown.
+
+    The middle is left out, because a path says most at its end. marks: with quotation marks around a text.
+    """
+    # A text is cut before its repr is made: it may have megabytes. Other values may be too deep or too large for one.
+    size = 0
+    if isinstance(value, str):
+        size = len(value)
+        if size > MAX_QUOTED:
+            value = value[:MAX_QUOTED] + value[-MAX_QUOTED:]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a very large {type(value).__name__}"
+    if isinstance(value, str) and not marks:
+        text = text[1:-1]
+
+    # Control characters grow in a repr, so it is measured again.
+    if max(size, len(text) - 2 * marks) <= MAX_QUOTED:
+        return text
+    half = MAX_QUOTED // 2 - 2
+    return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > MAX_QUOTED else "")
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def shortened(value: object, most: int = 80) -> str:
-    """Return a user's value for an error message: its `repr`, of which at most `most` characters are shown."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 4]} ..."
+    # No name is near a text of a thousand characters, and comparing one takes long.
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
+    return f" (did you mean {quoted(close[0])}?)" if close else ""
 
 
 def text_of(error: BaseException) -> str:

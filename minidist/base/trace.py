@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, shortened
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.base.trace_checks import (
     FORMAT,
@@ -166,7 +166,7 @@ class Trace:
 def check_record(record: bool | str) -> None:
     """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
     if record not in (True, False, "totals"):
-        raise UsageError(f'record={shortened(record)}; it must be True, False or "totals"')
+        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')
 
 
 def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Path:

@@ -16,6 +16,7 @@ from math import inf
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import MAX_SWEPT_RANKS, check_ranks
 from minidist.base.random import Key, uniform
 from minidist.comm import Comm, LinkModel, SimWorld
 from minidist.data.generated import markov
@@ -59,6 +60,7 @@ def staleness_runs(
         raise UsageError(
             f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite"
         )
+    check_ranks(1 + workers, "a server and --workers:", MAX_SWEPT_RANKS)
     if who not in ("last", "anyone"):
         raise UsageError(f"slow is {who!r}; it must be 'last' (worker) or 'anyone'")
 

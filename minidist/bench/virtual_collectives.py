@@ -9,7 +9,8 @@ Proved by: tests/bench/test_collectives.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.collectives import ALGORITHMS, bus_factor
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.comm import LinkModel
@@ -25,10 +26,9 @@ def bench_virtual_collectives(
         raise UsageError(
             f"no collective {operation!r}{nearest(operation, ALGORITHMS)}; one of {', '.join(sorted(ALGORITHMS))}"
         )
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
-    if min(sizes) < 0:
-        raise UsageError(f"bench collectives --sizes {','.join(map(str, sizes))}; an array has at least 0 bytes")
+    check_ranks(ranks, most=MAX_SWEPT_RANKS)
+    if min(sizes) < 0 or max(sizes) > MAX_COUNT:
+        raise UsageError(f"bench collectives --sizes {quoted(list(sizes))}; an array has 0 to {MAX_COUNT:,} bytes")
     links = links or LinkModel()
 
     # The virtual clock is exact, so every algorithm runs once per size, and "auto" is timed like the others.

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-from minidist.base.errors import UsageError, nearest, shortened
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.base.registry import Registry
 from minidist.base.user_file import is_user_function, load_function
@@ -102,11 +102,11 @@ def algorithm(
     """Register a function as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
     if operation not in ALGORITHMS:
         raise UsageError(
-            f"@algorithm: no collective {shortened(operation)}{nearest(str(operation), ALGORITHMS)}; one of "
+            f"@algorithm: no collective {quoted(operation)}{nearest(str(operation), ALGORITHMS)}; one of "
             f"{', '.join(ALGORITHMS)}"
         )
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name == "auto":
-        raise UsageError(f"@algorithm: the name {shortened(name)}; it must be a word, and not 'auto'")
+        raise UsageError(f"@algorithm: the name {quoted(name)}; it must be a word, and not 'auto'")
 
     def register(function: Function) -> Function:
         is_users = getattr(function, "__module__", "").partition(".")[0] != "minidist"

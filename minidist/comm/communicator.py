@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from minidist.base.errors import UsageError, shortened
+from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import purpose
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
@@ -106,7 +106,7 @@ class Comm(PointToPoint):
         try:
             ranks = [int64(r, self.rank, "a rank of a group") for r in ranks]
         except TypeError:
-            raise UsageError(f"rank {self.rank}: a group of {shortened(ranks)}; pass a list of ranks") from None
+            raise UsageError(f"rank {self.rank}: a group of {quoted(ranks)}; pass a list of ranks") from None
         if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
             raise UsageError(
                 f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
@@ -152,7 +152,7 @@ def int64(value: SupportsIndex, rank: int, what: str) -> int:
     except TypeError:
         number = 2**63
     if not -(2**63) <= number < 2**63:
-        raise UsageError(f"rank {rank}: {what} is {shortened(value)}; it must be a whole number of at most 64 bits")
+        raise UsageError(f"rank {rank}: {what} is {quoted(value)}; it must be a whole number of at most 64 bits")
     return number
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_ranks
 from minidist.base.trace import write_traces
 from minidist.checkpoint.directory import save_bytes
 from minidist.checkpoint.resume import check_saving
@@ -34,8 +35,6 @@ from minidist.train.progress import Progress
 from minidist.train.state import Observer, TrainResult
 from minidist.train.strategies.parameter_server import parameter_server_bytes
 from minidist.train.trainer import train
-
-MAX_RANKS = 100_000  # of a training job; each has a model of its own
 
 
 @dataclass
@@ -140,8 +139,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     # Servers are ranks too, beside those of the degrees.
     servers = config.servers if config.strategy == "ps" else 0
     result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
-    if not 1 <= result <= MAX_RANKS:
-        raise UsageError(f"{result} ranks; a simulated world has 1 to {MAX_RANKS:,}")
+    check_ranks(result)
 
     # All errors of the settings are reported before any rank starts.
     batches = resolve_batches(config, result)

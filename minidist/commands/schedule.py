@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
+from minidist.base.limits import whole_number
 from minidist.commands.options import command_line
 from minidist.commands.output import Json, say
 
@@ -68,6 +69,7 @@ def schedule(
     from minidist.pipeline import passes
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name
+    from minidist.pipeline.validate import validate
     from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, stage_shares, write
 
     # `not ... >= 0` refuses NaN too.
@@ -87,6 +89,9 @@ def schedule(
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         # Recomputation adds forwards, so it comes before lowering, which adds the messages.
+        # Both assume a valid plan, and lowering one that is not may never end.
+        if (recompute or lowered) and not is_name(name):
+            validate(plan, allow_wrong_gradients=True)
         plan = passes.recompute(plan) if recompute else plan
         loaded.append(passes.lower(plan) if lowered and not plan.is_lowered else plan)
     for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
@@ -128,9 +133,11 @@ def options_of(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--option {text!r}; write name=value")
+            raise UsageError(f"--option {quoted(text)}; write name=value")
+        if name in ("source", "stages", "microbatches", "chunks"):
+            raise UsageError(f"--option {quoted(text)}; it is not an option of a schedule, write --{name}")
         # true and false, whole numbers, and words: a schedule checks what it gets.
-        result[name.replace("-", "_")] = words.get(value.lower(), int(value) if value.isdecimal() else value)
+        result[name.replace("-", "_")] = words.get(value.lower(), value if whole_number(value) is None else int(value))
     if isinstance(result.get("stashing"), int):
         result["stashing"] = bool(result["stashing"])  # --option stashing=0
     return result

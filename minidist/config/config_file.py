@@ -11,13 +11,12 @@ the file by the file's own name of a setting, and a flag on the command line ove
 Proved by: tests/config/test_config_file.py
 """
 
-import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.read_file import MAX_TOML_LINE, parse_toml, read_json, read_toml
 from minidist.config.train_config import TrainConfig
 
 
@@ -40,14 +39,16 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, word = text.partition("=")
         if not equals:
-            raise UsageError(f"--set {text!r}; it must be KEY=VALUE, such as axes.tp=4")
+            raise UsageError(f"--set {quoted(text)}; it must be KEY=VALUE, such as axes.tp=4")
 
         # A TOML value where the text reads as one (4, true, [1, 2]); anything else is a word, so quotes are not
         # needed.
         try:
-            value = tomllib.loads(f"value = {word}")["value"]
+            value = parse_toml(f"value = {word}")["value"]
         except ValueError:
             value = word
+            if len(word) > MAX_TOML_LINE:
+                raise UsageError(f"--set {quoted(text)} is too long; put the value into a file") from None
         leaves.append((key.strip(), value))
     return _fields(leaves, "--set")
 
@@ -58,25 +59,27 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
         # The last part of a dotted key is the setting: axes.sequence-parallel -> sequence_parallel.
         field = key.rpartition(".")[2].replace("-", "_")
         if field not in TrainConfig.model_fields:
-            raise UsageError(f"{where}: unknown setting {key!r}{nearest(field, TrainConfig.model_fields)}")
+            raise UsageError(
+                f"{quoted(where, marks=False)}: unknown setting {quoted(key)}{nearest(field, TrainConfig.model_fields)}"
+            )
         if field in result:
-            raise UsageError(f"{where}: {field!r} appears twice, the second time as {key!r}; leave one of them out")
+            raise UsageError(
+                f"{quoted(where, marks=False)}: {quoted(field)} appears twice, the second time as {quoted(key)};"
+                " leave one of them out"
+            )
         result[field] = value
     return result
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    readers: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}
+    readers: dict[str, Any] = {".toml": read_toml, ".json": read_json}
     if path.suffix not in readers:
-        raise UsageError(f"--config {str(path)!r}; it must be a .toml or a .json file")
-    try:
-        content = readers[path.suffix](path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {str(path)!r}: {error.strerror}; give the path of a file") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config {str(path)!r} is not {path.suffix[1:].upper()}: {error}") from None
+        raise UsageError(f"--config {quoted(str(path))}; it must be a .toml or a .json file")
+    content = readers[path.suffix](path, "--config", "correct the file, or name another one")
     if not isinstance(content, dict):
-        raise UsageError(f"--config {str(path)!r} holds a {type(content).__name__}; it must be a table of settings")
+        raise UsageError(
+            f"--config {quoted(str(path))} holds a {type(content).__name__}; it must be a table of settings"
+        )
     return content
 
 

@@ -15,13 +15,13 @@ Source: DeepSpeed's documentation, "Configuration JSON".
 Proved by: tests/config/test_deepspeed.py
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
+from minidist.base.read_file import read_json
 from minidist.config.train_config import TrainConfig, flag
 
 Settings = dict[str, Any]
@@ -72,16 +72,9 @@ def _flags(settings: Settings) -> str:
 
 def read_deepspeed(path: str | Path) -> Translation:
     """Translate a file. UsageError when it is not a JSON object, a value is wrong, or the batch is undetermined."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"--deepspeed {path} cannot be read: {error.strerror}; name a DeepSpeed configuration file"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--deepspeed {path} is not JSON: {error}") from None
+    content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
     if not isinstance(content, dict):
-        raise UsageError(f"--deepspeed {path} holds a {type(content).__name__}, not a JSON object")
+        raise UsageError(f"--deepspeed {quoted(str(path))} holds a {type(content).__name__}, not a JSON object")
     return translate(content)
 
 
@@ -108,7 +101,7 @@ def translate(content: Mapping[str, Any]) -> Translation:
             result.ignore(key, AUTO)
         elif key in sections:
             if key not in ("gradient_clipping",) and not isinstance(value, dict):
-                raise UsageError(f"DeepSpeed's {key} is a JSON object, not {value!r}")
+                raise UsageError(f"DeepSpeed's {key} is a JSON object, not {quoted(value)}")
             sections[key](value, result)
         else:
             _ignore_all(key, value, result)
@@ -135,7 +128,7 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
             result.ignore(key, AUTO)
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number of at least 1")
+            raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a whole number of at least 1")
 
     # DeepSpeed's rules: total or micro-batch must be given, and one of them alone means an accumulation of 1.
     if not given:
@@ -167,21 +160,21 @@ def _numbers(section: str, params: Mapping[str, Any], result: Translation, field
             result.ignore(key, AUTO)
         elif name in fields:
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a number")
+                raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a number")
             result.apply(key, value, **{fields[name]: value})
 
 
 def _params(name: str, section: Mapping[str, Any]) -> Settings:
     params = section.get("params", {})
     if not isinstance(params, dict):
-        raise UsageError(f"DeepSpeed's {name}.params is a JSON object, not {params!r}")
+        raise UsageError(f"DeepSpeed's {name}.params is a JSON object, not {quoted(params)}")
     return dict(params)
 
 
 def _whole(key: str, value: Any) -> int:
     """Return a whole number, which DeepSpeed's files may write as 5e8."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value < 2**63 or value != int(value):
-        raise UsageError(f"DeepSpeed's {key} is {value!r}; it must be a whole number")
+        raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a whole number")
     return int(value)
 
 
@@ -285,7 +278,9 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
 
         # `enabled` decides whether the other keys of the section mean anything.
         if values.get("enabled", False) not in (True, False, "auto"):
-            raise UsageError(f"DeepSpeed's {precision}.enabled is {values['enabled']!r}; it must be true or false")
+            raise UsageError(
+                f"DeepSpeed's {precision}.enabled is {quoted(values['enabled'])}; it must be true or false"
+            )
         if values.get("enabled") == 1:  # true, and 1, which reads the same
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
@@ -299,7 +294,7 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
                     power = rest.pop("initial_scale_power")
                     if not 0 <= power <= 1000:
                         raise UsageError(
-                            f"DeepSpeed's fp16.initial_scale_power is {power!r}; it must be from 0 to 1000"
+                            f"DeepSpeed's fp16.initial_scale_power is {quoted(power)}; it must be from 0 to 1000"
                         )
                     result.apply("fp16.initial_scale_power", power, loss_scale=2.0**power)
                 for key, setting in LOSS_SCALE.items():
@@ -326,7 +321,7 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
 def _zero(section: Mapping[str, Any], result: Translation) -> None:
     stage = section.get("stage", 0)
     if stage not in (0, 1, 2, 3):
-        raise UsageError(f"DeepSpeed's zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
+        raise UsageError(f"DeepSpeed's zero_optimization.stage is {quoted(stage)}; it must be 0, 1, 2 or 3")
     result.apply("zero_optimization.stage", stage, zero=stage)
 
     # Keys about buckets, offloading and small parameters apply; those about DeepSpeed's own memory do not.
@@ -391,7 +386,7 @@ def _offload_to_host(key: str, value: Any, what: str, result: Translation) -> No
 
 def _clipping(value: Any, result: Translation) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UsageError(f"DeepSpeed's gradient_clipping is {value!r}; it must be a number of at least 0")
+        raise UsageError(f"DeepSpeed's gradient_clipping is {quoted(value)}; it must be a number of at least 0")
     result.apply("gradient_clipping", value, **({"clip": float(value)} if value else {}))
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_RANKS, whole_number
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
 
@@ -24,16 +25,19 @@ class TrainConfig(BaseModel):
     model: Literal["gpt", "llama", "mlp"] = Field(
         "gpt", description="gpt or llama (byte-level language models) or mlp (classifier)"
     )
-    layers: int = Field(2, ge=1, description="blocks of a language model; hidden layers of the MLP")
-    width: int = Field(64, ge=1, description="width of the model (d)")
-    heads: int = Field(4, ge=1, description="attention heads")
+    layers: int = Field(2, ge=1, le=MAX_COUNT, description="blocks of a language model; hidden layers of the MLP")
+    width: int = Field(64, ge=1, le=MAX_COUNT, description="width of the model (d)")
+    heads: int = Field(4, ge=1, le=MAX_COUNT, description="attention heads")
     kv_heads: int | None = Field(
-        None, ge=1, description="llama: key-value heads, shared by groups of heads (default: as many as heads)"
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="llama: key-value heads, shared by groups of heads (default: as many as heads)",
     )
-    context: int = Field(64, ge=1, description="tokens per sample")
+    context: int = Field(64, ge=1, le=MAX_COUNT, description="tokens per sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
-    experts: int = Field(0, ge=0, description="gpt: experts in place of each MLP; 0: none")
+    experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt: experts in place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(
         1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this"
@@ -45,15 +49,17 @@ class TrainConfig(BaseModel):
             "pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE"
         ),
     )
-    prefetch_batches: int = Field(0, ge=0, description="batches that a thread of each rank prepares ahead; 0: none")
+    prefetch_batches: int = Field(
+        0, ge=0, le=MAX_BATCH, description="batches that a thread of each rank prepares ahead; 0: none"
+    )
 
     # optimization
-    steps: int = Field(20, ge=1, description="optimizer steps")
+    steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
     lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay")
-    warmup: int = Field(0, ge=0, description="steps of warm-up")
+    warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
     warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
         "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
     )
@@ -63,38 +69,42 @@ class TrainConfig(BaseModel):
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
     # the batch: any two of the first three give the third
-    global_batch: int | None = Field(None, ge=1, description="samples per step, on all ranks together")
-    micro_batch: int | None = Field(None, ge=1, description="samples per forward pass of a rank")
-    accumulation: int | None = Field(None, ge=1, description="forward passes of a rank per step")
+    global_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per step, on all ranks together")
+    micro_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per forward pass of a rank")
+    accumulation: int | None = Field(None, ge=1, le=MAX_BATCH, description="forward passes of a rank per step")
     microbatches: int | None = Field(
-        None, ge=1, description="micro-batches of a pipeline per step; another name of --accumulation"
+        None, ge=1, le=MAX_BATCH, description="micro-batches of a pipeline per step; another name of --accumulation"
     )
 
     # axes: ranks = pp x dp x cp x tp
-    dp: int | None = Field(None, ge=1, description="data-parallel ranks (default: the ranks that the other axes leave)")
-    pp: int = Field(1, ge=1, description="pipeline ranks")
+    dp: int | None = Field(
+        None, ge=1, le=MAX_RANKS, description="data-parallel ranks (default: the ranks that the other axes leave)"
+    )
+    pp: int = Field(1, ge=1, le=MAX_RANKS, description="pipeline ranks")
     schedule: str = Field(
         "1f1b", description="order of a pipeline: NAME (see minidist schedule), FILE.csv or FILE.py:FUNCTION"
     )
     chunks: int | None = Field(
-        None, ge=1, description="pipeline: stages per rank, for the schedules that leave the choice"
+        None, ge=1, le=MAX_COUNT, description="pipeline: stages per rank, for the schedules that leave the choice"
     )
     replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp in total, such as 2,1")
     partition: str = Field(
         "uniform",
         description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile",
     )
-    cp: int = Field(1, ge=1, description="context-parallel ranks: each has a part of each sequence")
+    cp: int = Field(1, ge=1, le=MAX_RANKS, description="context-parallel ranks: each has a part of each sequence")
     attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
-    tp: int = Field(1, ge=1, description="tensor-parallel ranks: each has a shard of each matrix")
+    tp: int = Field(1, ge=1, le=MAX_RANKS, description="tensor-parallel ranks: each has a shard of each matrix")
     sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")
-    ep: int = Field(1, ge=1, description="expert-parallel ranks, a divisor of --dp: each has a share of the experts")
+    ep: int = Field(
+        1, ge=1, le=MAX_RANKS, description="expert-parallel ranks, a divisor of --dp: each has a share of the experts"
+    )
 
     # the data axis
     strategy: Literal["auto", "ps"] = Field(
         "auto", description="auto, or ps: a parameter server in place of reductions"
     )
-    servers: int = Field(1, ge=1, description="ps: ranks that are servers")
+    servers: int = Field(1, ge=1, le=MAX_RANKS, description="ps: ranks that are servers")
     consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
     staleness_aware: bool = Field(
         False, description="ps with ssp or asp: divide an update's learning rate by its staleness"
@@ -112,23 +122,33 @@ class TrainConfig(BaseModel):
         ),
     )
     local_steps: int = Field(
-        0, ge=0, description="local SGD: replicas train alone for this many steps, then weights are averaged; 0: off"
+        0,
+        ge=0,
+        le=MAX_COUNT,
+        description="local SGD: replicas train alone for this many steps, then weights are averaged; 0: off",
     )
-    bucket_cap_mb: float = Field(25.0, gt=0, description="largest gradient bucket, in 1e6 bytes")
+    bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
     )
-    reduce_bucket_size: int = Field(500_000_000, ge=1, description="ZeRO 1, 2: maximum elements of a gradient bucket")
-    prefetch: int = Field(1, ge=0, description="ZeRO 3: units gathered ahead")
+    reduce_bucket_size: int = Field(
+        500_000_000, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
+    )
+    prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
     reshard_after_forward: str = Field(
         "true",
         description=(
             "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
         ),
     )
-    persistence_threshold: int = Field(0, ge=0, description="ZeRO 3: parameters with fewer elements stay gathered")
+    persistence_threshold: int = Field(
+        0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
+    )
     dp_replicate: int = Field(
-        1, ge=1, description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)"
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)",
     )
 
     # numbers and memory
@@ -139,10 +159,10 @@ class TrainConfig(BaseModel):
         2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it"
     )
     loss_scale_interval: int = Field(
-        2000, ge=1, description="fp16: steps without overflow after which the loss scale doubles"
+        2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
     )
     loss_scale_hysteresis: int = Field(
-        2, ge=1, description="fp16: overflows before the loss scale first falls after it has grown"
+        2, ge=1, le=MAX_COUNT, description="fp16: overflows before the loss scale first falls after it has grown"
     )
     loss_scale_floor: float = Field(1.0, gt=0, description="fp16: lowest loss scale")
     loss_scale_floor_limit: int = Field(
@@ -157,7 +177,7 @@ class TrainConfig(BaseModel):
 
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
-    every: int | None = Field(None, ge=1, description="steps between two checkpoints")
+    every: int | None = Field(None, ge=1, le=MAX_COUNT, description="steps between two checkpoints")
     resume: bool = Field(False, description="continue from the latest checkpoint in --save")
     overwrite: bool = Field(
         False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
@@ -165,7 +185,9 @@ class TrainConfig(BaseModel):
     noise_scale: bool = Field(
         False, description="measure the gradient noise scale: up to which batch size more samples pay"
     )
-    evaluate_every: int | None = Field(None, ge=1, description="steps between losses on held-out data, the last tenth")
+    evaluate_every: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="steps between losses on held-out data, the last tenth"
+    )
     check_replicas: bool = Field(
         False, description="after every step, compare all copies of every parameter bit for bit"
     )
@@ -174,11 +196,12 @@ class TrainConfig(BaseModel):
     def reshard(self) -> bool | int:
         """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
         text = self.reshard_after_forward.lower()
-        if text not in ("true", "false") and not text.isdecimal():
+        if text not in ("true", "false") and whole_number(text) is None:
             raise UsageError(
-                f"--reshard-after-forward {self.reshard_after_forward!r}; it must be true, false or a number of ranks"
+                f"--reshard-after-forward {quoted(self.reshard_after_forward)}; it must be true, false or a number of"
+                " ranks"
             )
-        return int(text) if text.isdecimal() else text == "true"
+        return text == "true" if text in ("true", "false") else int(text)
 
     @model_validator(mode="before")
     @classmethod
@@ -198,9 +221,9 @@ class TrainConfig(BaseModel):
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
             if first["type"] == "extra_forbidden":
-                raise UsageError(f"unknown setting {key!r}{nearest(key, cls.model_fields)}") from None
+                raise UsageError(f"unknown setting {quoted(key)}{nearest(key, cls.model_fields)}") from None
             raise UsageError(
-                f"{flag(key)} {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+                f"{flag(key)} {quoted(first.get('input'))}: {first['msg'][0].lower()}{first['msg'][1:]}"
             ) from None
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from minidist.autograd import checkpoint
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import whole_number
 from minidist.nn.gpt import GPT
 from minidist.nn.llama import Llama
 from minidist.nn.mlp import MLP
@@ -104,9 +105,10 @@ def budget_of(what: str) -> int | None:
     if what in CHOICES[:-1]:
         return None
     word, _, number = what.partition(":")
-    if word != "budget" or not number.isdecimal():
-        raise UsageError(f"recompute {what!r}; it must be one of {', '.join(CHOICES)}")
-    return int(number)
+    nbytes = whole_number(number)
+    if word != "budget" or nbytes is None:
+        raise UsageError(f"recompute {quoted(what)}; it must be one of {', '.join(CHOICES)}")
+    return nbytes
 
 
 def _place_of_blocks(model: Module) -> tuple[Module, str]:

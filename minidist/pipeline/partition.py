@@ -10,7 +10,6 @@ arXiv:1806.03377, section 3.2; Narayanan et al., PipeDream, SOSP 2019.
 Proved by: tests/pipeline/test_partition.py
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.limits import MAX_VALUE, MIN_VALUE
+from minidist.base.read_file import read_json
 
-MAX_VALUE = 1e30  # milliseconds or bytes of a layer; sums and squares of more do not fit a float
 MAX_PROBLEM = 200_000  # layers x machines; PipeDream's optimizer works for the square of it
 OBJECTIVES = ("released", "paper")
 METHODS = ("pipedream", "gpipe", "time", "parameters", "uniform")
@@ -72,33 +72,34 @@ def read_profile(source: str) -> list[Layer]:
     if not path.is_file() and ":" in source:
         front, _, name = source.rpartition(":")
         path = Path(front)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read the profile {source!r} ({error}); give a JSON file, or FILE:NAME") from None
+    data = read_json(path, "the profile", "give a JSON file, or FILE:NAME")
     if isinstance(data, dict) and isinstance(data.get("profiles"), dict):
         data = data["profiles"]
     if isinstance(data, dict):
         profiles = {key: value for key, value in data.items() if isinstance(value, list)}
         if name not in profiles:
-            hint = f"has no profile {name!r}{nearest(name, profiles)}" if name else "holds several profiles"
-            raise UsageError(f"{str(path)!r} {hint}; write FILE:NAME with one of {', '.join(profiles) or 'no names'}")
+            hint = f"has no profile {quoted(name)}{nearest(name, profiles)}" if name else "holds several profiles"
+            raise UsageError(
+                f"{quoted(str(path))} {hint}; write FILE:NAME with one of {', '.join(profiles) or 'no names'}"
+            )
         data = profiles[name]
     if not isinstance(data, list) or not data:
-        raise UsageError(f"profile {source!r} must be a list of layers and not empty; a layer has {', '.join(FIELDS)}")
+        raise UsageError(
+            f"profile {quoted(source)} must be a list of layers and not empty; a layer has {', '.join(FIELDS)}"
+        )
     return [_layer(entry, number, source) for number, entry in enumerate(data)]
 
 
 def _layer(entry: Any, number: int, source: str) -> Layer:
-    where = f"profile {source!r}, layer {number}"
+    where = f"profile {quoted(source)}, layer {number}"
     if not isinstance(entry, dict):
-        raise UsageError(f"{where} is {entry!r}; it must be an object with {', '.join(FIELDS)}")
+        raise UsageError(f"{where} is {quoted(entry)}; it must be an object with {', '.join(FIELDS)}")
     values = []
     for name in FIELDS[1:]:
         value = entry.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_VALUE:
             raise UsageError(
-                f"{where}: {name} is {str(value)[:20]}; it must be a number of at least 0 and below {MAX_VALUE:g}"
+                f"{where}: {name} is {quoted(value)}; it must be a number of at least 0 and below {MAX_VALUE:g}"
             )
         values.append(float(value))
     return Layer(str(entry.get("op", "")), *values)
@@ -159,7 +160,7 @@ def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
     """
     if method not in METHODS or method == "pipedream":
         choices = [name for name in METHODS if name != "pipedream"]
-        raise UsageError(f"--method {method!r}{nearest(method, METHODS)}; it must be one of {', '.join(choices)}")
+        raise UsageError(f"--method {quoted(method)}{nearest(method, METHODS)}; it must be one of {', '.join(choices)}")
     seconds = [(layer.fwd_ms + layer.bwd_ms) / 1000 for layer in layers]
     if method == "uniform":
         stages = uniform(len(layers), parts)
@@ -195,7 +196,7 @@ def pipedream(
     """
     if objective not in OBJECTIVES:
         raise UsageError(
-            f"objective {objective!r}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}"
+            f"objective {quoted(objective)}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}"
         )
     if machines < 1:
         raise UsageError(f"--machines is {machines}; it must be at least 1")
@@ -206,8 +207,10 @@ def pipedream(
         )
     if memory_limit is not None and not memory_limit > 0:
         raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
-    if not 0 < bandwidth < math.inf:
-        raise UsageError(f"--bandwidth is {bandwidth}; it must be above 0 bytes per second")
+    if not MIN_VALUE <= bandwidth <= MAX_VALUE:
+        raise UsageError(
+            f"--bandwidth is {bandwidth}; it must be above 0 bytes per second, from {MIN_VALUE:g} to {MAX_VALUE:g}"
+        )
 
     # Prefix sums over the layers: seconds, bytes of weights, bytes that a stage holds; and the time of each boundary.
     n = len(layers)

@@ -6,12 +6,13 @@
 Proved by: tests/pipeline/test_plans.py
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.limits import MAX_VALUE, MIN_VALUE, is_size
+from minidist.base.read_file import read_json
 
 FIELDS = ("F", "I", "W", "FB", "bytes_until_b", "bytes_until_w", "input_bytes", "parameters")
 
@@ -64,12 +65,12 @@ def parse_times(text: str, stages: int) -> Times:
         name, _, number = part.partition("=")
         name = name.strip()
         if name in values:
-            raise UsageError(f"--times gives {name} twice; leave one of them out")
+            raise UsageError(f"--times gives {quoted(name, marks=False)} twice; leave one of them out")
         if name not in ("F", "I", "W", "comm", "FB"):
             raise UsageError(
-                f"--times has no {name!r}{nearest(name, ('F', 'I', 'W', 'comm', 'FB'))}; write F=1,I=1,W=1,comm=0"
+                f"--times has no {quoted(name)}{nearest(name, ('F', 'I', 'W', 'comm', 'FB'))}; write F=1,I=1,W=1,comm=0"
             )
-        values[name] = _number(number, f"--times {part}")
+        values[name] = _number(number, f"--times {quoted(part, marks=False)}")
     return uniform(stages, **values)
 
 
@@ -78,29 +79,24 @@ def read_profile(path: str | Path, stages: int) -> Times:
 
     {"stages": [{"F": 1, "I": 1, "W": 1, "bytes_until_b": 0, "bytes_until_w": 0, "parameters": 0}, ...], "edges": [0]}
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"cannot read the profile {str(path)!r} ({error}); give a JSON file with stages and edges"
-        ) from None
+    data = read_json(path, "the profile", "give a JSON file with stages and edges")
     rows = data.get("stages") if isinstance(data, dict) else None
     if not isinstance(rows, list) or len(rows) != stages:
         count = len(rows) if isinstance(rows, list) else "no list of"
         raise UsageError(
-            f"profile {str(path)!r} has {count} stages and the plan has {stages}; give one entry per stage"
+            f"profile {quoted(str(path))} has {count} stages and the plan has {stages}; give one entry per stage"
         )
 
     # One column per field: a field that a stage leaves out is 0, except FB, which all stages give or none.
     columns: dict[str, list[float]] = {name: [] for name in FIELDS}
     for number, row in enumerate(rows):
-        where = f"profile {str(path)!r}, stage {number}"
+        where = f"profile {quoted(str(path))}, stage {number}"
         if not isinstance(row, dict):
-            raise UsageError(f"{where} is {row!r}; it must be an object with F, I and W")
+            raise UsageError(f"{where} is {quoted(row)}; it must be an object with F, I and W")
         for name in row:
             if name not in FIELDS:
                 raise UsageError(
-                    f"{where} has an unknown {name!r}{nearest(name, FIELDS)}; it may have {', '.join(FIELDS)}"
+                    f"{where} has an unknown {quoted(name)}{nearest(name, FIELDS)}; it may have {', '.join(FIELDS)}"
                 )
         for name in FIELDS:
             if name in row or name in ("F", "I", "W"):
@@ -111,11 +107,11 @@ def read_profile(path: str | Path, stages: int) -> Times:
     # Latencies lie between stages, so there is one less.
     edges = data.get("edges", [0.0] * (stages - 1))
     if not isinstance(edges, list) or len(edges) != stages - 1:
-        raise UsageError(f"profile {str(path)!r} needs {stages - 1} edges, one between each two stages")
-    comm = [_number(value, f"profile {str(path)!r}, edge {i}") for i, value in enumerate(edges)]
+        raise UsageError(f"profile {quoted(str(path))} needs {stages - 1} edges, one between each two stages")
+    comm = [_number(value, f"profile {quoted(str(path))}, edge {i}") for i, value in enumerate(edges)]
     if columns["FB"] and len(columns["FB"]) != stages:
         raise UsageError(
-            f"profile {str(path)!r} gives FB for {len(columns['FB'])} of {stages} stages; give it for all or none"
+            f"profile {quoted(str(path))} gives FB for {len(columns['FB'])} of {stages} stages; give it for all or none"
         )
     return Times(
         columns["F"],
@@ -135,8 +131,8 @@ def _number(value: Any, where: str) -> float:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{where}: {value!r} is not a number; give a time or a size of at least 0") from None
-    if not 0 <= number < float("inf"):
-        raise UsageError(f"{where}: {value!r} must be a finite number of at least 0")
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{where}: {quoted(value)} is not a number; give a time or a size of at least 0") from None
+    if not is_size(number):
+        raise UsageError(f"{where}: {quoted(value)} must be 0, or a number from {MIN_VALUE:g} to {MAX_VALUE:g}")
     return number

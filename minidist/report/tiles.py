@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.layout import Layout
+from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.comm import Comm, SimWorld, init_device_mesh
 from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig, Module
 from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
@@ -23,6 +24,7 @@ from minidist.report.palette import PALETTE, RANKS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_BYTES = 10**9  # of all ranks' layers together
 Box = tuple[tuple[int, int], ...]
 
 
@@ -100,8 +102,17 @@ def model_tiles(
         ("experts", experts, 0),
         ("ep", ep, 1),
     ):
-        if size is not None and size < least:
-            raise UsageError(f"--{flag} {size}; it must be at least {least}")
+        if size is not None and not least <= size <= MAX_COUNT:
+            raise UsageError(f"--{flag} {quoted(size)}; it must be at least {least} and at most {MAX_COUNT:,}")
+    check_ranks(tp, "--tp", MAX_SWEPT_RANKS)
+    check_ranks(tp * ep, "--tp times --ep", MAX_SWEPT_RANKS)
+    # Every rank builds the whole layer before it is cut.
+    needed = 4 * tp * ep * (2 * vocab + (4 + 8 * max(1, experts)) * width) * width
+    if needed > MAX_BYTES:
+        raise UsageError(
+            f"--width {quoted(width)} --vocab {quoted(vocab)} on {tp * ep} ranks need {needed / 1e9:.3g} GB; a picture"
+            f" takes at most {MAX_BYTES / 1e9:g} GB, so use smaller sizes"
+        )
     if kv_heads is not None and model != "llama":
         raise UsageError(f"--kv-heads {kv_heads} belongs to --model llama, not to {model}; leave it out")
     if (experts or ep > 1) and (model != "gpt" or not experts):

@@ -126,7 +126,7 @@ def test_profiles(tmp_path):
         (str(path), [], "not empty"),
         (str(path), [{**layer, "fwd_ms": -1}], "layer 0: fwd_ms is -1"),
         (str(path), [7], "layer 0 is 7"),
-        (str(path) + "x", [], "cannot read"),
+        (str(path) + "x", [], "cannot be read"),
     ]:
         path.write_text(json.dumps(content))
         with pytest.raises(UsageError, match=sentence):
@@ -145,7 +145,7 @@ def test_numbers_too_large_are_one_sentence(tmp_path):
     path = tmp_path / "large.json"
     for text in (f"[{layer % '1e308'}]", f"[{layer % ('1' + 400 * '0')}]", "[" * 100_000):
         path.write_text(text)
-        with pytest.raises(UsageError, match=r"below 1e\+30|cannot read"):
+        with pytest.raises(UsageError, match=r"below 1e\+30|is not JSON"):
             read_profile(str(path))
     with pytest.raises(UsageError, match="use at most 200000"):
         pipedream([Layer("", 1, 1, 1, 1)], 1_000_000, 1e9)

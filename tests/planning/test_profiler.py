@@ -95,7 +95,7 @@ def test_every_model_can_be_profiled(values):
     [
         ({"partition": "2,3"}, "cuts .2, 3. do not make 2 stages of 4 layers"),
         ({"partition": "tim"}, "--partition 'tim'; it must be uniform"),
-        ({"partition": "none.json"}, "cannot read the profile 'none.json'"),
+        ({"partition": "none.json"}, "the profile 'none.json' cannot be read"),
         ({"partition": "3,1", "pp": 1}, "cuts a pipeline's stages; add --pp 2"),
     ],
 )

@@ -31,7 +31,7 @@ from minidist.base.errors import (
     UnmatchedMessageError,
     UnwaitedRequestError,
     UsageError,
-    shortened,
+    quoted,
 )
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace, check_record
@@ -441,8 +441,8 @@ def unlike_members(comm: PointToPoint, mine: Claim, other: Claim) -> MismatchErr
     """Return the error for a communicator that two ranks make of unlike members."""
     lines = f"{mine.site}" if mine.site == other.site else f"{mine.site} and {other.site}"
     return MismatchError(
-        f"rank {mine.rank} makes the communicator {comm.name} of the world's ranks {shortened(mine.members)}, but rank"
-        f" {other.rank} makes it of {shortened(other.members)}, at {lines}; every member must pass the same ranks in"
+        f"rank {mine.rank} makes the communicator {comm.name} of the world's ranks {quoted(mine.members)}, but rank"
+        f" {other.rank} makes it of {quoted(other.members)}, at {lines}; every member must pass the same ranks in"
         " the same order"
     )
 

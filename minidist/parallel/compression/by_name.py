@@ -3,7 +3,7 @@
 Proved by: tests/parallel/test_compression.py
 """
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.comm import Comm
 from minidist.parallel.compression.cast import Cast
 from minidist.parallel.compression.compressor import Compressor
@@ -25,14 +25,14 @@ def check_compression(text: str) -> tuple[str, float | None]:
     name, colon, word = text.partition(":")
     if name not in NAMES:
         raise UsageError(
-            f"compression {text!r}{nearest(name, NAMES)}; it must be one of none, fp16, bf16, topk:K, sign,"
+            f"compression {quoted(text)}{nearest(name, NAMES)}; it must be one of none, fp16, bf16, topk:K, sign,"
             " qsgd:LEVELS, powersgd:RANK"
         )
 
     # fp16, bf16 and sign have nothing to choose.
     if name not in NUMBERS:
         if colon:
-            raise UsageError(f"compression {text!r}: {name} takes no number")
+            raise UsageError(f"compression {quoted(text)}: {name} takes no number")
         return name, None
 
     # The number is a positive integer; for top-k it may also be a share below 1.
@@ -43,7 +43,7 @@ def check_compression(text: str) -> tuple[str, float | None]:
     whole = number >= 1 and number.is_integer() and (name != "qsgd" or number <= MAX_LEVELS)
     if not (whole or (name == "topk" and 0 < number < 1)):
         raise UsageError(
-            f"compression {text!r}: {name} needs a number ({NUMBERS[name]}), such as"
+            f"compression {quoted(text)}: {name} needs a number ({NUMBERS[name]}), such as"
             f" {name}:{0.01 if name == 'topk' else 4}"
         )
     return name, number

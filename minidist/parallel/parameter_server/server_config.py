@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.optim import Optimizer, ParameterSlice
 
 
@@ -32,10 +32,14 @@ def parse_consistency(text: str) -> Consistency:
     # bsp is delay:0, asp is ssp without a bound.
     if text in ("bsp", "asp"):
         return Consistency(0, True) if text == "bsp" else Consistency(inf, False)
-    if name not in ("ssp", "delay") or not re.fullmatch("-?[0-9]+", number):
-        raise UsageError(f"consistency {text!r}; it must be bsp, asp, ssp:S or delay:T, with a number of clocks S, T")
+    if name not in ("ssp", "delay") or not re.fullmatch("-?[0-9]{1,18}", number):
+        raise UsageError(
+            f"consistency {quoted(text)}; it must be bsp, asp, ssp:S or delay:T, with a number of clocks S, T"
+        )
     if int(number) < 0:
-        raise UsageError(f"consistency {text!r} has the bound {number}; it must be at least 0 clocks (0: wait for all)")
+        raise UsageError(
+            f"consistency {quoted(text)} has the bound {number}; it must be at least 0 clocks (0: wait for all)"
+        )
     return Consistency(int(number), name == "delay")
 
 

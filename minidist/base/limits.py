@@ -1,0 +1,39 @@
+"""The limits of sizes, in one place: what a number must lie below before anything is allocated or repeated for it.
+
+A number with a few zeros too many, from a flag or a damaged file, is refused with a sentence. Without a limit it would
+take all memory of the machine, or never end. The limits are far above what a laptop can run.
+
+Proved by: tests/base/test_limits.py
+"""
+
+from minidist.base.errors import UsageError, quoted
+
+MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model of its own
+MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn
+MAX_BATCH = 10_000_000  # samples of one step; their numbers are drawn for every step
+MAX_COUNT = 10**15  # of anything that is only counted, such as steps or elements; floats count exactly up to 9e15
+MAX_VALUE = 1e30  # of a time, a rate or a number of bytes; sums and squares of more do not fit a float
+MIN_VALUE = 1e-30  # of one that is not zero; a quotient by less does not fit a float
+MAX_DIGITS = 18  # of a whole number that is written as text
+
+
+def check_ranks(ranks: int, flag: str = "--ranks", most: int = MAX_RANKS) -> None:
+    """Raise UsageError unless a simulated world can have so many ranks."""
+    if not 1 <= ranks <= most:
+        raise UsageError(f"{flag} {quoted(ranks)}; a simulated world has 1 to {most:,} ranks here")
+
+
+def check_count(number: int, flag: str, least: int = 0, most: int = MAX_COUNT) -> None:
+    """Raise UsageError unless `least` <= number <= `most`."""
+    if not least <= number <= most:
+        raise UsageError(f"{flag} is {quoted(number)}; it must be from {least:,} to {most:,}")
+
+
+def is_size(number: float) -> bool:
+    """Whether a number can be a time, a rate or a size: 0, or from MIN_VALUE up to MAX_VALUE. False for NaN."""
+    return number == 0 or MIN_VALUE <= number <= MAX_VALUE
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that plain decimal digits write, at most MAX_DIGITS of them; None for any other text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None

@@ -1,0 +1,81 @@
+"""Reading a user's file: every limit is one sentence, whichever command reads it."""
+
+import json
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.base.read_file import MAX_DEPTH, check_path, parse_json, parse_toml, read_json, read_text, read_toml
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "b": {"c": 2, "c": 3}}', "the key 'c' appears twice"),
+        ("[" * 100_000, "levels"),
+        ("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2), "levels"),
+        ("NaN", "NaN is not a number of JSON"),
+        ("[-Infinity]", "-Infinity is not a number of JSON"),
+        ("1e400", "too large"),
+        ("1" + "0" * 5_000, "a whole number of 5,001 digits"),
+        ("1" + "0" * 35, "too large"),
+        ("{", "Expecting"),
+    ],
+)
+def test_json_that_is_refused(text, reason, tmp_path):
+    with pytest.raises(ValueError, match=reason):
+        parse_json(text)
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError, match="is not JSON") as error:
+        read_json(tmp_path / "a.json", "--config", "correct it")
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = " + "[" * 20_000, "characters"),
+        ("a = " + "[" * 900, "levels|Invalid"),
+        ("a = " + "9" * 900, "too large"),
+        ("a." * 400 + "b = 1", "levels"),
+        ("a = 1\na = 2", "overwrite"),
+        ("d = 2024-13-45", "out of range|Expected newline"),
+    ],
+)
+def test_toml_that_is_refused(text, reason, tmp_path):
+    with pytest.raises(ValueError, match=reason):
+        parse_toml(text)
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(UsageError, match="is not TOML"):
+        read_toml(tmp_path / "a.toml", "--config", "correct it")
+
+
+def test_what_is_right_is_read(tmp_path):
+    content = {"a": [1, 2.5, None, True, "x"], "b": {"c": {}}}
+    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(content), encoding="utf-8")
+    assert read_json(tmp_path / "a.json", "--config", "correct it") == content
+    assert parse_json("[NaN, Infinity]", not_finite=True)[1] == float("inf")
+    assert parse_toml("[a]\nb = inf") == {"a": {"b": float("inf")}}
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("none.json", "No such file"),
+        ("a\0b", "no path can have"),
+        ("a\ud800b", "no path can have"),
+        ("/dev/zero", "more than 16,000,000 bytes"),
+        ("x" * 5_000, "name too long"),
+    ],
+)
+def test_files_that_cannot_be_read(path, reason):
+    with pytest.raises(UsageError, match=reason) as error:
+        read_text(path, "--config", "name another file")
+    assert len(str(error.value)) < 400
+
+
+def test_bytes_that_are_not_utf_8(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(UsageError, match="not UTF-8 at byte 7"):
+        read_text(tmp_path / "a.json", "--config", "write it in UTF-8")
+    assert check_path("caf\udce9", "--config").name == "caf\udce9"
