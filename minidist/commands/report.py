@@ -28,7 +28,7 @@ def report(
             "--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)"
         ),
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="a:b, only these training steps")] = None,
+    steps: Annotated[str | None, typer.Option(help="a:b, only steps a, ..., b - 1; they are numbered from 0")] = None,
 ) -> None:
     """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
     from minidist.report.from_file import draw_report

@@ -23,7 +23,9 @@ def train(
         Path | None, typer.Option(help="where the trace goes (default: runs/train.jsonl), or none: keep no events")
     ] = None,
     eager_bytes: EagerBytes = 0,
-    metrics: Annotated[Path | None, typer.Option(help="a file of JSON lines, one per step")] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="a file of JSON lines, one per step; steps are numbered from 0")
+    ] = None,
     deepspeed: DeepSpeed = None,
 ) -> Result | None:
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""

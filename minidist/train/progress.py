@@ -54,7 +54,7 @@ class Progress:
         now = time.monotonic()
         if done in (1, self.steps) or now - self.last > SECONDS_BETWEEN_LINES:
             self.last = now
-            print(f"{self.title}: step {done}/{self.steps}  loss {state.loss:.4f}", file=sys.stderr, flush=True)
+            print(f"{self.title}: {done}/{self.steps} steps  loss {state.loss:.4f}", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self.bar is not None:

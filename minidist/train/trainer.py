@@ -64,7 +64,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         noise = NoiseMeter(strategy) if config.noise_scale else None
         held_out: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
-        saved = done  # the step of the last checkpoint, 0 without one
+        saved = done  # the steps of the last checkpoint, 0 without one
 
         for step in range(done, config.steps):
             # The scale of this step's gradients: an overflow changes the scaler's.
@@ -120,13 +120,16 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 
 
 def place_of(config: TrainConfig, step: int, saved: int) -> str:
-    """Return where a job is and what is left of it when it is interrupted. saved: the step of the last checkpoint."""
-    place = f"step {step + 1} of {config.steps}"
+    """Return where a job is and what is left of it when it is interrupted.
+
+    Steps are numbered from 0; `step` of them are done. saved: how many were done at the last checkpoint.
+    """
+    place = f"step {step}, with {step} of {config.steps} steps done"
     if config.save is None:
         return f"{place}; nothing was saved, --save DIRECTORY writes checkpoints"
     if saved == 0:
         return f"{place}; no checkpoint was written yet to {config.save}"
-    return f"{place}; the last checkpoint is that of step {saved} in {config.save}, and --resume goes on from it"
+    return f"{place}; the last checkpoint has {saved} steps and is in {config.save}; --resume goes on from it"
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:

@@ -116,7 +116,10 @@ class Worker:
         if clock:
             name = f"step {self.done + clock - 1}"
             self.comm.trace.add_span(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
-        self.comm.world.place = f"step {self.done + clock + 1} of {self.job.config.steps}; servers save at the end only"
+        done = self.done + clock
+        self.comm.world.place = (
+            f"step {done}, with {done} of {self.job.config.steps} steps done; servers save at the end only"
+        )
         self.began = self.comm.time()
 
 

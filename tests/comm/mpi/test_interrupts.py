@@ -71,7 +71,7 @@ def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, wor
     if run.open_mpi and world == "mpi":
         pytest.skip(OPEN_MPI)
     code, output, seconds = run.interrupted(
-        "step 1",
+        "1/100000 steps",
         "",
         2,
         launcher=world == "mpi",
@@ -79,14 +79,15 @@ def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, wor
     )
     (line,) = [line for line in output.splitlines() if line.startswith("minidist:")]
     found = re.fullmatch(
-        r"minidist: (rank \d of 2: )?interrupted in step (\d+) of 100000; (no checkpoint was written yet to kept"
-        r"|the last checkpoint is that of step (\d+) in kept, and --resume goes on from it)",
+        r"minidist: (rank \d of 2: )?interrupted in step (\d+), with \d+ of 100000 steps done; "
+        r"(no checkpoint was written yet to kept"
+        r"|the last checkpoint has (\d+) steps and is in kept; --resume goes on from it)",
         line,
     )
     assert found, output
     assert (found[1] is None) == (world == "simulated")
     step, saved = int(found[2]), int(found[4] or 0)
-    assert saved in (step - 1 - (step - 1) % 3, step - step % 3)  # it may have been interrupted in the saving
+    assert saved in (step - step % 3, step + 1 - (step + 1) % 3)  # it may have been interrupted in the saving
     if saved:
         assert (tmp_path / "kept" / f"step-{saved:08d}").is_dir()
     assert code == 130
@@ -96,12 +97,13 @@ def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, wor
 
 def test_what_a_job_says_of_its_place():
     config = TrainConfig(steps=9)
-    assert place_of(config, 0, 0) == "step 1 of 9; nothing was saved, --save DIRECTORY writes checkpoints"
-    config = TrainConfig(steps=9, save="kept")
-    assert place_of(config, 1, 0) == "step 2 of 9; no checkpoint was written yet to kept"
-    assert place_of(config, 4, 3).endswith(
-        "the last checkpoint is that of step 3 in kept, and --resume goes on from it"
+    assert (
+        place_of(config, 0, 0)
+        == "step 0, with 0 of 9 steps done; nothing was saved, --save DIRECTORY writes checkpoints"
     )
+    config = TrainConfig(steps=9, save="kept")
+    assert place_of(config, 1, 0) == "step 1, with 1 of 9 steps done; no checkpoint was written yet to kept"
+    assert place_of(config, 4, 3).endswith("the last checkpoint has 3 steps and is in kept; --resume goes on from it")
 
 
 def test_a_program_may_catch_it(run):
