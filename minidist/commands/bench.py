@@ -12,7 +12,7 @@ from minidist.base.errors import UsageError
 from minidist.commands.options import command_line, whole_numbers
 from minidist.commands.output import Result, json_or_table, say
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Ratios measured in one interleaved run.")
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure ratios in one interleaved run.")
 Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
 Cases = Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
 
@@ -38,9 +38,7 @@ def bench_collectives(
         Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")
     ] = None,
 ) -> Result:
-    """Every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or every algorithm on the virtual
-    clock.
-    """
+    """Time every all-reduce beside MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
     # Imported here: `minidist --help` must not load every benchmark.
     from minidist.bench import collectives, virtual_collectives
     from minidist.collectives import load_algorithm
@@ -89,9 +87,7 @@ def bench_network(
     ] = "ring,rabenseifner,recursive_doubling",
     rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
 ) -> Result:
-    """All-reduce between hosts with slow links (network namespaces; needs root): measured time beside the virtual
-    clock's.
-    """
+    """Time all-reduce between hosts with slow links (network namespaces, which need root), beside the virtual clock."""
     from minidist.bench import network
 
     lengths = whole_numbers(sizes, "--sizes") if sizes else network.SIZES
@@ -118,7 +114,7 @@ def bench_step(
     ] = None,
     rounds: Rounds = 8,
 ) -> Result:
-    """A training step against PyTorch's best eager step on the same model, batch and optimizer."""
+    """Time a training step beside PyTorch's best eager step on the same model, batch and optimizer."""
     from minidist.bench.parallel import bench_data_parallel
     from minidist.bench.step import bench_step as measure
     from minidist.bench.tensor_parallel import bench_tensor_parallel
@@ -149,9 +145,7 @@ def bench_pipeline(
     microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
     rounds: Rounds = 8,
 ) -> Result:
-    """A pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against the same batch on one
-    rank.
-    """
+    """Time a pipeline step under mpiexec beside torch.distributed.pipelining on gloo, and beside one rank."""
     from minidist.bench.pipeline import bench_pipeline as measure
 
     return _result(measure(stages, schedule, microbatches, rounds, case))
@@ -160,7 +154,7 @@ def bench_pipeline(
 @bench.command("memory")
 @json_or_table
 def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
-    """What the memory account costs a training step, when it is on and when it keeps a timeline."""
+    """Measure what the memory account costs a training step, when it is on and when it keeps a timeline."""
     from minidist.bench.memory import bench_memory as measure
 
     return _result(measure(cases or None, rounds=rounds))
@@ -174,7 +168,7 @@ def bench_hybrid(
     pp: Annotated[int, typer.Option(help="pipeline ranks")] = 2,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
 ) -> Result:
-    """The share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
+    """Measure the share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
     from minidist.bench.hybrid import bench_hybrid as measure
 
     return _result(measure(rounds, dp, tp, pp))

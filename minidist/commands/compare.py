@@ -42,7 +42,7 @@ def compare(
 ) -> Result | None:
     """Run the job in parallel and on one device, and compare every tensor of every step.
 
-    Exit code 1 when they differ.
+    The exit code is 1 when they differ.
     """
     from minidist.commands.runner import run_comparison
 

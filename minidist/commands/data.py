@@ -19,7 +19,7 @@ def data(
     step: Annotated[int, typer.Option(help="the step whose samples are listed")] = 0,
     weights: Annotated[str | None, typer.Option(help="speeds of the ranks, such as 2,1,1: rows in proportion")] = None,
 ) -> None:
-    """Which samples each replica trains on: the size of the data, the sharding rule, and the samples of one step."""
+    """Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples."""
     from minidist.config.train_config import resolve_batches, resolve_dims
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
 

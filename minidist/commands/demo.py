@@ -19,7 +19,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="where traces and the picture go")] = Path("runs/demo"),
     timeout: Timeout = 60.0,
 ) -> Result:
-    """A byte-level GPT learns English on four ranks: simulated, under mpiexec, and equal to one device."""
+    """Train a byte-level GPT on four ranks, simulated and under mpiexec, and compare both with one device."""
     from minidist.commands.demo_run import run_demo
     from minidist.report.from_file import draw_report
 

@@ -37,8 +37,9 @@ class Finding:
 
 @json_or_table
 def doctor() -> Result | None:
-    """What this machine has: Python, BLAS, MPI and its launcher, GPU; and what is missing for what. Under mpiexec also
-    what the ranks see of each other.
+    """Print what this machine has (Python, BLAS, MPI, its launcher, GPU), and what is missing for what.
+
+    Under mpiexec it also prints what the ranks see of each other.
     """
     findings = examine()
     if findings is None:

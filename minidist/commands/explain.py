@@ -23,7 +23,7 @@ def explain(
         str | None, typer.Option(help="also the model states of this many parameters, such as 7.5e9")
     ] = None,
 ) -> Result:
-    """What a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
+    """Print what a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
     from minidist.commands.explanation import explain_job, table
     from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
 

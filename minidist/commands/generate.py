@@ -22,7 +22,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
     seed: Annotated[int, typer.Option(help="seed of the draws")] = 0,
 ) -> Result:
-    """Text from the latest checkpoint of a trained language model, on one device; the same seed gives the same text."""
+    """Write text from the latest checkpoint of a language model, on one device; the same seed gives the same text."""
     from minidist.commands.generation import run_generation
 
     result = run_generation(directory, prompt, tokens, temperature, top_k, seed)

@@ -35,7 +35,7 @@ def memory(
         Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")
     ] = None,
 ) -> Result:
-    """How many bytes a rank holds at each ZeRO stage, for a number of parameters or for the whole step of a model."""
+    """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
     from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
 
     if (params is None) == (model is None):

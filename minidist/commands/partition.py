@@ -27,7 +27,7 @@ def partition(
     ] = "released",
     memory_limit: Annotated[float | None, typer.Option(help="pipedream: bytes of a machine")] = None,
 ) -> Result:
-    """Which layers make a stage; by PipeDream's optimizer also how many machines share it."""
+    """Decide which layers make a stage; by PipeDream's optimizer also how many machines share it."""
     from minidist.pipeline.partition import METHODS, pipedream, read_profile
     from minidist.pipeline.partition import partition as cut
 

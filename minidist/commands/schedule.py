@@ -65,7 +65,7 @@ def schedule(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
     json_output: Json = False,
 ) -> None:
-    """A pipeline schedule: its order, its picture, and what it costs in time and memory."""
+    """Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."""
     from minidist.pipeline import passes
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name

@@ -25,7 +25,7 @@ def staleness(
     seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
 ) -> Result:
-    """A parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
+    """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
     from minidist.bench.staleness import staleness_runs, table
 
     runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)

@@ -30,7 +30,7 @@ def tiles(
         Path | None, typer.Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file")
     ] = None,
 ) -> Result:
-    """Which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""
+    """Print which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""
     from minidist.report.frame import save
     from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
