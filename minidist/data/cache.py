@@ -2,7 +2,7 @@
 
 The key is the content's hash together with the name of what is made of it, not a path or a time stamp: a changed file
 has another key, a copied or touched one the same. A process writes a file of its own and renames it, so processes that
-start together never see half a file.
+start together never see half a file. An entry ends with the hash of its bytes, so a damaged one is made again.
 
 Proved by: tests/data/test_loading.py
 """
@@ -50,6 +50,8 @@ def cached(path: str | Path, what: str, make: Callable[[], np.ndarray], cache: P
         place.parent.mkdir(parents=True, exist_ok=True)
         own = place.with_suffix(f".{os.getpid()}.npy")
         np.save(own, array, allow_pickle=False)
+        with own.open("ab") as file:
+            file.write(bytes.fromhex(content_hash(own)))
         own.replace(place)
         return _mapped(place)
     except OSError:
@@ -57,5 +59,18 @@ def cached(path: str | Path, what: str, make: Callable[[], np.ndarray], cache: P
 
 
 def _mapped(path: Path) -> np.ndarray:
+    # Behind the array stands the hash of all bytes before it; NumPy reads no further than the array.
+    if not _is_whole(path):
+        raise ValueError(f"{path} is damaged")
     array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the last 16 bytes of a file are the hash of all others."""
+    digest, left = hashlib.blake2b(digest_size=16), path.stat().st_size - 16
+    with path.open("rb") as file:
+        while left > 0 and (piece := file.read(min(CHUNK, left))):
+            digest.update(piece)
+            left -= len(piece)
+        return left == 0 and file.read() == digest.digest()

@@ -7,23 +7,29 @@ Proved by: tests/data/test_datasets.py
 
 import gzip
 import zipfile
+import zlib
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.read_file import check_path
 from minidist.data.cache import cached
 from minidist.data.datasets import SampleDataset, TokenDataset
 
 TOKEN_DTYPES = {".u8": "<u1", ".u16": "<u2", ".u32": "<u4", ".i32": "<i4", ".i64": "<i8", ".bin": "<u2"}
+MAX_TOKEN = 2**31 - 1  # a token or a class; each is a row of a matrix
+MAX_DIMS = 8  # of an idx file
+MIN_UNPACKED, MAX_RATIO = 64_000_000, 200  # bytes, and times the packed size, that a packed file may have
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def _existing(kind: str, path: str) -> Path:
     """Return the path of a file with something in it; a UsageError says what else it is."""
     # The first thing that is wrong is reported, with what would be right.
-    file = Path(path).expanduser()
+    file = _expanded(kind, path)
+    path = quoted(path, marks=False)
     if file.is_dir():
         raise UsageError(f"--data {kind}:{path} is a folder; name a file in it")
     if not file.exists():
@@ -32,6 +38,18 @@ def _existing(kind: str, path: str) -> Path:
     if file.stat().st_size == 0:
         raise UsageError(f"--data {kind}:{path} is empty; name a file with something in it")
     return file
+
+
+def _expanded(kind: str, path: str) -> Path:
+    """Return the path with the home folder in place of `~`."""
+    file = check_path(path, f"--data {kind}:")
+    try:
+        return file.expanduser()
+    except RuntimeError:
+        user = quoted(file.parts[0], marks=False)
+        raise UsageError(
+            f"--data {kind}:{quoted(path, marks=False)}: this machine has no user {user}; write the path in full"
+        ) from None
 
 
 def text_file(path: str) -> TokenDataset:
@@ -44,10 +62,18 @@ def text_file(path: str) -> TokenDataset:
 
 
 def _unpacked(file: Path) -> bytes:
+    # Real data are at most a few dozen times as large as their packed form; a file made to fill the memory, a thousand.
+    most = max(MIN_UNPACKED, MAX_RATIO * file.stat().st_size)
     try:
-        return gzip.decompress(file.read_bytes())
-    except (OSError, EOFError) as error:
+        with gzip.open(file) as packed:
+            content = packed.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+    if len(content) > most:
+        raise UsageError(
+            f"--data file {file} is larger than {most:,} bytes, {MAX_RATIO} times its packed size; use gunzip"
+        )
+    return content
 
 
 def token_file(path: str) -> TokenDataset:
@@ -62,8 +88,12 @@ def token_file(path: str) -> TokenDataset:
     if file.suffix == ".npy":
         try:
             tokens = np.load(file, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise UsageError(f"--data {name} is not a NumPy array file: {error}; write it with numpy.save") from None
+        except Exception as error:  # numpy has an error of another class for each part of a damaged header
+            raise UsageError(
+                f"--data {name} is not a NumPy array file: {_reason(error)}; write it with numpy.save"
+            ) from None
+        if not isinstance(tokens, np.ndarray):
+            raise UsageError(f"--data {name} is a NumPy archive, not an array; write it with numpy.save")
     elif file.suffix in TOKEN_DTYPES:
         dtype = np.dtype(TOKEN_DTYPES[file.suffix])
         if file.stat().st_size % dtype.itemsize:
@@ -81,8 +111,9 @@ def token_file(path: str) -> TokenDataset:
     # A model looks tokens up in a table, so they must be row numbers.
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size == 0:
         raise UsageError(f"--data {name} is {tokens.shape} {tokens.dtype}; tokens are whole numbers in one dimension")
-    if int(tokens.min()) < 0:
-        raise UsageError(f"--data {name} holds the token {int(tokens.min())}; tokens are numbers from 0 on")
+    if int(tokens.min()) < 0 or int(tokens.max()) > MAX_TOKEN:
+        wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+        raise UsageError(f"--data {name} holds the token {wrong}; tokens are numbers from 0 on, to {MAX_TOKEN:,}")
     return TokenDataset(name, tokens, int(tokens.max()) + 1)
 
 
@@ -93,7 +124,7 @@ def idx_folder(path: str) -> SampleDataset:
     of dims, then the dims and the data, all big-endian.
     """
     # Images, then labels.
-    folder, arrays = Path(path).expanduser(), []
+    folder, arrays = _expanded("idx", path), []
     if not folder.is_dir():
         raise UsageError(f"--data idx:{path} is not a folder; name the one with train-images-idx3-ubyte in it")
     for stem in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
@@ -119,6 +150,8 @@ def _parse_idx(file: Path, content: bytes) -> np.ndarray:
 
     # The header says the dtype and the dims; together they say how long the file must be.
     dims, dtype = content[3], np.dtype(_IDX_DTYPES[content[2]])
+    if not 1 <= dims <= MAX_DIMS:
+        raise UsageError(f"--data file {file} has {dims} dims; images have 3 and labels 1, so fetch it again")
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
     expected = 4 + 4 * dims + dtype.itemsize * prod(shape)
     if len(content) != expected:
@@ -131,12 +164,41 @@ def npz_file(path: str) -> SampleDataset:
     file = _existing("npz", path)
     if not zipfile.is_zipfile(file):
         raise UsageError(f"--data npz:{path} is not a NumPy archive; write it with numpy.savez")
-    with np.load(file, allow_pickle=False) as archive:
-        # Keras's names first: such an archive may hold x_test as well.
-        for x, y in (("x_train", "y_train"), ("x", "y")):
-            if x in archive and y in archive:
-                return _samples(f"npz:{path}", archive[x], archive[y])
-        raise UsageError(f"--data npz:{path} holds {', '.join(archive)}; it needs x and y, or x_train and y_train")
+    try:
+        with zipfile.ZipFile(file) as packed, np.load(file, allow_pickle=False) as archive:
+            # Keras's names first: such an archive may hold x_test as well.
+            for x, y in (("x_train", "y_train"), ("x", "y")):
+                if x in archive and y in archive:
+                    _check_packed(packed, x, file)
+                    _check_packed(packed, y, file)
+                    return _samples(f"npz:{path}", archive[x], archive[y])
+            names = quoted(", ".join(archive), marks=False)
+    except UsageError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen classes of errors for a damaged archive
+        raise UsageError(
+            f"--data npz:{path} is damaged, or its arrays are not of numbers: {_reason(error)}; use numpy.savez"
+        ) from None
+    raise UsageError(f"--data npz:{path} holds {names}; it needs x and y, or x_train and y_train")
+
+
+def _check_packed(packed: zipfile.ZipFile, name: str, file: Path) -> None:
+    """Refuse an array before it is unpacked, when it or its header asks for much more than the file can hold."""
+    member = packed.getinfo(name if name in packed.namelist() else f"{name}.npy")
+    with packed.open(member) as content:
+        version = np.lib.format.read_magic(content)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(content)
+        header = content.tell()
+    size = prod(shape) * dtype.itemsize
+    if min((0, *shape)) < 0 or header + size != member.file_size:
+        raise ValueError(f"{name} has {member.file_size} bytes and its header says {header + size}")
+    if size > max(MIN_UNPACKED, MAX_RATIO * file.stat().st_size):
+        raise ValueError(f"{name} would have {size:,} bytes, more than {MAX_RATIO} times the file's")
+
+
+def _reason(error: Exception) -> str:
+    return quoted(str(error), marks=False) or type(error).__name__
 
 
 def _samples(name: str, inputs: np.ndarray, targets: np.ndarray) -> SampleDataset:
@@ -144,6 +206,10 @@ def _samples(name: str, inputs: np.ndarray, targets: np.ndarray) -> SampleDatase
         raise UsageError(
             f"--data {name} has inputs {inputs.shape} and labels {targets.shape}; it needs (n, ...) and (n,), n above 0"
         )
+    if inputs.dtype.kind not in "iubf":
+        raise UsageError(f"--data {name} has inputs of {inputs.dtype}; inputs are numbers")
+    if targets.dtype.kind in "iu" and int(targets.max()) > MAX_TOKEN:
+        raise UsageError(f"--data {name} has the label {int(targets.max())}; labels are below {MAX_TOKEN + 1:,}")
     if targets.dtype.kind not in "iu" or int(targets.min()) < 0:
         raise UsageError(f"--data {name} has labels of {targets.dtype}; labels are whole numbers from 0 on")
     return SampleDataset(name, inputs, targets, int(targets.max()) + 1)

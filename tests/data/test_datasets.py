@@ -1,6 +1,7 @@
 """Generated data are what they claim; a user's file is read, or refused in one sentence with value and remedy."""
 
 import gzip
+import io
 from itertools import pairwise
 from math import log
 
@@ -171,3 +172,59 @@ def test_a_defect_is_one_sentence(tmp_path, spec, message):
     with pytest.raises(UsageError, match=message) as caught:
         load_dataset(spec.format(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def archive(**arrays):
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    return content.getvalue()
+
+
+def test_damaged_archives_are_one_sentence_and_never_another_error(tmp_path):
+    rng = np.random.default_rng(0)
+    whole = archive(x=rng.integers(0, 255, (20, 4, 4), np.uint8), y=np.arange(20) % 3)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] ^= int(rng.integers(1, 256))
+        (tmp_path / "a.npz").write_bytes(bytes(damaged))
+        try:
+            load_dataset(f"npz:{tmp_path / 'a.npz'}")
+        except UsageError as error:
+            refused += len(str(error)) < 600
+    assert refused > 250
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.npz", archive(x=np.array([[1], [2]], object), y=np.arange(2)), "damaged, or its arrays are not of numbers"),
+        ("a.npz", archive(x=np.array([["a"], ["b"]]), y=np.arange(2)), "inputs are numbers"),
+        ("a.npz", archive(x=np.zeros((2, 2)), y=np.array([0, 2**63], np.uint64)), "labels are below"),
+        ("a.npz", archive(x=np.zeros((1, 100_000_000), np.uint8), y=np.arange(1)), "more than 200 times"),
+        ("a.gz", gzip.compress(bytes(100_000_000)), "use gunzip"),
+        ("a.gz", gzip.compress(bytes(1_000))[:-9] + b"123456789", "fetch it again"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': ((((((", "is not a NumPy array file"),
+        ("a.npy", archive(x=np.arange(3)), "is a NumPy archive"),
+        ("a.u32", b"\xff\xff\xff\xff", "holds the token 4294967295"),
+    ],
+)
+def test_data_that_no_model_can_take(name, content, sentence, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / name).write_bytes(content)
+    kind = {".npz": "npz", ".gz": "text"}.get(name[1:], "tokens")
+    with pytest.raises(UsageError, match=sentence):
+        load_dataset(f"{kind}:{tmp_path / name}")
+
+
+def test_idx_with_65_dims_and_paths_that_do_not_exist(tmp_path):
+    for stem in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (tmp_path / stem).write_bytes(bytes([0, 0, 8, 65]) + (1).to_bytes(4, "big") * 65 + b"x")
+    with pytest.raises(UsageError, match="has 65 dims"):
+        load_dataset(f"idx:{tmp_path}")
+    for spec in ("text:~nosuchuser/x", "idx:~nosuchuser"):
+        with pytest.raises(UsageError, match="has no user ~nosuchuser"):
+            load_dataset(spec)
+    with pytest.raises(UsageError, match="no path can have"):
+        load_dataset("text:a\0b")

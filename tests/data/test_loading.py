@@ -206,3 +206,15 @@ def test_the_rule_in_words(capsys):
     with pytest.raises(SystemExit) as end:
         main(["data", "--weights", "fast"])
     assert end.value.code == 2
+
+
+def test_a_poisoned_entry_of_the_cache_is_made_again(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"content")
+    made = cached(tmp_path / "a.txt", "text", lambda: np.arange(5), tmp_path)
+    (entry,) = tmp_path.glob("text-*.npy")
+    for poison in (np.zeros((2, 2), complex), np.arange(5, 10), np.array(["a"] * 5)):
+        del made
+        np.save(entry, poison)
+        made = cached(tmp_path / "a.txt", "text", lambda: np.arange(5), tmp_path)
+        assert made.tolist() == [0, 1, 2, 3, 4]
+    assert cached(tmp_path / "a.txt", "text", lambda: pytest.fail("not needed"), tmp_path).tolist() == made.tolist()
