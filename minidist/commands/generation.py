@@ -41,10 +41,11 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
     """
     checkpoint = Checkpoint(directory)
     config = TrainConfig.make(**read_job_state(checkpoint).config)
-    if config.model == "mlp":
+    if not config.is_language_model:
+        kind = "a classifier" if config.model == "mlp" else "a model of your own"
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} holds a classifier (--model mlp), which generates no text; train"
-            " a gpt or llama"
+            f"the checkpoint {str(checkpoint.path)!r} holds {kind} (--model {config.model}), which generates no text"
+            " here; train a gpt or llama"
         )
 
     # float32 holds every value of both 16-bit types exactly.

@@ -1,13 +1,16 @@
 """The model that a config describes, whole and with its initial values: the same on every rank and on one device.
 
-Proved by: tests/config/test_train_config.py, tests/commands/test_generation.py
+Proved by: tests/config/test_own_model.py, tests/commands/test_generation.py
 """
 
+import inspect
 from typing import Any
 
+from minidist.base.errors import MinidistError, UsageError, quoted, text_of
 from minidist.base.half import named_dtype
+from minidist.base.user_file import load_function
 from minidist.config.train_config import TrainConfig
-from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
+from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
@@ -45,8 +48,46 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
         )
         return Llama(llama, dtype=dtype, seed=config.seed)
 
+    if config.is_own_model:
+        return own_model(config, dataset)
+
     # A classifier: `layers` hidden layers of `width` between the features and the classes.
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
+
+
+def own_model(config: TrainConfig, dataset: Any) -> Module:
+    """Return the model of FILE.py:FUNCTION: FUNCTION(), FUNCTION(config) or FUNCTION(config, dataset).
+
+    Its forward takes what the data set gives (tokens as integers, features as a Tensor) and returns logits. Every rank
+    calls the function, so it has to return the same values every time. UsageError when it raises, or returns anything
+    but a Module with parameters in the dtype of --precision.
+    """
+    function, source = load_function(config.model), config.model
+    try:
+        # As many arguments as the function takes; a class or a builtin may not tell.
+        taken = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        model = function(*(config, dataset)[: len(taken)])
+    except MinidistError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--model {source} raises {type(error).__name__}: {text_of(error)}; correct the function"
+        ) from error
+
+    if not isinstance(model, Module) or not any(True for _ in model.parameters()):
+        raise UsageError(f"--model {source} returns {quoted(model)}; return a minidist.nn.Module that has parameters")
+
+    # Names are the places in the model, on every rank the same: checkpoints, comparisons and dropout's draws use them.
+    for name, module in model.named_modules():
+        module.name = name
+    for name, parameter in model.named_parameters():
+        parameter.name = name
+        if parameter.dtype != named_dtype(DTYPES[config.precision]):
+            raise UsageError(
+                f"--model {source} has a parameter {name!r} of {parameter.dtype}, and --precision is"
+                f" {config.precision}; make its layers with dtype={DTYPES[config.precision]!r}, or change --precision"
+            )
+    return model
 
 
 def llama_inner(config: TrainConfig) -> int:

@@ -151,7 +151,12 @@ class ResolvedJob:
 
     @property
     def needed_bytes(self) -> int:
-        """Weights, gradients and Adam's two states of all ranks of this process, in 4 bytes each."""
+        """Weights, gradients and Adam's two states of all ranks of this process, in 4 bytes each.
+
+        0 for a model of the user's, whose size follows from no setting.
+        """
+        if self.config.is_own_model:
+            return 0
         return self.parameters * 4 * 4 * self.processes_here
 
     @cached_property

@@ -123,7 +123,7 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "tokens-for-language-models",
-        lambda j: j.model != "mlp" and not j.dataset.is_tokens,
+        lambda j: j.is_language_model and not j.dataset.is_tokens,
         "--data {data} holds labelled samples, not tokens",
         "use --model mlp",
     ),
@@ -135,10 +135,30 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "width-by-heads",
-        lambda j: j.model != "mlp" and j.width % (j.heads * j.head_unit),
+        lambda j: j.is_language_model and j.width % (j.heads * j.head_unit),
         "--width {width} is not a multiple of {pairs}--heads {heads}",
         "use {choices}",
         {"pairs": lambda j: "2 x " if j.head_unit == 2 else "", "choices": heads_for_width},
+    ),
+    *(
+        Rule(
+            f"own-model-with-{name}",
+            both("is_own_model", name, unless=1),
+            f"--{name} {{{name}}} {does}, which minidist does to models of its own only, not to --model {{model}}",
+            "use --dp, with or without --zero, or --model gpt",
+        )
+        for name, does in (
+            ("pp", "cuts the model into stages"),
+            ("cp", "splits the sequences of its attention"),
+            ("tp", "splits its matrices"),
+        )
+    ),
+    Rule(
+        "own-model-with-recomputation",
+        lambda j: j.is_own_model and j.recompute != "none",
+        "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
+        " {model}",
+        "call minidist.autograd.checkpoint in its forward, or leave it out",
     ),
     Rule(
         "momentum-by-optimizer",
@@ -686,6 +706,8 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     job.dataset.samples(config.context)
     if config.decay == "cosine" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.steps)
+    if config.is_own_model:
+        make_model(config, job.dataset)
     if config.pp > 1:
         cut_stages(config, make_model(config, job.dataset), job.plan.stages)
 

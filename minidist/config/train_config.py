@@ -8,10 +8,12 @@ Proved by: tests/config/test_train_config.py
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_RANKS, whole_number
+from minidist.base.user_file import is_user_function
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
 
@@ -22,8 +24,8 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # model and data
-    model: Literal["gpt", "llama", "mlp"] = Field(
-        "gpt", description="gpt or llama (byte-level language models) or mlp (classifier)"
+    model: str = Field(
+        "gpt", description="gpt or llama (byte-level language models), mlp (classifier), or your own, FILE.py:FUNCTION"
     )
     layers: int = Field(2, ge=1, le=MAX_COUNT, description="blocks of a language model; hidden layers of the MLP")
     width: int = Field(64, ge=1, le=MAX_COUNT, description="width of the model (d)")
@@ -202,6 +204,23 @@ class TrainConfig(BaseModel):
                 " ranks"
             )
         return text == "true" if text in ("true", "false") else int(text)
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether the model is minidist's GPT or Llama, which take targets and compute their loss themselves."""
+        return self.model in ("gpt", "llama")
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether the model comes from a function of the user's, FILE.py:FUNCTION."""
+        return is_user_function(self.model)
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, value: str) -> str:
+        if value not in ("gpt", "llama", "mlp") and not is_user_function(value):
+            raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp' or FILE.py:FUNCTION")
+        return value
 
     @model_validator(mode="before")
     @classmethod

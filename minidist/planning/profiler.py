@@ -30,6 +30,11 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     """Return one Layer per block: milliseconds of forward and backward, bytes of its output and of its parameters."""
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be at least 1")
+    if config.is_own_model:
+        raise UsageError(
+            f"profile times the blocks of a model, and minidist does not know those of --model {config.model}; use"
+            " --model gpt, llama or mlp"
+        )
     alone = config.model_copy(update={"pp": 1, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "chunks": None})
     batches = resolve_batches(alone, 1)
     check_rules(alone, batches, rules=MODEL_AND_DATA)

@@ -40,6 +40,7 @@ class Job:
     held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
     positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split
     scaler: DynamicLossScaler | None = None  # for float16
+    targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     keep_steps: bool = True  # an asynchronous pipeline keeps the tensors of every step, because observers read them
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
@@ -59,7 +60,7 @@ class Job:
         """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
         inputs, targets = self.micro_batch(step, number)
         model = model or self.model
-        if self.config.model == "mlp":
+        if not self.config.is_language_model:
             return self.loss_of(model(as_input(inputs, self.dtype)), targets)
         # A language model computes its loss itself: tensor parallelism replaces its `loss_fn`.
         loss: Tensor = model(inputs, targets, self.divisor)
@@ -67,7 +68,7 @@ class Job:
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
         """Return a micro-batch's share of the global mean from the model's outputs, with experts' auxiliary loss."""
-        if self.config.model == "mlp":
+        if not self.config.is_language_model:
             return cross_entropy(outputs, targets, self.divisor)
 
         # A model with experts returns their auxiliary loss beside the logits.
@@ -101,7 +102,7 @@ class Job:
     @property
     def divisor(self) -> float:
         """The number of rows or tokens of the whole step, by which the loss is divided."""
-        return float(self.batches.global_batch * (1 if self.config.model == "mlp" else self.config.context))
+        return float(self.batches.global_batch * self.targets_per_sample)
 
 
 def as_input(inputs: Any, dtype: Any) -> Any:
@@ -122,7 +123,16 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     return Job(
-        config, batches, model, dtype, _schedule(config), sampler, pool, scaler=_scaler(config), held_out=held_out
+        config,
+        batches,
+        model,
+        dtype,
+        _schedule(config),
+        sampler,
+        pool,
+        scaler=_scaler(config),
+        held_out=held_out,
+        targets_per_sample=config.context if dataset.is_tokens else 1,
     )
 
 

@@ -40,6 +40,22 @@ CASES = {
         "--width 12 is not a multiple of 2 x --heads 4; use --heads 3 or --heads 6",
     ),
     "momentum-by-optimizer": ({"momentum": 0.9}, "--momentum 0.9 does not apply to --optimizer adamw; use sgd"),
+    "own-model-with-pp": (
+        {"model": "mine.py:net", "pp": 2},
+        "--pp 2 cuts the model into stages, .* not to --model mine.py:net",
+    ),
+    "own-model-with-cp": (
+        {"model": "mine.py:net", "cp": 2},
+        "--cp 2 splits the sequences .* not to --model mine.py:net",
+    ),
+    "own-model-with-tp": (
+        {"model": "mine.py:net", "tp": 2},
+        "--tp 2 splits its matrices, .* not to --model mine.py:net",
+    ),
+    "own-model-with-recomputation": (
+        {"model": "mine.py:net", "recompute": "full"},
+        "does not know the blocks of --model mine.py:net; call minidist.autograd.checkpoint",
+    ),
     "selective-needs-attention": ({"model": "mlp", "recompute": "selective"}, "an MLP does not have; .*recompute full"),
     "budget-needs-equal-blocks": (
         {"model": "mlp", "recompute": "budget:5000"},

@@ -13,7 +13,7 @@ A unit of ZeRO 3 is a set of parameters that are gathered and released together,
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/train/test_offload.py
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -174,11 +174,12 @@ def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
         for part in module.modules()
         if part is not module and any(p.name in tied for p in vars(part).values() if isinstance(p, Parameter))
     ]
-    # The blocks of a GPT, of a Llama, and of their pipeline stages.
+    # The blocks of a GPT, of a Llama, and of their pipeline stages. In a user's own model such a name may be anything.
     for owner, name in (("transformer", "h"), ("model", "layers"), ("", "h"), ("", "layers")):
         inner = getattr(module, owner, None) if owner else module
-        if hasattr(inner, name):
-            return [*apart, *getattr(inner, name), module]
+        blocks = getattr(inner, name, None)
+        if isinstance(blocks, Iterable) and all(isinstance(block, Module) for block in blocks):
+            return [*apart, *blocks, module]
     return [*apart, module]
 
 

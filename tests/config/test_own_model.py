@@ -1,0 +1,112 @@
+"""--model FILE.py:FUNCTION: a model of the user's trains to one device's bits, or is refused with one sentence."""
+
+import re
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.commands.generation import load_model
+from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.config.train_config import TrainConfig
+from minidist.planning.profiler import profile_layers
+
+MODELS = """
+from minidist.autograd import relu
+from minidist.nn import Embedding, LayerNorm, Linear, Module, Sequential
+
+class Net(Module):
+    def __init__(self, features, width, classes, seed):
+        self.first = Linear(features, width)
+        self.layers = Sequential(Linear(width, width), LayerNorm(width))  # a name that GPT's stages have, too
+        self.last = Linear(width, classes)
+        self.initialize(seed)
+    def forward(self, x):
+        return self.last(relu(self.layers(relu(self.first(x)))))
+
+class Bigram(Module):
+    def __init__(self):
+        self.table, self.out = Embedding(256, 8), Linear(8, 256)
+    def forward(self, tokens):
+        return self.out(self.table(tokens))
+
+def classifier(config, dataset):
+    return Net(dataset.features, config.width, dataset.classes, config.seed)
+def bigram(config):
+    return Bigram()
+def plain():
+    return Bigram()
+def number():
+    return 3
+def empty():
+    return Sequential()
+def broken(config):
+    return config.no_such_setting
+"""
+CLASSIFIER = {"data": "glyphs", "width": 16}
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MODELS)
+    return lambda name: f"{path}:{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "tensors"),
+    [
+        ("classifier", {**CLASSIFIER, "dp": 2}, 2 * 8 * 4),
+        ("classifier", {**CLASSIFIER, "dp": 3, "zero": 3}, 3 * 8 * 4),
+        ("bigram", {"dp": 2, "zero": 2, "context": 8, "accumulation": 2}, 2 * 3 * 4),
+        ("plain", {"strategy": "ps", "dp": 2, "context": 8}, None),
+    ],
+)
+def test_a_model_of_the_users_own_equals_one_device(model, name, settings, tensors):
+    config = TrainConfig.make(model=model(name), steps=2, reduction="ordered", **settings)
+    verdict = run_comparison(config, None, 60)
+    assert verdict.equal, verdict.sentence()
+    # Weights, gradients and Adam's two states of every parameter.
+    assert tensors is None or verdict.tensors >= tensors
+
+
+def test_a_model_of_the_users_own_trains_by_name_and_its_bytes_are_the_closed_form(model, tmp_path):
+    config = TrainConfig.make(
+        model=model("classifier"), **CLASSIFIER, dp=2, steps=6, evaluate_every=3, save=str(tmp_path / "ck"), lr=0.01
+    )
+    summary = run_training(config, None, 60, None)
+    assert summary.losses[-1] < summary.losses[0]
+    assert summary.volumes_hold()
+    again = run_training(config.model_copy(update={"steps": 8, "resume": True}), None, 60, None)
+    assert (again.losses[:6], len(again.losses)) == (summary.losses, 8)
+    with pytest.raises(UsageError, match=r"holds a model of your own \(--model .*\), which generates no text here"):
+        load_model(tmp_path / "ck")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("classifer", {}, r"has no function 'classifer' \(did you mean 'classifier'\?\)"),
+        ("number", {}, "--model .*:number returns 3; return a minidist.nn.Module that has parameters"),
+        ("empty", {}, "--model .*:empty returns .*Sequential.*; return a minidist.nn.Module that has parameters"),
+        ("broken", {}, "--model .*:broken raises AttributeError: .*no_such_setting.*; correct the function"),
+        (
+            "plain",
+            {"precision": "fp64"},
+            "parameter 'table.weight' of float32, and --precision is fp64; make its layers",
+        ),
+    ],
+)
+def test_what_is_no_model_is_one_sentence_before_any_rank_starts(model, name, settings, sentence):
+    with pytest.raises(UsageError, match=sentence) as caught:
+        number_of_ranks(TrainConfig.make(model=model(name), dp=2, **settings), None)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_needs_blocks_is_refused(model):
+    with pytest.raises(UsageError, match=r"does not know those of --model .*; use --model gpt, llama or mlp"):
+        profile_layers(TrainConfig.make(model=model("plain")))
+
+
+def test_an_unknown_name_of_a_model():
+    with pytest.raises(UsageError, match=re.escape("--model 'bert': input should be 'gpt', 'llama', 'mlp' or FILE.py")):
+        TrainConfig.make(model="bert")
