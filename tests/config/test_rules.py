@@ -30,7 +30,7 @@ def updating(ranks, microbatches):
 CASES = {
     "vocabulary-of-the-data": (
         {"data": "tokens:damaged.u32", "width": 1024},
-        r"--data tokens:damaged\.u32 has tokens up to 4,294,967,295, .* check the file and the dtype",
+        r"--data tokens:damaged\.u32 has tokens up to 2,147,483,647, .* check the file and the dtype",
     ),
     "memory-of-the-machine": ({"layers": 10**6, "width": 8192}, "parameters on 1 ranks .* use fewer --layers"),
     "tokens-for-language-models": ({"data": "glyphs"}, "--data glyphs holds labelled samples, .* use --model mlp"),
@@ -222,7 +222,7 @@ def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("plan.py").write_text(FILE)
     Path("idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
-    np.array([1, 2, 2**32 - 1], "<u4").tofile("damaged.u32")
+    np.array([1, 2, 2**31 - 1], "<u4").tofile("damaged.u32")
     values, sentence = CASES[rule.name]
     config = TrainConfig.make(**values)
     job = ResolvedJob(config, resolve_batches(config, ranks_of(config)))
