@@ -50,6 +50,8 @@ FIXED = (
     "data",  # compared by its content, where the checkpoint has that
     "optimizer",
     "momentum",
+    "betas",
+    "eps",
     "weight_decay",
     "precision",
     "seed",

@@ -195,6 +195,14 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     if "lr" not in params:
         result.default("optimizer.params.lr", DEFAULT_LR[name], lr=DEFAULT_LR[name])
 
+    # Adam's two averages, and the epsilon of all that divide. What is not two numbers is listed below.
+    if name in ("adam", "adamw") and _are_betas(params.get("betas")):
+        result.apply(
+            "optimizer.params.betas", params["betas"], betas=",".join(str(float(b)) for b in params.pop("betas"))
+        )
+    if name != "sgd" and params.get("eps", "auto") != "auto":
+        _numbers("optimizer", {"eps": params.pop("eps")}, result, {"eps": "eps"})
+
     # Other parameters apply only with the value that minidist trains with.
     usual = {
         "betas": [0.9, 0.999],
@@ -220,14 +228,22 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
         _ignore_all(f"optimizer.{key}", section[key], result)
 
 
+def _are_betas(value: Any) -> bool:
+    numbers = isinstance(value, list) and all(isinstance(b, int | float) and not isinstance(b, bool) for b in value)
+    return numbers and len(value) == 2 and all(0 <= b < 1 for b in value)
+
+
 def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = section.get("type"), _params("scheduler", section)
-    if kind not in ("WarmupLR", "WarmupCosineLR"):
-        _ignore_all("scheduler", section, result, "minidist has a linear warm-up, then a constant or a cosine")
+    decays = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+    if kind not in decays:
+        _ignore_all("scheduler", section, result, "minidist has a warm-up, then a constant, a line or a cosine")
         return
     cosine = kind == "WarmupCosineLR"
-    result.apply("scheduler.type", kind, decay="cosine" if cosine else "constant")
-    own = {"total_num_steps": "steps", "cos_min_ratio": "final_lr"} if cosine else {"warmup_max_lr": "lr"}
+    result.apply("scheduler.type", kind, decay=decays[kind])
+    own = {"cos_min_ratio": "final_lr"} if cosine else {"warmup_max_lr": "lr"}
+    if decays[kind] != "constant":
+        own["total_num_steps"] = "steps"
     fields = {"warmup_num_steps": "warmup", **own}
     _numbers("scheduler", params, result, fields)
 

@@ -167,6 +167,18 @@ MODEL_AND_DATA = (
         "use sgd or rmsprop, or leave it out",
     ),
     Rule(
+        "betas-by-optimizer",
+        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw"),
+        "--betas {betas} does not apply to --optimizer {optimizer}",
+        "use adam or adamw, or leave it out",
+    ),
+    Rule(
+        "eps-by-optimizer",
+        lambda j: j.eps is not None and j.optimizer == "sgd",
+        "--eps {eps} does not apply to --optimizer sgd, which divides by nothing",
+        "use another optimizer, or leave it out",
+    ),
+    Rule(
         "selective-needs-attention",
         lambda j: j.recompute == "selective" and j.model == "mlp",
         "--recompute selective recomputes attention, which an MLP does not have",
@@ -661,7 +673,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("loss_scale_hysteresis", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_floor", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_floor_limit", lambda j: j.precision == "fp16", "--precision fp16"),
-    ("final_lr", lambda j: j.decay == "cosine", "--decay cosine"),
+    ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
 WITHOUT_EFFECT = tuple(
@@ -704,7 +716,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
     job.dataset.samples(config.context)
-    if config.decay == "cosine" and config.warmup_curve == "linear":
+    if config.decay != "constant" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.steps)
     if config.is_own_model:
         make_model(config, job.dataset)

@@ -60,13 +60,22 @@ class TrainConfig(BaseModel):
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
     lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
+    betas: str | None = Field(
+        None, description="adam and adamw: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)"
+    )
+    eps: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="epsilon in the denominator (default: 1e-8; of adagrad 1e-10); sgd has none",
+    )
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay")
     warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
     warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
         "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
     )
-    decay: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
-    final_lr: float = Field(0.0, ge=0, le=1, description="cosine: the last learning rate, as a share of --lr")
+    decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
+    final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
@@ -221,6 +230,20 @@ class TrainConfig(BaseModel):
         if value not in ("gpt", "llama", "mlp") and not is_user_function(value):
             raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp' or FILE.py:FUNCTION")
         return value
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _two_betas(cls, value: Any) -> str | None:
+        # A file may have a list; one spelling makes equal settings equal.
+        if value is None:
+            return None
+        try:
+            betas = [float(word) for word in (value.split(",") if isinstance(value, str) else value)]
+        except (TypeError, ValueError):
+            betas = []
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise PydanticCustomError("betas", "input should be two numbers from 0 to below 1, such as 0.9,0.95")
+        return ",".join(map(str, betas))
 
     @model_validator(mode="before")
     @classmethod

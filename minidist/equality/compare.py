@@ -174,13 +174,17 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
 
     # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
     # square.
-    magnifies = config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
+    small = config.eps is not None and config.eps < 1e-8 and config.optimizer != "sgd"
+    magnifies = (
+        small or config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
+    )
     if config.model == "gpt" and magnifies:
+        beside = f" with --eps {config.eps:g}" if small else " with --weight-decay" if config.weight_decay else ""
         raise UsageError(
-            f"--optimizer {config.optimizer}{' with --weight-decay' if config.weight_decay else ''} divides by the root"
-            " of tiny squares, so the rounding of a gradient that is truly zero (attention's key bias) grows to a"
-            " visible step: the float tier is stated for sgd, adamw, and adam without decay; take one of them, or"
-            " --reduction ordered where no axis cuts sums"
+            f"--optimizer {config.optimizer}{beside} divides by the root of tiny squares, so the rounding of a gradient"
+            " that is truly zero (attention's key bias) grows to a visible step: the float tier is stated for sgd,"
+            " adamw, and adam without decay, and an --eps of at least 1e-8; take one of them, or --reduction ordered"
+            " where no axis cuts sums"
         )
     return "float"
 

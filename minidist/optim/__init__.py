@@ -15,7 +15,7 @@ from minidist.optim.clip import (
 from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError
 from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, is_bias_or_norm
 from minidist.optim.rmsprop import RMSProp
-from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine
+from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
 from minidist.optim.sgd import SGD
 from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
 
@@ -37,6 +37,7 @@ __all__ = [
     "RMSProp",
     "Warmup",
     "WarmupCosine",
+    "WarmupLinear",
     "add_blocks",
     "block_square_sums",
     "clip_by_norm_",

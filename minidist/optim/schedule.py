@@ -30,8 +30,8 @@ class Warmup:
 
 
 @dataclass(frozen=True)
-class WarmupCosine:
-    """Warm-up, then half a cosine from 1 in step number `warmup_steps` down to `final_factor` in `total_steps`."""
+class WarmupLinear:
+    """Warm-up, then a line from 1 in step number `warmup_steps` down to `final_factor` in `total_steps`."""
 
     warmup_steps: int
     total_steps: int
@@ -47,14 +47,29 @@ class WarmupCosine:
         """Return the factor of step number `step`; beyond `total_steps` it stays at `final_factor`."""
         if step < self.warmup_steps:
             return Warmup(self.warmup_steps)(step)
+        # The share of the steps after the warm-up that are done.
+        return self.at(min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)))
+
+    def at(self, progress: float) -> float:
+        """Return the factor when `progress`, from 0 to 1, of the decay is done."""
+        return self.final_factor + (1 - self.final_factor) * (1 - progress)
+
+
+@dataclass(frozen=True)
+class WarmupCosine(WarmupLinear):
+    """Warm-up, then half a cosine from 1 in step number `warmup_steps` down to `final_factor` in `total_steps`."""
+
+    def at(self, progress: float) -> float:
+        """Return the factor when `progress`, from 0 to 1, of the decay is done."""
         # SGDR, equation 5: eta_min + (eta_max - eta_min) / 2 (1 + cos(pi T_cur / T_i)) with eta_max = 1
-        progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
 class DeepSpeedWarmup:
     """DeepSpeed's WarmupLR; with `total_steps` its WarmupCosineLR, which falls to `final_factor` in that step.
+
+    With `total_steps` and `linear` it is DeepSpeed's WarmupDecayLR, whose line reaches `final_factor` a step later.
 
     DeepSpeed sets the rate after each step, and before the first one to the minimum, so that every factor comes a step
     later than in `Warmup`, and the first two are 0: "linear" gives 0, 0, 1/w, 2/w, ...; "log" 0, 0, log 2 / log w, ....
@@ -65,6 +80,7 @@ class DeepSpeedWarmup:
     curve: str = "log"
     total_steps: int | None = None
     final_factor: float = 0.0001
+    linear: bool = False
 
     def __call__(self, step: int) -> float:
         """Return the factor of step number `step`."""
@@ -75,5 +91,8 @@ class DeepSpeedWarmup:
             return ended / warmup if self.curve == "linear" else math.log(ended + 1) / math.log(warmup)
         if self.total_steps is None:
             return 1.0
+        if self.linear:
+            left = max(0.0, (self.total_steps - ended) / max(1, self.total_steps - warmup))
+            return self.final_factor + (1 - self.final_factor) * left
         progress = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
         return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))

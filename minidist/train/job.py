@@ -22,7 +22,7 @@ from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import GlobalBatchSampler, PrefetchingSampler, data_digest, hold_out, load_dataset
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
-from minidist.optim.schedule import DeepSpeedWarmup, Warmup
+from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, OffloadedOptimizer
 
 
@@ -142,6 +142,10 @@ def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer in ("sgd", "rmsprop"):
         settings["momentum"] = config.momentum
+    if config.betas is not None:
+        settings["betas"] = tuple(map(float, config.betas.split(",")))
+    if config.eps is not None:
+        settings["eps"] = config.eps
     kind = {"sgd": SGD, "adagrad": Adagrad, "rmsprop": RMSProp, "adam": Adam, "adamw": AdamW}[config.optimizer]
 
     # The same class on the host, with its state in the pool's memory.
@@ -170,10 +174,13 @@ def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
 
 
 def _schedule(config: TrainConfig) -> Callable[[int], float]:
-    cosine = config.decay == "cosine"
+    decays = config.decay != "constant"
     if config.warmup_curve != "linear":
         curve = config.warmup_curve.removeprefix("deepspeed-")
-        return DeepSpeedWarmup(config.warmup, curve, config.steps if cosine else None, config.final_lr)
-    if cosine:
-        return WarmupCosine(config.warmup, config.steps, config.final_lr)
+        return DeepSpeedWarmup(
+            config.warmup, curve, config.steps if decays else None, config.final_lr, linear=config.decay == "linear"
+        )
+    if decays:
+        kind = WarmupLinear if config.decay == "linear" else WarmupCosine
+        return kind(config.warmup, config.steps, config.final_lr)
     return Warmup(config.warmup)

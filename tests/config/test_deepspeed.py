@@ -4,10 +4,12 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
@@ -15,7 +17,7 @@ from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
-from minidist.train.job import build
+from minidist.train.job import build, make_optimizer
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
@@ -70,6 +72,8 @@ def test_every_key_that_matters_becomes_a_setting():
         "accumulation": 2,
         "optimizer": "adam",
         "lr": 0.001,
+        "betas": "0.8,0.999",
+        "eps": 1e-8,
         "weight_decay": 0.1,
         "decay": "cosine",
         "warmup": 3,
@@ -82,7 +86,6 @@ def test_every_key_that_matters_becomes_a_setting():
         "recompute": "full",
     }
     assert [key for key, _ in said.ignored] == [
-        "optimizer.params.betas",
         "scheduler.params.warmup_min_ratio",
         "zero_optimization.allgather_bucket_size",
         "zero_optimization.offload_optimizer.pin_memory",
@@ -200,8 +203,19 @@ def test_wrong_files(content, words):
         translate(content)
 
 
-def test_an_unusual_beta_is_listed_whatever_it_is():
-    for betas in (0.9, [0.9], None):
+def test_betas_and_eps_apply_to_the_optimizers_that_have_them():
+    file = {**SMALL, "optimizer": {"type": "Adam", "params": {"betas": [0.8, 0.95], "eps": 1e-6}}}
+    config = apply_deepspeed(TrainConfig.make(), translate(file), set())
+    optimizer = make_optimizer(build(config, resolve_batches(config, 1)), [Parameter(np.ones(2))])
+    assert (optimizer.betas, optimizer.eps) == ((0.8, 0.95), 1e-6)
+    with pytest.raises(UsageError, match=r"--betas 0.9,0.95 from a flag, .* and 0.8,0.95 in the DeepSpeed file"):
+        apply_deepspeed(TrainConfig.make(betas="0.9, 0.95"), translate(file), {"betas"})
+    plain = translate({**SMALL, "optimizer": {"type": "SGD", "params": {"eps": 1e-6, "betas": [0.8, 0.95]}}})
+    assert {"optimizer.params.eps", "optimizer.params.betas"} <= dict(plain.ignored).keys()
+
+
+def test_what_are_no_betas_is_listed_whatever_it_is():
+    for betas in (0.9, [0.9], [0.9, 1], [0.9, "0.99"], None):
         assert (
             "optimizer.params.betas"
             in translate({**SMALL, "optimizer": {"type": "Adam", "params": {"betas": betas}}}).warning()
@@ -250,6 +264,8 @@ def rates_of_deepspeed(kind, steps, lr, warmup, curve, total=None, least=1e-4):
             ratio = last / warmup if curve == "linear" else math.log(last + 1) / math.log(warmup)
         elif kind == "WarmupLR":
             ratio = 1.0
+        elif kind == "WarmupDecayLR":
+            ratio = max(0.0, (total - last) / max(1, total - warmup))
         else:
             progress = min(1.0, (last - warmup + 1) / max(1, total - warmup))
             ratio = least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
@@ -269,6 +285,9 @@ def test_the_warmup_has_the_steps_of_deepspeed(warmup, curve):
     cosine = {"type": "WarmupCosineLR", "params": {"total_num_steps": 10, **common}}
     expected = rates_of_deepspeed("WarmupCosineLR", 12, 0.5, warmup, curve or "log", 10)
     assert rates({**constant, "scheduler": cosine}, 12) == pytest.approx(expected)
+    line = {"type": "WarmupDecayLR", "params": {"total_num_steps": 10, "warmup_max_lr": 0.25, **common}}
+    expected = rates_of_deepspeed("WarmupDecayLR", 13, 0.25, warmup, curve or "log", 10)
+    assert rates({**constant, "scheduler": line}, 13) == pytest.approx(expected)
 
 
 def test_the_maximum_of_the_warmup_is_the_rate_whatever_comes_first():

@@ -56,6 +56,11 @@ CASES = {
         {"model": "mine.py:net", "recompute": "full"},
         "does not know the blocks of --model mine.py:net; call minidist.autograd.checkpoint",
     ),
+    "betas-by-optimizer": (
+        {"betas": "0.9,0.9", "optimizer": "rmsprop"},
+        "--betas 0.9,0.9 does not apply to --optimizer rms",
+    ),
+    "eps-by-optimizer": ({"eps": 1e-6, "optimizer": "sgd"}, "--eps 1e-06 does not apply to --optimizer sgd"),
     "selective-needs-attention": ({"model": "mlp", "recompute": "selective"}, "an MLP does not have; .*recompute full"),
     "budget-needs-equal-blocks": (
         {"model": "mlp", "recompute": "budget:5000"},
@@ -209,7 +214,7 @@ CASES = {
     "loss-scale-hysteresis-without-effect": ({"loss_scale_hysteresis": 5}, "belongs to --precision fp16"),
     "loss-scale-floor-without-effect": ({"loss_scale_floor": 0.5}, "belongs to --precision fp16"),
     "loss-scale-floor-limit-without-effect": ({"loss_scale_floor_limit": 1}, "belongs to --precision fp16"),
-    "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine"),
+    "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
 }
 
 
@@ -296,7 +301,12 @@ def test_the_tier_follows_from_what_is_cut():
             tier(**axis)
         with pytest.raises(UsageError, match="at most 5 steps"):
             tier(**axis, precision="fp64", steps=6)
-    for wild in ({"optimizer": "adagrad"}, {"optimizer": "rmsprop"}, {"optimizer": "adam", "weight_decay": 0.1}):
+    for wild in (
+        {"optimizer": "adagrad"},
+        {"optimizer": "rmsprop"},
+        {"optimizer": "adam", "weight_decay": 0.1},
+        {"eps": 1e-12},
+    ):
         with pytest.raises(UsageError, match=r"attention's key bias.*take one of them"):
             tier(tp=2, precision="fp64", steps=5, **wild)
         assert tier(dp=2, **wild) == "ordered"

@@ -1,11 +1,14 @@
 """The config: any two batch sizes give the third, and every wrong value is one sentence that names value and remedy."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.train.job import build, make_optimizer
 
 sizes = st.integers(1, 12)
 
@@ -50,6 +53,21 @@ def test_a_batch_that_does_not_divide_names_batches_that_do(total, ranks):
     proposed = [int(word) for word in str(caught.value).split("--global-batch ")[1].split(" or ")]
     for value in proposed:
         assert resolve_batches(TrainConfig.make(global_batch=value), ranks).global_batch == value
+
+
+def test_betas_are_two_numbers_in_one_spelling():
+    assert TrainConfig.make(betas="0.9, .95").betas == TrainConfig.make(betas=[0.9, 0.95]).betas == "0.9,0.95"
+    for wrong in ("0.9", "0.9,1", "0.9,nan", "a,b", 3, [0.9, None], "0.9,0.9,0.9"):
+        with pytest.raises(UsageError, match=r"--betas .*: input should be two numbers from 0 to below 1, such as"):
+            TrainConfig.make(betas=wrong)
+
+
+def test_the_optimizer_and_its_schedule_follow_the_settings():
+    config = TrainConfig.make(betas="0.8,0.9", eps=1e-3, decay="linear", warmup=2, steps=6, final_lr=0.5)
+    job = build(config, resolve_batches(config, 1))
+    optimizer = make_optimizer(job, [Parameter(np.ones(2))])
+    assert (optimizer.betas, optimizer.eps) == ((0.8, 0.9), 1e-3)
+    assert [job.schedule(step) for step in (0, 2, 4, 6)] == [0.5, 1.0, 0.75, 0.5]
 
 
 def test_degree_and_ranks_must_agree():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.optim import Warmup, WarmupCosine
+from minidist.optim import Warmup, WarmupCosine, WarmupLinear
 
 
 def test_the_first_step_is_never_lost_and_the_warmup_ends_at_one():
@@ -22,9 +22,15 @@ def test_cosine_at_its_ends_and_in_the_middle():
     assert schedule(1000) == pytest.approx(0.1)
 
 
+def test_a_line_at_its_ends_and_in_the_middle():
+    schedule = WarmupLinear(warmup_steps=2, total_steps=12, final_factor=0.5)
+    assert [schedule(step) for step in (0, 1, 2, 7, 12, 100)] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("kind", [WarmupCosine, WarmupLinear])
 @given(warmup=st.integers(0, 50), more=st.integers(1, 50), final=st.floats(0, 1))
-def test_up_then_down_and_between_the_ends(warmup, more, final):
-    schedule = WarmupCosine(warmup, warmup + more, final)
+def test_up_then_down_and_between_the_ends(kind, warmup, more, final):
+    schedule = kind(warmup, warmup + more, final)
     factors = [schedule(step) for step in range(warmup + more + 2)]
     assert factors[:warmup] == sorted(factors[:warmup])
     assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
