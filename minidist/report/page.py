@@ -1,13 +1,14 @@
-"""One self-contained page about a run, without network and script: a file to open, keep or send.
+"""One self-contained page about a run, without network: a file under 2 MB to open, keep or send.
 
     what was run and where · the mesh · who computed and waited when · memory over time · bytes from rank to rank ·
     bytes by purpose beside the closed form · the loss
 
 A section whose data the trace does not have says so, and which command records them.
 
-Proved by: tests/report/test_page.py
+Proved by: tests/report/test_page.py, tests/report/test_canvas.py
 """
 
+import base64
 import html
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -19,25 +20,39 @@ from minidist.base.files import writing
 from minidist.base.trace import Trace, only_steps, steps_of
 from minidist.comm.launch import writable
 from minidist.report.bytes_by_purpose import table_of
+from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw
-from minidist.report.frame import byte_text
+from minidist.report.frame import byte_text, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_MESSAGES, MAX_LINES = 600, 24  # of a space-time diagram that can be read on a page
+MAX_SVG = 200_000  # bytes of one figure; a larger one is on the page as an image
+
+# A browser refuses whatever the page would fetch.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 70rem; margin: 2rem auto;
+  padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid #ddd; padding-top: 1rem; }
 p.about { color: #555; margin: .2rem 0 .6rem; max-width: 48rem; }
-figure { margin: 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
+figure { margin: 0; overflow-x: auto; } figure svg, figure img { max-width: 100%; height: auto; }
+figure canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
+figcaption button { font: inherit; min-width: 2.2rem; margin: .3rem .4rem .3rem 0; } figcaption { color: #555; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .different { color: #cc3311; font-weight: bold; }
 code { background: #f4f4f4; padding: 0 .25rem; } nav a { margin-right: .9rem; }
+@media (max-width: 700px) { figure svg, figure img { max-width: none; width: 640px; } td, th { padding-right: .4rem; } }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #1b1b1d; } p.about, figcaption { color: #aaa; } h2 { border-color: #444; }
+  code { background: #333; } a { color: #8ab4f8; } .different { color: #ff8a70; }
+  figure svg, figure img { filter: invert(.9) hue-rotate(180deg); }
+}
 """
 
 
@@ -78,10 +93,12 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         + ("virtual." if header.get("world") != "mpi" else "that of the ranks' clocks."),
         picture("gantt", last),
     )
-    # Only a run that can still be read: one arrow per message, one line per stream.
-    lines = {(message.rank, message.lane) for trace in last for message in trace.messages}
-    if sum(len(trace.sent()) for trace in last) <= MAX_MESSAGES and len(lines) <= MAX_LINES:
-        add("Space and time", f"The same with every message as an arrow{which}.", picture("space-time", last))
+    add(
+        "Space and time",
+        "The same with the messages as arrows. The wheel, two fingers or + and − zoom; dragging moves; what is under"
+        " the pointer is named below.",
+        space_and_time(traces, source or "TRACE"),
+    )
     add(
         "Memory over time",
         "Bytes alive on each rank by purpose; the mark is the peak, which decides whether a job fits.",
@@ -131,7 +148,11 @@ def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
         figure = make()
     except UsageError as error:
         return f"<p>{html.escape(str(error))}</p>"
-    return f'<figure id="{kind}" role="img" aria-label="{html.escape(label)}">{_svg(figure, kind)}</figure>'
+    drawn = _svg(figure, kind)
+    if len(drawn.encode()) > MAX_SVG:
+        image = base64.b64encode(png(figure, dpi=110)).decode()
+        drawn = f'<img alt="{html.escape(label)}" src="data:image/png;base64,{image}">'
+    return f'<figure id="{kind}" role="img" aria-label="{html.escape(label)}">{drawn}</figure>'
 
 
 def _svg(figure: "Figure", salt: str) -> str:
@@ -187,6 +208,7 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
         f' content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
         f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p><nav>{nav}</nav>{sections}</body></html>\n"
     )

@@ -40,10 +40,16 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     used: dict[str, Any] = {}
     text_fits = sum(len(spans) for spans in rows.values()) <= MAX_BARS
 
+    # Many bars are one collection per rank and kind, because an artist for each would take minutes.
+    many: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+
     def bar(rank: int, start: float, stop: float, kind: str, gid: str) -> None:
+        used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+        if not text_fits:
+            many.setdefault((rank, kind, gid), []).append(((start - begin) * factor, (stop - start) * factor))
+            return
         style: Style = {"height": 0.86, "color": PALETTE[kind], "gid": gid, "edgecolor": "white", "linewidth": 0.3}
         axes.barh(rank, (stop - start) * factor, left=(start - begin) * factor, **style)
-        used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
 
     # Per rank: grey is the whole run, red where it waited, and what it computed on top.
     busy = 0.0
@@ -69,6 +75,8 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
                     color="black" if dark else "white",
                     **style,
                 )
+    for (rank, kind, gid), intervals in many.items():
+        axes.broken_barh(intervals, (rank - 0.43, 0.86), color=PALETTE[kind], linewidth=0, gid=gid)
     used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)

@@ -13,7 +13,7 @@ from minidist.base.trace import MessageEvent, Trace
 from minidist.comm.waiting import Waiting, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.timeline import Interval, Pair, arrived, compute_of, pairs, unanswered, waits, without
+from minidist.report.timeline import Interval, Pair, arrived, compute_of, pairs, row_label, unanswered, waits, without
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     _arrows(axes, [pair for pair in messages if arrived(pair)], rows, factor, (right - begin) * factor, used)
     circle = _wait_for(axes, stuck, rows, right * factor, used)
 
-    axes.set_yticks(list(rows.values()), [_label(rank, lane) for rank, lane in rows])
+    axes.set_yticks(list(rows.values()), [row_label(rank, lane) for rank, lane in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.set_xlim(begin * factor, (begin + (right - begin) * (1.12 if stuck else 1.01)) * factor)
     axes.set_xlabel(f"time [{unit}]")
@@ -91,13 +91,6 @@ def _rows(traces: Sequence[Trace]) -> Rows:
         for lane in lanes:
             rows[trace.rank, lane] = len(rows)
     return rows
-
-
-def _label(rank: int, lane: str) -> str:
-    if lane == "main":
-        return f"rank {rank}"
-    name = lane.removeprefix("lane:")
-    return "its stream" if name == "world" else f"its stream on {name}"
 
 
 def _longest(traces: Sequence[Trace]) -> float:

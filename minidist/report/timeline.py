@@ -50,6 +50,45 @@ def arrived(pair: Pair) -> bool:
     return pair.receive is not None and pair.receive.end >= 0
 
 
+class Band(NamedTuple):
+    """The messages of one collective call on one stream, from the first departure to the last arrival."""
+
+    rank: int
+    lane: str
+    name: str
+    start: float
+    end: float
+    nbytes: int  # that this stream sent
+
+
+def bands(pairs: Iterable[Pair]) -> list[Band]:
+    """Return one band for each collective call and stream; a call is what has one tag on one communicator."""
+    found: dict[Any, Band] = {}
+    for pair in pairs:
+        if not arrived(pair):
+            continue
+        send, receive = pair
+        assert receive is not None
+        start = send.start if send.start >= 0 else send.posted
+        for event, sent in ((send, send.nbytes), (receive, 0)):
+            # The name is the call's, without its algorithm.
+            key = (event.rank, event.lane, event.communicator, event.operation, event.tag)
+            name = event.operation.partition("/")[0].replace("_", "-")
+            old = found.get(key, Band(event.rank, event.lane, name, start, receive.end, 0))
+            found[key] = old._replace(
+                start=min(old.start, start), end=max(old.end, receive.end), nbytes=old.nbytes + sent
+            )
+    return list(found.values())
+
+
+def row_label(rank: int, lane: str) -> str:
+    """Return what stands beside the line of a stream."""
+    if lane == "main":
+        return f"rank {rank}"
+    name = lane.removeprefix("lane:")
+    return "its stream" if name == "world" else f"its stream on {name}"
+
+
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the union as sorted intervals that do not touch; empty ones are dropped."""
     result: list[Interval] = []
@@ -64,12 +103,22 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """Return the parts of `intervals` that lie in none of `removed`."""
-    left = merged(intervals)
-    for low, high in merged(removed):
-        # What is left of the removed interval, and what is right of it.
-        pieces = [piece for start, end in left for piece in ((start, min(end, low)), (max(start, high), end))]
-        left = [(start, end) for start, end in pieces if end > start]
-    return left
+    # One walk along both sorted lists, so that a run of many messages takes no longer than it has intervals.
+    holes, result, place = merged(removed), [], 0
+    for start, end in merged(intervals):
+        while place < len(holes) and holes[place][1] <= start:
+            place += 1
+        # The holes that begin inside the interval; the last of them may reach into the next one.
+        at = place
+        while at < len(holes) and holes[at][0] < end:
+            low, high = holes[at]
+            at += 1
+            if low > start:
+                result.append((start, low))
+            start = max(start, high)
+        if start < end:
+            result.append((start, end))
+    return result
 
 
 def waits(pairs: Iterable[Pair], end: float) -> dict[tuple[int, str], tuple[list[Interval], list[Interval]]]:

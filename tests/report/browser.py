@@ -12,13 +12,23 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 MEASURE = """
 <script>
-addEventListener("load", () => {
+addEventListener("load", async () => {
   const boxes = [...document.querySelectorAll("figure")].map(f => {
     const box = f.firstElementChild.getBoundingClientRect();
-    return {id: f.id, width: box.width, height: box.height, marks: f.querySelectorAll("path, text, use").length};
+    const canvas = f.querySelector("canvas");
+    let marks = f.querySelectorAll("path, text, use").length;
+    if (canvas) {  // how many colours it has
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+      copy.drawImage(canvas, 0, 0);
+      const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+      marks = new Set(new Uint32Array(pixels.buffer)).size;
+    }
+    const image = f.querySelector("img");
+    if (image) marks = image.naturalWidth;
+    return {id: f.id, width: box.width, height: box.height, marks};
   });
   const facts = {boxes, wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-                 loaded: performance.getEntriesByType("resource").map(entry => entry.name)};
+                 loaded: performance.getEntriesByType("resource").map(entry => entry.name), extra: await window.extra};
   const place = document.createElement("pre");
   place.id = "measured";
   place.textContent = JSON.stringify(facts);
@@ -38,7 +48,7 @@ def browser():
     raise AssertionError
 
 
-def run(folder, *arguments):
+def run(folder, *arguments, size="1200,3400"):
     """Start the browser with a profile of its own; returns its process."""
     command = [
         browser(),
@@ -51,7 +61,7 @@ def run(folder, *arguments):
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--enable-logging=stderr",
         "--v=0",
-        "--window-size=1200,3400",
+        f"--window-size={size}",
         *arguments,
     ]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -59,11 +69,14 @@ def run(folder, *arguments):
     return answer
 
 
-def look(page: Path, folder: Path):
-    """(facts measured in the browser, lines on its console)."""
+def look(page: Path, folder: Path, script="", size="1200,3400"):
+    """(facts measured in the browser, lines on its console).
+
+    script: an element that may set `window.extra`, a fact of its own.
+    """
     copy = folder / "measured.html"
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", MEASURE + "</body>"), encoding="utf-8")
-    answer = run(folder, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri())
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", script + MEASURE + "</body>"), encoding="utf-8")
+    answer = run(folder, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri(), size=size)
     found = re.search(r'<pre id="measured">(.*?)</pre>', answer.stdout, re.DOTALL)
     return json.loads(unescape(found[1])) if found else None, console_of(answer)
 

@@ -1,0 +1,183 @@
+"""Space and time on the page of a run: the numbers of a trace as JSON, which a short script draws on a canvas.
+
+The wheel and the buttons zoom, dragging moves, and what lies under the pointer is named below. A run of any size is
+drawn with at most MAX_ITEMS bars and arrows: what is left out or put together is a sentence on the page.
+
+Proved by: tests/report/test_canvas.py
+"""
+
+import html
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from minidist.base.trace import Trace, only_steps, steps_of
+from minidist.report.canvas_script import SCRIPT
+from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, waits, without
+
+MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the first ranks
+TICKS = 4_000_000  # the whole width, in whole numbers: less than a pixel after 2,000-fold zoom
+KINDS = ("F", "B", "I", "W", "recompute", "compute", "blocked", "transfer", "communication")
+
+
+@dataclass
+class Drawing:
+    """What the script draws: lines from above, bars (line, kind, name, start, end), arrows from line to line."""
+
+    lines: list[str]
+    bars: list[tuple[int, str, str, float, float]] = field(default_factory=list)
+    arrows: list[tuple[int, int, float, float, int]] = field(default_factory=list)  # from, to, departure, arrival, B
+
+    def __len__(self) -> int:
+        return len(self.bars) + len(self.arrows)
+
+
+def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
+    """Return the part of a page: the sentences about what is drawn, the canvas and its numbers."""
+    # All steps if they fit, else the last one; then bands instead of arrows, then slices of time.
+    said = []
+    shown, count = list(traces), steps_of(traces)
+    if count > 1 and _too_many(shown):
+        shown = only_steps(shown, count - 1, count)
+        said.append(
+            f"Drawn is the last of {count} steps, because all of them have too many messages for one page;"
+            f" <code>minidist report {html.escape(source)} --steps 0:1 -o step.html</code> draws another one."
+        )
+    messages = pairs(shown)
+    drawing, hidden = _drawing(shown, messages, folded=False)
+    if len(drawing) > MAX_ITEMS:
+        drawing, hidden = _drawing(shown, messages, folded=True)
+        said.append("The messages of one collective call are one band on each of its lines.")
+    if len(drawing) > MAX_ITEMS:
+        drawing = _sliced(drawing)
+        said.append(
+            f"More than {MAX_ITEMS:,} bars and arrows do not fit on a page: each line is cut into slices of time, and a"
+            " slice has the colour of what takes most of it; a message is part of a band."
+        )
+    if hidden:
+        said.append(f"Drawn are the first {len(drawing.lines)} lines; {hidden} more are left out.")
+
+    # A less-than sign in a name would end the element that the numbers stand in.
+    numbers = json.dumps(_numbers(drawing), separators=(",", ":")).replace("<", "\\u003c")
+    buttons = "".join(
+        f'<button type="button" data-do="{do}" aria-label="{about}">{name}</button>'
+        for do, name, about in (("in", "+", "zoom in"), ("out", "−", "zoom out"), ("all", "all", "show everything"))
+    )
+    label = f"space and time: {len(drawing.lines)} lines, {len(drawing.bars)} bars, {len(drawing.arrows)} arrows"
+    return (
+        f'<p class="about" id="space-time-said">{" ".join(said)}</p>'
+        f'<figure id="space-time"><canvas tabindex="0" role="img" aria-label="{label}"></canvas>'
+        f'<figcaption>{buttons}<span class="under"></span></figcaption></figure>'
+        f'<script type="application/json" id="space-time-data">{numbers}</script><script>{SCRIPT}</script>'
+    )
+
+
+def _too_many(traces: Sequence[Trace]) -> bool:
+    """Return whether the traces have more than the page draws: a bound that needs no pairs of messages."""
+    return sum(len(trace.messages) + len(trace.spans) for trace in traces) > MAX_ITEMS
+
+
+def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) -> tuple[Drawing, int]:
+    """Return what is drawn, and how many lines are left out. folded: collective calls are bands, not arrows."""
+    # A line for each stream that did anything, a rank's main stream first.
+    keys = [
+        (trace.rank, lane)
+        for trace in traces
+        for lane in dict.fromkeys(["main", *(m.lane for m in trace.messages), *(s.lane for s in trace.spans)])
+    ]
+    rows = {key: number for number, key in enumerate(keys[:MAX_LINES])}
+    drawing = Drawing([row_label(*key) for key in rows])
+
+    # What each stream computes, and where it waits beside no computing.
+    waiting = waits(messages, max((m.end for trace in traces for m in trace.messages), default=0.0))
+    streams = {trace.rank: trace for trace in traces}
+    for (rank, lane), row in rows.items():
+        computing = compute_of(streams[rank].spans, lane)
+        drawing.bars += [(row, kind_of(span.name), span.name, span.start, span.end) for span in computing]
+        busy = [(span.start, span.end) for span in computing]
+        for kind, intervals in zip(("blocked", "transfer"), waiting.get((rank, lane), ([], [])), strict=True):
+            drawing.bars += [(row, kind, "", start, end) for start, end in without(intervals, busy)]
+
+    # Messages as arrows, those of collective calls as bands when there are too many.
+    called = [pair for pair in messages if folded and pair.send.operation != "message"]
+    for band in bands(called):
+        if (band.rank, band.lane) in rows:
+            row = rows[band.rank, band.lane]
+            drawing.bars.append((row, "communication", band.name, band.start, band.end))
+    for send, receive in (pair for pair in messages if arrived(pair)):
+        assert receive is not None
+        ends = rows.get((send.rank, send.lane)), rows.get((receive.rank, receive.lane))
+        if ends[0] is not None and ends[1] is not None and not (folded and send.operation != "message"):
+            departure = send.start if send.start >= 0 else send.posted
+            drawing.arrows.append((ends[0], ends[1], departure, receive.end, send.nbytes))
+    return drawing, len(keys) - len(rows)
+
+
+def _sliced(drawing: Drawing) -> Drawing:
+    """Return each line in equal slices of time, with one bar for what takes most of a slice."""
+    # Arrows become bands at both their ends first.
+    bars = list(drawing.bars)
+    for tail, head, start, end, _ in drawing.arrows:
+        bars += [(row, "communication", "messages", start, end) for row in {tail, head}]
+    low, high = min(bar[3] for bar in bars), max(bar[4] for bar in bars)
+    slices = max(MAX_ITEMS // (2 * len(drawing.lines)), 1)
+    width = (high - low) / slices or 1.0
+
+    # taken[line, slice, is a band][kind]: seconds of each slice. Bands lie under the bars, so they are counted apart.
+    taken: dict[tuple[int, int, bool], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row, kind, _, start, end in bars:
+        for number in range(int((start - low) / width), min(int((end - low) / width), slices - 1) + 1):
+            begin = low + number * width
+            part = min(end, begin + width) - max(start, begin)
+            taken[row, number, kind == "communication"][kind] += part
+
+    # Neighbours of one kind are one bar.
+    result = Drawing(drawing.lines)
+    for (row, number, band), kinds in sorted(taken.items(), key=lambda entry: (entry[0][0], entry[0][2], entry[0][1])):
+        kind = max(kinds, key=lambda name: kinds[name])
+        start, last = low + number * width, result.bars[-1] if result.bars else None
+        if last and last[:2] == (row, kind) and abs(last[4] - start) < 0.5 * width:
+            result.bars[-1] = (*last[:4], start + width)
+        elif kinds[kind] > 0 or band:
+            result.bars.append((row, kind, "", start, start + width))
+    return result
+
+
+def _numbers(drawing: Drawing) -> dict[str, object]:
+    """Return the drawing in whole numbers: bars and arrows one after the other, each start as the step from the last.
+
+    Times are ticks from the first event; a name stands once in a table.
+    """
+    times = [time for bar in drawing.bars for time in bar[3:]]
+    times += [time for arrow in drawing.arrows for time in arrow[2:4]]
+    begin, end = min(times, default=0.0), max(times, default=0.0)
+    scale = TICKS / (end - begin) if end > begin else 1.0
+
+    def tick(time: float) -> int:
+        return round((time - begin) * scale)
+
+    names: dict[str, int] = {}
+    bars: list[int] = []
+    last = 0
+    for row, kind, name, start, stop in sorted(drawing.bars, key=lambda bar: bar[3]):
+        number = names.setdefault(name[:40], len(names))
+        bars += [row, KINDS.index(kind), number, tick(start) - last, tick(stop) - tick(start)]
+        last = tick(start)
+    arrows: list[int] = []
+    last = 0
+    for tail, head, start, stop, nbytes in sorted(drawing.arrows, key=lambda arrow: arrow[2]):
+        arrows += [tail, head, tick(start) - last, tick(stop) - tick(start), nbytes]
+        last = tick(start)
+    words = {**NAMES, "transfer": "waits for bytes on their way"}
+    return {
+        "lines": drawing.lines,
+        "kinds": [[PALETTE.get(kind, PALETTE["communication"]), words[kind]] for kind in KINDS],
+        "names": list(names),
+        "ticks": TICKS,
+        "begin": begin,
+        "seconds": 1 / scale if end > begin else 0.0,
+        "bars": bars,
+        "arrows": arrows,
+    }
