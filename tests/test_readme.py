@@ -1,5 +1,5 @@
-"""The README is executed: every `minidist`, `mpiexec` and `python` command in it runs, and what it prints is what
-stands there.
+"""The README and the guide to one's own script are executed: every `minidist`, `mpiexec` and `python` command in them
+runs, and what it prints is what stands there.
 """
 
 import os
@@ -16,13 +16,19 @@ from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FAILS_ON_PURPOSE = {"minidist run mpi_examples/ping_pong.py --ranks 2 --deadlock": 1}
+GUIDE = (ROOT / "docs" / "your_own_script.md").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r"<!-- (\S+\.py) -->\n```python\n(.*?)```", GUIDE, flags=re.S))
+FAILS_ON_PURPOSE = {
+    "minidist run mpi_examples/ping_pong.py --ranks 2 --deadlock": 1,
+    "python hangs.py --ranks 2": 1,
+    "mpiexec -n 2 python hangs.py --timeout 3": 1,
+}
 
 
-def commands():
-    """(command, lines that the README shows under it) from all console blocks."""
+def commands(text):
+    """(command, lines that the page shows under it) from all console blocks."""
     found = []
-    for block in re.findall(r"```console\n(.*?)```", README, flags=re.S):
+    for block in re.findall(r"```console\n(.*?)```", text, flags=re.S):
         for line in block.splitlines():
             if line.startswith("$ "):
                 found.append((line[2:], []))
@@ -48,11 +54,16 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("readme")
     for name in ("mpi_examples", "lessons"):
         shutil.copytree(ROOT / name, path / name)
+    for name, text in PROGRAMS.items():
+        (path / name).write_text(text, encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize(("command", "shown"), commands(), ids=[command for command, _ in commands()])
-def test_a_command_of_the_readme_runs_and_prints_what_it_says(command, shown, folder):
+EVERY = commands(README) + commands(GUIDE)
+
+
+@pytest.mark.parametrize(("command", "shown"), EVERY, ids=[command for command, _ in EVERY])
+def test_a_command_of_a_page_runs_and_prints_what_it_says(command, shown, folder):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("OPENBLAS_NUM_THREADS", None)  # a reader has not set it
     answer = subprocess.run(
@@ -61,7 +72,8 @@ def test_a_command_of_the_readme_runs_and_prints_what_it_says(command, shown, fo
     assert answer.returncode == FAILS_ON_PURPOSE.get(command, 0), answer.stderr
     printed = (answer.stdout + answer.stderr).splitlines()
     for line in shown:
-        if line.startswith("rank ") or line == "...":  # bits depend on the BLAS: the shape of the line is compared
+        # Bits depend on the BLAS: of these lines the shape is compared.
+        if line.startswith(("rank ", "|w|")) or line == "...":
             pattern = re.sub(r"[\d.]+", "#", line)
             assert line == "..." or pattern in [re.sub(r"[\d.]+", "#", p) for p in printed], printed
         else:
@@ -83,6 +95,31 @@ def test_every_link_of_a_page_leads_somewhere(page):
     assert [link for link in links if not link.startswith("http") and not (path.parent / link).exists()] == []
 
 
-def test_every_world_prints_the_same_line_of_the_first_program():
-    printed = {line for _, shown in commands() for line in shown if line.startswith("rank 0 of 4")}
+@pytest.mark.parametrize("page", [README, GUIDE], ids=["README", "guide"])
+def test_every_world_prints_the_same_line_of_the_first_program(page):
+    printed = {line for _, shown in commands(page) for line in shown if line.startswith("rank 0 of 4")}
     assert len(printed) == 1
+
+
+def test_the_guide_counts_the_lines_that_differ():
+    """What the script for many ranks has and the one for one device has not; indentation does not count."""
+    alone = {line.strip() for line in PROGRAMS["alone.py"].splitlines()}
+    numbered = re.findall(r"# (\d)", PROGRAMS["ranks.py"])
+    assert numbered == ["1", "2", "3", "4", "5", "6"]
+    changed = [line for line in PROGRAMS["ranks.py"].splitlines() if line.strip() not in alone]
+    others = [line.split()[0] for line in changed if not re.search(r"# \d", line)]
+    assert others == ['print(f"rank', "return", "if"]
+
+
+def test_published_state_dicts_load_as_the_guide_says(folder):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    answer = subprocess.run(
+        [sys.executable, "hugging_face.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert [float(line.split()[-1]) < 1e-6 for line in answer.stdout.splitlines()] == [True, True]
