@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test exhaustive chaos lint lessons museum mutants matrix bench clean
+.PHONY: demo test exhaustive chaos fuzz lint lessons museum mutants matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -32,6 +32,10 @@ exhaustive: .venv/test.stamp
 # 200 jobs under mpiexec that are killed, interrupted, stopped or out of disk at random moments. About an hour.
 chaos: .venv/test.stamp
 	$(BIN)/python -m tests.chaos.chaos --runs 200
+
+# 20,000 wrong inputs of every kind; each is a success or one sentence. Less than an hour.
+fuzz: .venv/test.stamp
+	$(BIN)/python -m tests.fuzz.campaign --inputs 20000
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.lesson.build

@@ -32,7 +32,6 @@ from minidist.base.trace_checks import (
     is_counts,
     is_number,
     parse,
-    shown,
 )
 
 PURPOSES = (
@@ -223,7 +222,7 @@ def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
 def _add_event(traces: list[Trace], record: Any) -> None:
     """Append the event of a line to its rank's trace; BadLineError when it is none."""
     if not isinstance(record, dict):
-        raise BadLineError(f"{shown(record)} is not an event")
+        raise BadLineError(f"{quoted(record)} is not an event")
     kind = record.pop("event", None)
     if kind == "message":
         message = event_of(MessageEvent, record, len(traces))
@@ -237,7 +236,7 @@ def _add_event(traces: list[Trace], record: Any) -> None:
             raise BadLineError("a sample of memory has a time in seconds, and bytes by name")
         traces[rank].memory.append((time, live))
     else:
-        raise BadLineError(f"event {shown(kind)} is not known; it must be message, span or memory")
+        raise BadLineError(f"event {quoted(kind)} is not known; it must be message, span or memory")
 
 
 def read_unfinished(folder: str | Path) -> tuple[list[Trace], dict[str, Any]]:

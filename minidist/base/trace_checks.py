@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeGuard
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 FORMAT = "minidist-trace-1"
 MAX_RANKS = 100_000
@@ -25,12 +25,6 @@ class BadLineError(UsageError):
     """A line that is not an event; the text is the reason, without the file and the line's number."""
 
 
-def shown(value: object) -> str:
-    """Return the value as a message quotes it: at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def parse(line: str) -> Any:
     """Return the JSON value of a line; BadLineError when it is none, or is too long or too deep."""
     if len(line) > MAX_LINE:
@@ -38,7 +32,7 @@ def parse(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        raise BadLineError(f"{shown(line.strip())} is not JSON") from None
+        raise BadLineError(f"{quoted(line.strip())} is not JSON") from None
 
 
 # --- values ---
@@ -111,10 +105,10 @@ def check_header(header: object) -> dict[str, Any]:
         raise BadLineError(f"its first line has no format {FORMAT!r}")
     ranks = header.get("ranks")
     if not is_integer(ranks) or not 1 <= ranks <= MAX_RANKS:
-        raise BadLineError(f"ranks is {shown(ranks)}, which is not a number of ranks from 1 to {MAX_RANKS:,}")
+        raise BadLineError(f"ranks is {quoted(ranks)}, which is not a number of ranks from 1 to {MAX_RANKS:,}")
     for name, (check, words) in OF_HEADER.items():
         if header.get(name) is not None and not check(header[name]):
-            raise BadLineError(f"{name} is {shown(header[name])}, which is not {words}")
+            raise BadLineError(f"{name} is {quoted(header[name])}, which is not {words}")
     return header
 
 
@@ -129,14 +123,14 @@ def event_of(kind: type, record: Mapping[str, Any], ranks: int) -> Any:
     absent = [name for name, field in known.items() if name not in record and field.default is MISSING]
     if unknown or absent:
         raise BadLineError(
-            f"there is no field {shown(unknown[0])}" if unknown else f"the field {absent[0]!r} is missing"
+            f"there is no field {quoted(unknown[0])}" if unknown else f"the field {absent[0]!r} is missing"
         )
 
     # Each value by itself, then the ranks, which the header bounds.
     for name, value in record.items():
         check, words = OF_TYPE[known[name].type]
         if not check(value):
-            raise BadLineError(f"{name} is {shown(value)}, which is not {words}")
+            raise BadLineError(f"{name} is {quoted(value)}, which is not {words}")
     check_rank(record["rank"], ranks)
     if not -1 <= record.get("peer", -1) < ranks:
         raise BadLineError(f"peer {record['peer']} is out of range: the run has ranks 0..{ranks - 1}")
@@ -148,5 +142,5 @@ def event_of(kind: type, record: Mapping[str, Any], ranks: int) -> Any:
 def check_rank(rank: object, ranks: int) -> int:
     """Return the rank; BadLineError when the run does not have it."""
     if not is_integer(rank) or not 0 <= rank < ranks:
-        raise BadLineError(f"rank {shown(rank)} is out of range: the run has ranks 0..{ranks - 1}")
+        raise BadLineError(f"rank {quoted(rank)} is out of range: the run has ranks 0..{ranks - 1}")
     return rank

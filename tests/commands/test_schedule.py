@@ -238,7 +238,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("interleaved", "--stages", 3, "--microbatches", 7), "take 6 or 8"),
         (
             ("1f1b", "--stages", 10**8, "--microbatches", 10**8),
-            "do not fit in memory; a plan has at most 50,000,000 forwards",
+            "do not fit in memory; a plan has at most 1,000,000 forwards",
         ),
         (("pipedream", "--stages", 3, "--microbatches", 6, "--option", "replicas=2,2"), "make 4 ranks and there are 3"),
         (("bad.csv",), "bad.csv, line 2, cell 2: '1Q0' is not an action"),

@@ -306,7 +306,7 @@ def test_grammar_round_trips():
         (lambda: time_plan(plan("1f1b", 2, 2), receives="blocking"), "lower it first"),
         (lambda: time_plan(from_csv("0B0,0F0\n1F0,1B0")), "cannot finish: 2 ranks wait for ever, rank 0"),
         (lambda: parse_times("F=1,X=2", 4), "--times has no 'X'"),
-        (lambda: parse_times("F=-1", 4), "at least 0"),
+        (lambda: parse_times("F=-1", 4), "must be 0, or a number"),
         (lambda: parse_times("F", 4), "is not a number"),
     ],
 )
@@ -473,7 +473,7 @@ def test_profile_files(tmp_path):
     times = read_profile(path, 2)
     assert (times.I, times.comm, times.until_w) == ([2.0, 1.0], [0.5], [5.0, 0.0])
     for text, sentence in {
-        "[": "cannot read",
+        "[": "is not JSON",
         "{}": "no list of stages",
         '{"stages": [{"F": 1, "I": 1}, {}]}': "stage 0, W: None is not a number",
         '{"stages": [{"F": 1, "I": 1, "W": 1, "G": 1}, {}]}': "unknown 'G'",

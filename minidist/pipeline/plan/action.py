@@ -15,7 +15,7 @@ Proved by: tests/pipeline/test_plans.py
 
 import re
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 KINDS = ("F", "I", "W", "B", "RECOMPUTE", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD")
 FORWARD, INPUT, WEIGHT, BACKWARD, RECOMPUTE, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD = range(len(KINDS))
@@ -112,7 +112,7 @@ def read(text: str) -> Item:
     if overlap:
         first, second = (_read_action(part.strip()) for part in overlap.groups())
         if {first.kind, second.kind} not in ({"F", "B"}, {"F", "I"}):
-            raise UsageError(f"{text!r} must overlap one F with one B or I, as (1F4;2B1)OVERLAP_F_B does")
+            raise UsageError(f"{quoted(text)} must overlap one F with one B or I, as (1F4;2B1)OVERLAP_F_B does")
         return first, second
     return _read_action(text)
 
@@ -121,9 +121,11 @@ def _read_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None or (match[3] == "") != (match[2] == "REDUCE_GRAD"):
         raise UsageError(
-            f"{text!r} is not an action: write stage, kind, micro-batch, as in 2F0, 1I3, 0SEND_F1 or 2REDUCE_GRAD; the"
-            f" kinds are {', '.join(KINDS)}"
+            f"{quoted(text)} is not an action: write stage, kind, micro-batch, as in 2F0, 1I3, 0SEND_F1 or"
+            f" 2REDUCE_GRAD; the kinds are {', '.join(KINDS)}"
         )
     if len(match[1]) > 8 or len(match[3]) > 8 or int(match[3] or 0) >= 1 << MICROBATCH_BITS:
-        raise UsageError(f"{text!r} has a stage or a micro-batch number of more than eight digits; count both from 0")
+        raise UsageError(
+            f"{quoted(text)} has a stage or a micro-batch number of more than eight digits; count both from 0"
+        )
     return Action.of(match[2], int(match[1]), int(match[3] or 0))

@@ -20,7 +20,7 @@ from minidist.pipeline.plan.action import Item, actions_of
 from minidist.pipeline.plan.plan import Plan
 
 Orders = Sequence[Sequence[Item]]
-MAX_FORWARDS = 50_000_000  # of a plan
+MAX_FORWARDS = 1_000_000  # of a plan; a second or two on one core for each hundred thousand
 
 
 @dataclass(frozen=True)
