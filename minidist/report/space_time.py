@@ -13,7 +13,18 @@ from minidist.base.trace import MessageEvent, Trace
 from minidist.comm.waiting import Waiting, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.timeline import Interval, Pair, arrived, compute_of, pairs, row_label, unanswered, waits, without
+from minidist.report.timeline import (
+    Interval,
+    Pair,
+    arrived,
+    bands,
+    compute_of,
+    pairs,
+    row_label,
+    unanswered,
+    waits,
+    without,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,10 +33,14 @@ Rows = dict[tuple[int, str], int]  # (rank, stream) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
 LABEL = 0.06  # the width of a label, as a part of the picture's
 MAX_ARROWS = 1500  # with more, lines without heads
+MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
 
 
 def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
-    """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message."""
+    """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message.
+
+    Of many buckets that travel beside the main streams, each is one band on its line instead of its arrows.
+    """
     # [1] The lines, and the axis of time. After a deadlock there is room at the right edge for what each rank waits
     # for.
     messages = pairs(traces)
@@ -48,9 +63,11 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
             kind = kind_of(span.name)
             _bar(axes, (span.start, span.end), y, factor, PALETTE[kind], "compute")
             used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+    buckets, messages_of_their_own = _folded(messages)
+    lines_of_bands = _bands(axes, buckets, rows, factor, (right - begin) * factor, used)
     for key, (blocked, transfer) in waits(messages, right).items():
         computing = [(span.start, span.end) for span in compute_of(traces[key[0]].spans, key[1])]
-        for interval in without(transfer, computing):
+        for interval in without(transfer, computing) if rows[key] not in lines_of_bands else ():
             _bar(axes, interval, rows[key], factor, PALETTE["communication"] + "55", "transfer")
             used.setdefault("transfer", patch(PALETTE["communication"] + "55", "waits for bytes on their way"))
         for interval in without(blocked, computing):
@@ -67,7 +84,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
         axes.text(right * factor, y - 0.24, _operation(event), **style)
 
     # [4] The messages, and the circle of waits.
-    _arrows(axes, [pair for pair in messages if arrived(pair)], rows, factor, (right - begin) * factor, used)
+    _arrows(axes, messages_of_their_own, rows, factor, (right - begin) * factor, used)
     circle = _wait_for(axes, stuck, rows, right * factor, used)
 
     axes.set_yticks(list(rows.values()), [row_label(rank, lane) for rank, lane in rows])
@@ -111,6 +128,33 @@ def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid:
 
     corner, width = (interval[0] * factor, y - 0.16), (interval[1] - interval[0]) * factor
     axes.add_patch(Rectangle(corner, width, 0.32, color=colour, linewidth=0, gid=gid, zorder=2))
+
+
+def _folded(messages: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Return the delivered messages that are drawn as bands, and those that are arrows."""
+    delivered = [pair for pair in messages if arrived(pair)]
+    beside = [pair for pair in delivered if pair.send.lane != "main" and pair.send.operation != "message"]
+    if len(beside) <= MAX_BESIDE:
+        return [], delivered
+    return beside, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
+
+
+def _bands(axes: Any, messages: list[Pair], rows: Rows, factor: float, width: float, used: dict[str, Any]) -> set[int]:
+    """Draw a bar for each collective call on each line, with the bytes that the line sent; return the lines."""
+    from matplotlib.patches import Rectangle
+
+    # What waits for another rank is drawn on top, in red.
+    colour = PALETTE["communication"]
+    drawn = bands(messages)
+    for band in drawn:
+        y, long = rows[band.rank, band.lane], (band.end - band.start) * factor
+        style: Style = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.6, "gid": "band", "zorder": 1.5}
+        axes.add_patch(Rectangle((band.start * factor, y - 0.2), long, 0.4, **style))
+        if long > LABEL * width:
+            text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": "white"}
+            axes.text((band.start + band.end) / 2 * factor, y, byte_text(band.nbytes), **text, zorder=4)
+        used.setdefault("band", patch(colour, "all messages of one bucket"))
+    return {rows[band.rank, band.lane] for band in drawn}
 
 
 def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, width: float, used: dict[str, Any]) -> None:

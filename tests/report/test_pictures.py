@@ -57,6 +57,26 @@ def test_space_time_has_an_arrow_for_each_message_and_a_line_for_each_rank():
     assert any("drawn by" in text.get_text() for text in figure.texts)
 
 
+def test_the_messages_of_a_bucket_become_one_band_when_there_are_many():
+    def main(comm):
+        requests = []
+        for _ in range(6):
+            comm.compute(seconds=10.0, name="backward")
+            requests.append(all_reduce(comm, np.ones(8), async_op=True))
+        for request in requests:
+            request.wait()
+        all_reduce(comm, np.ones(4))
+
+    traces = run(main, 4, links=EASY)
+    seen = count(figure := draw("space-time", traces))
+    assert seen["band"] == 6 * 4  # six buckets on four lines
+    assert seen["message"] == sum(m.lane == "main" for trace in traces for m in trace.sent()) == 4 * 6
+    bars = [patch for patch in figure.axes[0].patches if patch.get_gid() == "band"]
+    # Ring: six messages of a second each, after 10, 20, ... seconds of backward.
+    assert sorted({round(bar.get_x()) for bar in bars}) == [10, 20, 30, 40, 50, 60]
+    assert {round(bar.get_width()) for bar in bars} == {6}
+
+
 def test_an_arrow_goes_from_departure_to_arrival():
     def main(comm):
         if comm.rank == 0:
