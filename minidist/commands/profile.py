@@ -4,6 +4,7 @@ Proved by: tests/planning/test_profiler.py
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -12,24 +13,49 @@ import typer
 from minidist.base.files import writing
 from minidist.comm.launch import writable
 from minidist.commands.options import takes_config
-from minidist.commands.output import say
+from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig
+
+SECONDS_BETWEEN_LINES = 2.0
 
 
 @takes_config
+@json_or_table
 def profile(
     config: TrainConfig,
     rounds: Annotated[int, typer.Option(min=1, help="timed passes of each block")] = 5,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
-) -> None:
-    """Time each block of the model on this machine: a PROFILE.json for minidist partition and train --partition."""
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a PROFILE.json, for minidist partition and --partition")
+    ] = None,
+) -> Result:
+    """Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition.
+
+    `minidist train --partition PROFILE.json` cuts a pipeline by the measured times.
+    """
     from minidist.planning.profiler import profile_layers
 
-    text = json.dumps([vars(layer) for layer in profile_layers(config, rounds)], indent=1)
-    if output is None:
-        print(text)
-    else:
+    if output is not None:
         writable(output, "--output")
+    told = time.monotonic()
+
+    def watch(done: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > SECONDS_BETWEEN_LINES:
+            told = time.monotonic()
+            say(f"profile: {done}/{rounds} rounds")
+
+    layers = profile_layers(config, rounds, watch)
+    value = [vars(layer) for layer in layers]
+    if output is not None:
         with writing("the profile", output, "make room there, or choose another --output"):
-            output.write_text(text + "\n", encoding="utf-8")
-        say(f"written: {output}")
+            output.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+    def show() -> None:
+        print(f"{'block':24}{'forward':>12}{'backward':>12}{'output':>16}{'parameters':>16}")
+        for layer in layers:
+            times = f"{layer.fwd_ms:9.3f} ms{layer.bwd_ms:9.3f} ms"
+            print(f"{layer.op:24}{times}{layer.act_bytes:14,.0f} B{layer.param_bytes:14,.0f} B")
+        if output is not None:
+            say(f"written: {output}")
+
+    return Result(value, show)

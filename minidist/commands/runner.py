@@ -288,16 +288,28 @@ def run_comparison(
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
 
     tier_of(config, resolve_dims(config, size))
+    interactive = not under_mpiexec() and sys.stderr.isatty()
+
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
-    expected = None if under_mpiexec() or config.local_steps else expected_snapshots(config, size)
-    outcome = execute(
-        partial(_agreed, settings_to_agree_on("compare", config), compare_rank),
-        config,
-        expected,
-        ranks=None if under_mpiexec() else size,
-        timeout=timeout,
-        eager_bytes=eager_bytes,
-    )
+    own, expected = under_mpiexec() or config.local_steps > 0, None
+    alone = Progress(config.steps, interactive and not own, "compare: one device", ends=False)
+    with alone:
+        if not own:
+            expected = expected_snapshots(config, size, observers=[alone])
+
+    # Only rank 0 shows progress.
+    def main(comm: Comm) -> Comparison:
+        if comm.rank:
+            return compare_rank(comm, config, expected)
+        return compare_rank(comm, config, expected, [together], [alone])
+
+    with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
+        outcome = execute(
+            partial(_agreed, settings_to_agree_on("compare", config), main),
+            ranks=None if under_mpiexec() else size,
+            timeout=timeout,
+            eager_bytes=eager_bytes,
+        )
     if not outcome.is_root:
         return None
     verdict: Comparison = outcome.results[0]

@@ -10,6 +10,7 @@ Three tiers, always named:
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from minidist.config.train_config import TrainConfig, resolve_dims
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
-from minidist.train.state import StepState
+from minidist.train.state import Observer, StepState
 from minidist.train.trainer import train
 
 FLOAT_BOUND = 1e-12
@@ -189,18 +190,24 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     return "float"
 
 
-def compare_rank(comm: Comm, config: TrainConfig, expected: list[Snapshot] | None = None) -> Comparison:
+def compare_rank(
+    comm: Comm,
+    config: TrainConfig,
+    expected: list[Snapshot] | None = None,
+    observers: Sequence[Observer] = (),
+    of_reference: Sequence[Observer] = (),
+) -> Comparison:
     """Train on this rank and compare every step; every rank returns the worst verdict of all ranks.
 
-    Without `expected` each rank computes the reference itself. Verdicts (pickled, a few hundred bytes) are sent to
-    rank 0 and back.
+    Without `expected` each rank computes the reference itself, with the observers `of_reference`. Verdicts (pickled, a
+    few hundred bytes) are sent to rank 0 and back.
     """
     # The observer compares at the end of every step, while the gradients are still there.
     judge = Judge(
-        expected if expected is not None else expected_snapshots(config, comm.size, comm.rank),
+        expected if expected is not None else expected_snapshots(config, comm.size, comm.rank, of_reference),
         tier_of(config, resolve_dims(config, comm.size)),
     )
-    train(comm, config, [judge])
+    train(comm, config, [judge, *observers])
     return _worst(comm, judge.verdict)
 
 

@@ -3,17 +3,25 @@
 Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py
 """
 
+from collections.abc import Sequence
+
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.local_steps import local_sgd_reference
 from minidist.equality.reference import reference
 from minidist.equality.snapshot import Snapshot, snapshot
+from minidist.train.state import Observer
 
 
-def expected_snapshots(config: TrainConfig, ranks: int, rank: int = 0) -> list[Snapshot]:
-    """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD)."""
+def expected_snapshots(
+    config: TrainConfig, ranks: int, rank: int = 0, observers: Sequence[Observer] = ()
+) -> list[Snapshot]:
+    """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD).
+
+    observers: of the reference's steps, except with local SGD, where several devices make them.
+    """
     batches = resolve_batches(config, ranks)
     if config.local_steps:
         return local_sgd_reference(config, batches)[rank]
     snapshots: list[Snapshot] = []
-    reference(config, batches, [lambda state: snapshots.append(snapshot(state))])
+    reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers])
     return snapshots

@@ -10,6 +10,7 @@ Proved by: tests/planning/test_profiler.py
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,13 @@ from minidist.pipeline.runtime.stages import backward_from, has_gradient
 from minidist.train.job import Job, as_input, build
 
 
-def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
-    """Return one Layer per block: milliseconds of forward and backward, bytes of its output and of its parameters."""
+def profile_layers(
+    config: TrainConfig, rounds: int = 5, watch: Callable[[int], None] = lambda rounds: None
+) -> list[Layer]:
+    """Return one Layer per block: milliseconds of forward and backward, bytes of its output and of its parameters.
+
+    watch: called after each round with the number of rounds that are done; the first one warms up and counts as 0.
+    """
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be at least 1")
     if config.is_own_model:
@@ -50,9 +56,10 @@ def profile_layers(config: TrainConfig, rounds: int = 5) -> list[Layer]:
     sizes: list[int] = []
 
     # The first round warms up, and does not count.
-    for _ in range(rounds + 1):
+    for done in range(rounds + 1):
         row, sizes = _one_round(job, stages, inputs, targets)
         times.append(row)
+        watch(done)
 
     # The medians over the rounds, in milliseconds; the sizes are the same in every round.
     result = []

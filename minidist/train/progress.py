@@ -17,15 +17,18 @@ SECONDS_BETWEEN_LINES = 2.0
 
 
 class Progress:
-    """Shows the step and the loss; an observer of training, and a context manager around it."""
+    """Shows the step and the loss; an observer of training, and a context manager around it.
+
+    ends: also print the lines of the first and the last step, however short the job is.
+    """
 
     reads_tensors = False
 
-    def __init__(self, steps: int, interactive: bool, title: str = "training") -> None:
-        self.steps, self.interactive, self.title = steps, interactive, title
+    def __init__(self, steps: int, interactive: bool, title: str = "training", ends: bool = True) -> None:
+        self.steps, self.interactive, self.title, self.ends = steps, interactive, title, ends
         self.bar: Any = None
         self.task: Any = None
-        self.last = 0.0
+        self.last = 0.0 if ends else time.monotonic()
 
     def __enter__(self) -> Self:
         if self.interactive:
@@ -52,7 +55,7 @@ class Progress:
             self.bar.update(self.task, completed=done, loss=state.loss)
             return
         now = time.monotonic()
-        if done in (1, self.steps) or now - self.last > SECONDS_BETWEEN_LINES:
+        if (self.ends and done in (1, self.steps)) or now - self.last > SECONDS_BETWEEN_LINES:
             self.last = now
             print(f"{self.title}: {done}/{self.steps} steps  loss {state.loss:.4f}", file=sys.stderr, flush=True)
 

@@ -8,6 +8,7 @@ import pytest
 
 from minidist import cli
 from minidist.base.errors import UsageError
+from minidist.commands import profile
 from minidist.commands.runner import number_of_ranks
 from minidist.config.pipeline_plan import stage_sizes
 from minidist.config.train_config import TrainConfig
@@ -123,7 +124,16 @@ def test_the_commands(capsys, monkeypatch, tmp_path):
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
-    assert call("profile", "--model", "mlp", "--layers", 3, "--width", 8, "--rounds", 1, "-o", path)[0] == 0
+    small = ("--model", "mlp", "--layers", 3, "--width", 8, "--rounds", 1)
+    code, out, err = call("profile", *small, "-o", path)
+    assert (code, "written: " in err) == (0, True)
+    head, *rows = out.splitlines()
+    assert head.split() == ["block", "forward", "backward", "output", "parameters"]
+    assert [row.split()[-2] for row in rows] == ["4,640", "288", "288", "360"]
+    code, out, _ = call("profile", *small, "--json")
+    assert [row["op"] for row in json.loads(out)] == ["block 0", "block 1", "block 2", "block 3 + head"]
+    monkeypatch.setattr(profile, "SECONDS_BETWEEN_LINES", 0.0)
+    assert "profile: 1/1 rounds" in call("profile", *small)[2]
     code, out, _ = call("partition", path, "--machines", 2, "--method", "time", "--json")
     assert code == 0
     assert set(json.loads(out)) == {"slowest_stage_seconds", "stages"}
