@@ -15,12 +15,13 @@ from minidist.base.trace import SpanEvent, Trace
 from minidist.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Style, finish, new_figure, patch, tidy
-from minidist.report.palette import NAMES, PALETTE
+from minidist.report.palette import NAMES, PALETTE, ink, shade
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_BARS, MAX_ROWS = 20_000, 40
+POINTS = 720  # the width of a panel
 
 
 def colour_of(kind: str) -> str:
@@ -147,16 +148,23 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     panels[-1].set_xlabel("time")
     kinds = [kind for kind in ("F", "B", "I", "W", "recompute", "idle") if kind in used]
     handles = [patch(PALETTE[kind], NAMES[kind]) for kind in kinds]
+    handles += [
+        patch(shade(PALETTE["F"], chunk), f"lighter: stage {chunk + 1} of its rank")
+        for chunk in range(1, 3)
+        if f"stage {chunk}" in used
+    ]
     return finish(figure, [*handles, patch(PALETTE["other"], "activations alive")], command)
 
 
 def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
-    chunked = timing.plan.stages > timing.plan.ranks
     for rank, row in enumerate(timing.spans or []):
         # From the rank's first action to its last: what no bar covers is idle.
         if row:
             axes.barh(rank, row[-1][2] - row[0][1], left=row[0][1], height=0.86, color=PALETTE["idle"], zorder=0)
             used.add("idle")
+        # A rank with several stages has a shade for each.
+        stages = sorted({action.stage for item, _, _ in row for action in actions_of(item)})
+        used.update(f"stage {chunk}" for chunk in range(1, len(stages)))
         for item, start, end in row:
             # Two actions that run as one (F and B overlapped) share the height of the row.
             pieces = actions_of(item)
@@ -165,21 +173,14 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
                 used.add(kind)
                 height = 0.86 / len(pieces)
                 y = rank - 0.43 + height * (number + 0.5)
-                style: Style = {"color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.5, "gid": show(item)}
+                colour = shade(PALETTE[kind], stages.index(action.stage))
+                style: Style = {"color": colour, "edgecolor": "white", "linewidth": 0.5, "gid": show(item)}
                 axes.barh(y, end - start, left=start, height=height, **style)
-                # The number, where the bar is wide enough for it.
-                text = f"{action.microbatch}" + (f".{action.stage}" if chunked else "")
-                if (end - start) / longest > 0.006 * len(text):
-                    dark = kind in ("I", "W")
-                    axes.text(
-                        (start + end) / 2,
-                        y,
-                        text,
-                        ha="center",
-                        va="center",
-                        fontsize=6.5,
-                        color="black" if dark else "white",
-                    )
+                # The number, as large as the bar is wide; smaller ones are read after zooming.
+                text = str(action.microbatch)
+                size = min(6.5, POINTS * (end - start) / longest / (0.7 * len(text)))
+                if size >= 1.5:
+                    axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=size, color=ink(colour))
     axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=7)
     axes.set_ylim(timing.plan.ranks - 0.5, -0.5)
     axes.set_xlim(0, longest or 1)

@@ -11,7 +11,7 @@ PALETTE = {
     "recompute": "#EE6677",
     "communication": "#AA3377",
     "idle": "#F0F0F0",
-    "compute": "#4477AA",
+    "compute": "#7F7F9F",
     "blocked": "#CC3311",
     "other": "#BBBBBB",
 }
@@ -47,6 +47,18 @@ MEMORY = {
 
 # Ranks, where the picture is about who holds what.
 RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00")
+
+
+def shade(colour: str, chunk: int) -> str:
+    """Return the colour of a rank's stage `chunk` (0, 1, ...): the later the stage, the lighter, up to two thirds."""
+    part = min(0.45 * chunk, 0.66)
+    return "#" + "".join(f"{round(int(colour[at : at + 2], 16) * (1 - part) + 255 * part):02X}" for at in (1, 3, 5))
+
+
+def ink(colour: str) -> str:
+    """Return black or white, whichever is read better on the colour."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "white"
 
 
 def kind_of(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, finish, new_figure, patch, tidy, time_unit
-from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
 from minidist.report.timeline import compute_of, merged, pairs, waits, without
 
 if TYPE_CHECKING:
@@ -41,14 +41,20 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     text_fits = sum(len(spans) for spans in rows.values()) <= MAX_BARS
 
     # Many bars are one collection per rank and kind, because an artist for each would take minutes.
-    many: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    many: dict[tuple[int, str, str, int], list[tuple[float, float]]] = {}
 
-    def bar(rank: int, start: float, stop: float, kind: str, gid: str) -> None:
+    def bar(rank: int, start: float, stop: float, kind: str, gid: str, chunk: int = 0) -> None:
         used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
         if not text_fits:
-            many.setdefault((rank, kind, gid), []).append(((start - begin) * factor, (stop - start) * factor))
+            many.setdefault((rank, kind, gid, chunk), []).append(((start - begin) * factor, (stop - start) * factor))
             return
-        style: Style = {"height": 0.86, "color": PALETTE[kind], "gid": gid, "edgecolor": "white", "linewidth": 0.3}
+        style: Style = {
+            "height": 0.86,
+            "color": shade(PALETTE[kind], chunk),
+            "gid": gid,
+            "edgecolor": "white",
+            "linewidth": 0.3,
+        }
         axes.barh(rank, (stop - start) * factor, left=(start - begin) * factor, **style)
 
     # Per rank: grey is the whole run, red where it waited, and what it computed on top.
@@ -61,22 +67,19 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         for start, stop in without(blocked.get((rank, "main"), ([], []))[0], computing):
             if stop > begin:
                 bar(rank, max(start, begin), min(stop, end), "blocked", "blocked")
+        # A rank with several stages of a pipeline has a shade for each.
+        stages = sorted({_stage(span.name) for span in spans})
         for span in spans:
-            bar(rank, span.start, span.end, kind_of(span.name), "compute")
+            chunk = stages.index(_stage(span.name))
+            bar(rank, span.start, span.end, kind_of(span.name), "compute", chunk)
             # An action of a pipeline: its micro-batch's number, where the bar is wide enough.
             label = span.name.lstrip("0123456789")[1:]
             if text_fits and label.isdigit() and span.end - span.start > 0.006 * len(label) * longest:
                 style: Style = {"ha": "center", "va": "center", "fontsize": 6.5}
-                dark = kind_of(span.name) in ("I", "W")
-                axes.text(
-                    ((span.start + span.end) / 2 - begin) * factor,
-                    rank,
-                    label,
-                    color="black" if dark else "white",
-                    **style,
-                )
-    for (rank, kind, gid), intervals in many.items():
-        axes.broken_barh(intervals, (rank - 0.43, 0.86), color=PALETTE[kind], linewidth=0, gid=gid)
+                colour = ink(shade(PALETTE[kind_of(span.name)], chunk))
+                axes.text(((span.start + span.end) / 2 - begin) * factor, rank, label, color=colour, **style)
+    for (rank, kind, gid, chunk), intervals in many.items():
+        axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
     used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -93,3 +96,8 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         loc="left",
     )
     return finish(figure, used.values(), command)
+
+
+def _stage(name: str) -> str:
+    """Return the number of the stage that a pipeline's action begins with: "2" of 2F3; "" of any other span."""
+    return name[: len(name) - len(name.lstrip("0123456789"))]

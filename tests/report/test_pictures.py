@@ -349,6 +349,21 @@ def test_colours_of_spans():
     ] == ["F", "F", "B", "B", "W", "recompute", "compute", "recompute", "compute"]
 
 
+def test_computing_without_a_name_is_no_forward_pass():
+    assert PALETTE[kind_of("fused")] not in {PALETTE[kind] for kind in ("F", "B", "I", "W")}
+
+
+def test_the_gantt_of_a_run_has_a_shade_for_each_stage_of_a_rank():
+    def main(comm):
+        for name in ("0F0", "3F0", "3B0", "0B0"):
+            comm.compute(seconds=1.0, name=name)
+
+    bars = [bar for bar in draw("gantt", run(main, 1)).axes[0].patches if bar.get_gid() == "compute"]
+    colours = [to_hex(bar.get_facecolor()).upper() for bar in bars]
+    assert len(set(colours)) == 4
+    assert (colours[0], colours[3]) == (PALETTE["F"], PALETTE["B"])
+
+
 def test_many_messages_become_one_collection():
     figure = draw("space-time", run(ring, 32))
     assert count(figure)["messages"] == 1
