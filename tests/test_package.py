@@ -26,7 +26,10 @@ def test_a_plan_needs_nothing_but_the_ground_floor():
     assert not imported_by("import minidist.pipeline") & above
 
 
-@pytest.mark.parametrize("name", ["bench", "config", "equality", "pipeline", "planning", "train", "train.strategies"])
+LISTED = ["base", "bench", "checkpoint", "comm", "comm.mpi", "comm.sim", "config", "data", "equality", "nn", "optim"]
+
+
+@pytest.mark.parametrize("name", [*LISTED, "pipeline", "planning", "train", "train.strategies"])
 def test_the_help_of_a_package_lists_its_modules(name):
     package = importlib.import_module(f"minidist.{name}")
     parts = [m.name + ("/" if m.ispkg else ".py") for m in pkgutil.iter_modules(package.__path__)]

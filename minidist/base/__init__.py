@@ -1,1 +1,23 @@
-"""The base layer: arrays, errors, randomness, layouts, memory accounts and traces; no tensors, no communication."""
+"""The base layer: arrays, errors, randomness, layouts, memory accounts and traces; no tensors, no communication.
+
+arrays.py         array functions for NumPy and CuPy alike
+half.py           float16 and bfloat16
+phantom.py        arrays with a shape and no data
+layout.py         where the pieces of a global array are
+random.py         random numbers that depend on what they are for
+fingerprint.py    a few bytes that stand for many
+exponents.py      the sizes of an array's entries, as powers of two
+memory.py         the bytes that are alive, by purpose
+flop_counter.py   floating-point operations
+watchers.py       what is told of every recorded operation
+trace.py          the record of a run
+trace_checks.py   the checks of a trace file
+errors.py         the exceptions, and how a sentence quotes a value
+limits.py         the limits of sizes
+files.py          writing files
+read_file.py      reading a user's files
+user_file.py      FILE.py:FUNCTION
+registry.py       entries that are found by name
+process.py        settings of the process
+interrupts.py     where a run was when Ctrl-C ended it
+"""

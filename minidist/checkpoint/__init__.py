@@ -1,4 +1,12 @@
-"""Checkpoints: a directory of named global tensors, written by any number of ranks and read by any other number."""
+"""Checkpoints: a directory of named global tensors, written by any number of ranks and read by any other number.
+
+directory.py          saving and loading a directory of global tensors
+parameter_shards.py   which parts of the global tensors a rank's arrays are
+rank_state.py         state that belongs to a rank
+error_feedback.py     the residuals of compressed gradients
+resume.py             a training job in a checkpoint and back
+storage.py            the file operations of a save
+"""
 
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state

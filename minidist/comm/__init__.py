@@ -2,6 +2,19 @@
 
 `Comm` is the interface; `SimWorld` runs ranks as greenlets on a virtual clock, `MPIWorld` runs them as processes under
 `mpiexec`, and `launch` picks the one that fits.
+
+communicator.py     a group of ranks and its collective calls
+point_to_point.py   send and receive: the interface of both worlds
+mesh.py             ranks in a grid of axes
+launch.py           one way to start a program in any world
+sim/                the simulated world: ranks in one process, virtual time
+mpi/                the MPI world: every rank is a process
+launched.py         how many processes the launcher started
+launcher.py         finds and calls `mpiexec`
+header.py           what both sides of a message must agree on
+buffers.py          which memory a message uses
+waiting.py          which rank waits for which
+call_site.py        the user's line on which an operation started
 """
 
 from minidist.comm.communicator import CollectiveCall, Comm

@@ -18,7 +18,7 @@ def check_collective(
     ] = None,
     ranks: Annotated[int, typer.Option(help="run on 1 to this many simulated ranks")] = 9,
 ) -> Result:
-    """A collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."""
+    """Check a collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."""
     from minidist.equality.collective_check import check_collective as check
 
     report = check(source, operation, ranks)

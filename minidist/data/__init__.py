@@ -1,4 +1,14 @@
-"""Data and who sees which sample: the same for one device and for any number of ranks."""
+"""Data and who sees which sample: the same for one device and for any number of ranks.
+
+load.py        what `--data` names
+datasets.py    a stream of tokens, and samples with labels
+generated.py   data that need no download
+files.py       the user's own files
+cache.py       data that are made once and memory-mapped from then on
+sampler.py     which samples a step trains on
+prefetch.py    batches that a thread makes ahead of time
+entropy.py     the entropy of a text, which a model must beat
+"""
 
 from minidist.data.cache import cached
 from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, data_digest, hold_out

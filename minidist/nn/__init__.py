@@ -1,4 +1,24 @@
-"""Layers and models on the autograd engine. Nothing here communicates or knows of ranks."""
+"""Layers and models on the autograd engine. Nothing here communicates or knows of ranks.
+
+module.py           the tree of parameters with a forward function
+describe.py         what `print(model)` shows
+flat.py             the parameters of a unit in one flat array
+linear.py           Linear, and GPT-2's Conv1D
+embedding.py        the look-up of rows by number
+norm.py             layer norm and RMS norm
+batch_norm.py       batch normalisation with statistics of each micro-batch
+convolution.py      convolution over images
+dropout.py          dropout whose masks do not depend on the layout
+experts.py          a mixture of experts
+mlp.py              the multilayer perceptron
+language_model.py   what GPT and Llama have in common
+gpt.py              GPT-2's architecture under GPT-2's names
+llama.py            Llama's architecture under Llama's names
+composite.py        a transformer block without fused operations, which memory formulas count
+recompute.py        which parts of a model are computed twice
+segments.py         a chain of layers in recomputed segments
+revolve.py          segments inside segments
+"""
 
 from minidist.autograd import Parameter, cross_entropy, mse_loss
 from minidist.nn.batch_norm import BatchNorm

@@ -1,4 +1,15 @@
-"""Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank."""
+"""Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank.
+
+optimizer.py    what all optimizers share: slices, groups of parameters, the state
+sgd.py          SGD, plain and with momentum
+adagrad.py      Adagrad
+rmsprop.py      RMSProp
+adam.py         Adam and AdamW
+schedule.py     learning rates as functions of the step
+clip.py         clipping by the global norm of the gradient
+loss_scale.py   the loss scale of float16
+slices.py       the pieces of parameters that an optimizer works on
+"""
 
 from minidist.optim.adagrad import Adagrad
 from minidist.optim.adam import Adam, AdamW

@@ -1,1 +1,13 @@
-"""The MPI world: every rank is a process, and messages are real."""
+"""The MPI world: every rank is a process, and messages are real.
+
+world.py        this process as a rank
+start.py        the start of MPI on all processes
+agreement.py    what must be equal on all processes is compared
+stream.py       what is remembered of a message between its post and its wait
+staging.py      copies between a GPU and the host
+waits.py        what a rank waits in
+watchdog.py     reports operations that are pending for too long
+hints.py        the probable cause of a hang
+interrupts.py   Ctrl-C
+job_folder.py   what the ranks of a job write down for a report
+"""

@@ -1,1 +1,12 @@
-"""The simulated world: ranks are greenlets in one process, and time is virtual."""
+"""The simulated world: ranks are greenlets in one process, and time is virtual.
+
+world.py             the ranks as greenlets
+state.py             what the parts of the world share
+matching.py          which send meets which receive
+choosers.py          which message a wildcard receive gets
+clock.py             what a message costs: the alpha-beta model
+failures.py          ranks that are killed on purpose
+deadlock_report.py   what a deadlock error says
+hang_watchdog.py     stops a rank that computes without end
+ended.py             a communicator when its run is over
+"""
