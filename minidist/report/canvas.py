@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from minidist.base.trace import Trace, only_steps, steps_of
 from minidist.report.canvas_script import SCRIPT
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, waits, without
+from minidist.report.space_time import latest, operation_text
+from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without
 
 MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the first ranks
 TICKS = 4_000_000  # the whole width, in whole numbers: less than a pixel after 2,000-fold zoom
@@ -91,7 +92,10 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
     drawing = Drawing([row_label(*key) for key in rows])
 
     # What each stream computes, and where it waits beside no computing.
-    waiting = waits(messages, max((m.end for trace in traces for m in trace.messages), default=0.0))
+    # After a deadlock each line says what it waits for, to the right edge.
+    stuck = {(event.rank, event.lane): event for trace in traces for event in unanswered(trace.messages)}
+    right = latest(traces) * (1.3 if stuck else 1) or 1e-6
+    waiting = waits(messages, right)
     streams = {trace.rank: trace for trace in traces}
     for (rank, lane), row in rows.items():
         computing = compute_of(streams[rank].spans, lane)
@@ -99,6 +103,9 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
         busy = [(span.start, span.end) for span in computing]
         for kind, intervals in zip(("blocked", "transfer"), waiting.get((rank, lane), ([], [])), strict=True):
             drawing.bars += [(row, kind, "", start, end) for start, end in without(intervals, busy)]
+        if (rank, lane) in stuck:
+            event = stuck[rank, lane]
+            drawing.bars.append((row, "blocked", operation_text(event), event.start, right))
 
     # Messages as arrows, those of collective calls as bands when there are too many.
     called = [pair for pair in messages if folded and pair.send.operation != "message"]
@@ -162,7 +169,7 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
     bars: list[int] = []
     last = 0
     for row, kind, name, start, stop in sorted(drawing.bars, key=lambda bar: bar[3]):
-        number = names.setdefault(name[:40], len(names))
+        number = names.setdefault(name[:60], len(names))
         bars += [row, KINDS.index(kind), number, tick(start) - last, tick(stop) - tick(start)]
         last = tick(start)
     arrows: list[int] = []

@@ -46,7 +46,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     messages = pairs(traces)
     rows = _rows(traces)
     stuck = [event for trace in traces for event in unanswered(trace.messages)]
-    longest = _longest(traces)
+    longest = latest(traces)
     edge = longest * 1.3 if longest > 0 else 1e-6
     right = edge if stuck else longest or 1e-6
     begin = _begin(traces)  # of one step of many: not at zero
@@ -81,7 +81,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
             _bar(axes, (event.start, right), y, factor, PALETTE["blocked"], "blocked")
         used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
         style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
-        axes.text(right * factor, y - 0.24, _operation(event), **style)
+        axes.text(right * factor, y - 0.24, operation_text(event), **style)
 
     # [4] The messages, and the circle of waits.
     _arrows(axes, messages_of_their_own, rows, factor, (right - begin) * factor, used)
@@ -110,7 +110,8 @@ def _rows(traces: Sequence[Trace]) -> Rows:
     return rows
 
 
-def _longest(traces: Sequence[Trace]) -> float:
+def latest(traces: Sequence[Trace]) -> float:
+    """Return when the last thing that a trace knows of happened."""
     ends = [event.end for trace in traces for event in trace.messages]
     ends += [span.end for trace in traces for span in trace.spans]
     starts = [event.start for trace in traces for event in trace.messages]
@@ -198,7 +199,9 @@ def _wait_for(axes: Any, stuck: list[MessageEvent], rows: Rows, edge: float, use
     from matplotlib.patches import FancyArrowPatch
 
     # The circle, as the deadlock report finds it; a receive from any rank is not in one.
-    waiting = [Waiting(event.rank, event.lane, (event.peer,), _operation(event)) for event in stuck if event.peer >= 0]
+    waiting = [
+        Waiting(event.rank, event.lane, (event.peer,), operation_text(event)) for event in stuck if event.peer >= 0
+    ]
     circle = find_cycle(waiting)
     steps = set(zip(circle, [*circle[1:], *circle[:1]], strict=True))
     for event in stuck:
@@ -224,7 +227,8 @@ def _wait_for(axes: Any, stuck: list[MessageEvent], rows: Rows, edge: float, use
     return circle
 
 
-def _operation(event: MessageEvent) -> str:
+def operation_text(event: MessageEvent) -> str:
+    """Return what a stream waits for, in words."""
     way = "to" if event.kind == "send" else "from"
     other = "any rank" if event.peer < 0 else f"rank {event.peer}"
     name = "" if event.operation == "message" else f"{event.operation}: "

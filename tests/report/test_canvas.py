@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from minidist.base.errors import DeadlockError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.comm import SimWorld
 from minidist.report.canvas import MAX_ITEMS, MAX_LINES, space_and_time
@@ -74,6 +75,20 @@ def test_every_bar_and_message_of_a_small_run_is_in_the_numbers():
     assert [bar[0] for bar in waited] == [0]  # rank 0 waits a second for rank 1
     assert waited[0][3:] == pytest.approx([1, 2], abs=1e-5)
     assert sorted(arrow[:2] + arrow[4:] for arrow in arrows) == [[0, 1, 16], [1, 0, 16]]
+
+
+def test_after_a_deadlock_each_line_says_what_it_waits_for():
+    def main(comm):
+        comm.recv(np.empty(1), 1 - comm.rank, 5)
+
+    world = SimWorld(2)
+    with pytest.raises(DeadlockError):
+        world.run(main)
+    _, bars, _ = numbers(space_and_time(world.traces))
+    assert [(bar[0], bar[2]) for bar in bars] == [
+        (rank, f"receive from rank {1 - rank}, tag 5, 8 B") for rank in (0, 1)
+    ]
+    assert all(bar[4] > bar[3] for bar in bars)
 
 
 @pytest.mark.parametrize(
