@@ -1,4 +1,34 @@
-"""Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use."""
+"""Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use.
+
+tensor.py          a tensor, and `record`, the one way to make nodes
+parameter.py       a leaf that outlives the graph
+node.py            one recorded operation
+backward.py        the backward pass
+modes.py           whether operations are recorded
+precision.py       autocast
+operands.py        what every operation does with its operands first
+operators.py       the operators and methods of a tensor
+function.py        operations of one's own
+elementwise.py     operations on each element
+matrix.py          matrix products
+linear.py          product, bias and activation in one node
+reductions.py      sums, means, maxima and softmaxes
+shaping.py         reshape, transpose, join, cut, index
+attention.py       causal self-attention
+rotary.py          rotary position embedding
+gelu.py            GELU
+swiglu.py          the gate of a SwiGLU layer
+layer_norm.py      layer normalisation
+rms_norm.py        RMS normalisation
+batch_norm.py      batch normalisation
+convolution.py     convolution over images
+embedding.py       table look-up
+dropout.py         dropout
+cross_entropy.py   the loss of a classifier or language model
+checkpoint.py      recomputation
+gradcheck.py       gradients compared with finite differences
+errors.py          errors of operations and of backward passes
+"""
 
 from minidist.autograd.attention import causal_attention, causal_attention_composite, causal_attention_heads
 from minidist.autograd.backward import (

@@ -8,6 +8,23 @@ name, or with `algorithm="auto"` by its cost on the communicator's links (see au
 
 `volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each is in the file of
 its algorithm, beside the code: the ring's in ring.py.
+
+calls.py                the collectives as a user calls them
+registry.py             the algorithms of each collective
+auto.py                 the cheapest algorithm for a call
+operations.py           sum, avg, max, min, prod
+naive.py                everything through one rank
+ring.py                 the ring
+segmented_ring.py       the ring in segments
+ordered.py              sums whose bits depend on no layout
+recursive_doubling.py   for short messages
+recursive_halving.py    for long messages
+folding.py              any number of ranks for an algorithm of a power of two
+binomial_tree.py        the binomial tree
+bruck.py                Bruck's all-to-all
+linear.py               all-to-all in one round
+two_level.py            inside each node, then across nodes
+nodes.py                two levels whose nodes the program names
 """
 
 from minidist.base.registry import import_modules

@@ -4,6 +4,17 @@ Running an exhibit injects its bug into the code that trains, in memory and for 
 The same small job runs with and without the bug, so that a reader sees what its authors saw (a loss that falls) and
 what they missed (different gradients and weights). The tests of minidist that the exhibit names fail with it.
 
+catalogue.py     the list of all exhibits
+exhibit.py       an exhibit as data
+exhibit_run.py   one run of an exhibit, with the bug and without it
+gradients.py     bugs of gradients
+messages.py      bugs of messages
+memory.py        bugs of memory
+pipelines.py     bugs of pipelines
+split.py         bugs of split layers and sequences
+jobs.py          small jobs of the exhibits
+split_jobs.py    small jobs of the exhibits of split layers
+
 Proved by: tests/museum/test_museum.py, tests/museum/test_checks.py
 """
 

@@ -1,4 +1,29 @@
-"""Strategies: how ranks share the work of training one model. Each uses autograd to compute and comm to send."""
+"""Strategies: how ranks share the work of training one model. Each uses autograd to compute and comm to send.
+
+dims.py                 the degrees of parallelism and their communicators
+model_parallel.py       model parallelism applied to a whole model, one function per axis
+data_parallel.py        data parallelism
+gradients.py            gradients summed while backward runs
+local_sgd.py            local SGD
+zero.py                 ZeRO 1 and 2
+fully_shard.py          ZeRO 3
+fsdp_state.py           when FSDP gathers, releases and reduces
+fsdp_param_group.py     the parameters that FSDP gathers together
+flat_shards.py          one rank's shard of a flat unit
+mixed_precision.py      the dtypes of an FSDP unit
+tensor/                 tensor parallelism
+context/                context parallelism
+expert/                 expert parallelism
+parameter_server/       the parameter server
+compression/            gradient compression
+offload.py              offload to host memory
+host_pool.py            host memory beside a device
+overflow.py             agreement on whether a gradient overflowed
+noise_scale.py          the gradient noise scale
+replica_check.py        whether all copies of a parameter have the same bits
+running_statistics.py   running statistics of batch normalisation over all ranks
+volume.py               how much a parallel layer sends
+"""
 
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors

@@ -20,6 +20,14 @@ because its errors have mean zero, and a cast's are small. `sent_bytes` of each 
 
 Sources: Lin et al., Deep gradient compression, ICLR 2018; Karimireddy et al., Error feedback fixes SignSGD, ICML 2019;
 Alistarh et al., QSGD, NeurIPS 2017; Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
+compressor.py   what all compressors share
+cast.py         float16 and bfloat16
+top_k.py        the largest elements
+sign.py         signs and one magnitude
+qsgd.py         random rounding to a few levels
+power_sgd.py    two thin factors of a matrix
+by_name.py      a compressor by its name on the command line
+
 Proved by: tests/parallel/test_compression.py
 """
 

@@ -1,4 +1,15 @@
-"""Tensor parallelism: every matrix is sharded over the ranks. `regions` has the borders, `layers` the two splits."""
+"""Tensor parallelism: every matrix is sharded over the ranks. `regions` has the borders, `layers` the two splits.
+
+parallelize.py         `parallelize_module`: a model split by a plan
+styles.py              how one module is split
+layers.py              the two ways to split a product
+regions.py             the borders of a region of split matrices
+vocabulary.py          embedding and loss with the vocabulary split
+sequence_parallel.py   norms and dropout on a part of the sequence
+sharding.py            a parameter's shard
+shard_context.py       what a parallel style is given
+grad_norm.py           the norm of the global gradient
+"""
 
 from minidist.parallel.tensor.grad_norm import clip_grad_norm_
 from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear

@@ -1,4 +1,16 @@
-"""Executes a plan over a communicator: stages that compute, messages between them, gradients as on one device."""
+"""Executes a plan over a communicator: stages that compute, messages between them, gradients as on one device.
+
+pipeline.py          executes a rank's order, action by action
+stages.py            a stage is a slice of the model
+messages.py          what a rank sends and receives in a step
+shapes.py            shapes and dtypes of what crosses the boundaries
+shared.py            parameters that live on several stages
+shared_shards.py     the same, where gradients are sharded
+norm.py              the gradient norm over all stages
+post_validation.py   the optimizer's step without a global barrier
+pipedream.py         PipeDream: weights change while micro-batches are on their way
+versions.py          the versions of weights that are still needed
+"""
 
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.pipeline import Pipeline
