@@ -22,6 +22,8 @@ MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the fi
 TICKS = 4_000_000  # the whole width, in whole numbers: less than a pixel after 2,000-fold zoom
 KINDS = ("F", "B", "I", "W", "recompute", "compute", "blocked", "transfer", "communication")
 
+WORDS = {**NAMES, "transfer": "waits for bytes on their way", "communication": "messages"}
+
 
 @dataclass
 class Drawing:
@@ -66,13 +68,24 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
         f'<button type="button" data-do="{do}" aria-label="{about}">{name}</button>'
         for do, name, about in (("in", "+", "zoom in"), ("out", "−", "zoom out"), ("all", "all", "show everything"))
     )
+    used = {bar[1] for bar in drawing.bars} | ({"communication"} if drawing.arrows else set())
+    legend = "".join(
+        f'<span class="key"><i style="background:{_colour(kind)}"></i>{WORDS[kind]}</span>'
+        for kind in KINDS
+        if kind in used
+    )
     label = f"space and time: {len(drawing.lines)} lines, {len(drawing.bars)} bars, {len(drawing.arrows)} arrows"
     return (
         f'<p class="about" id="space-time-said">{" ".join(said)}</p>'
         f'<figure id="space-time"><canvas tabindex="0" role="img" aria-label="{label}"></canvas>'
-        f'<figcaption>{buttons}<span class="under"></span></figcaption></figure>'
+        f'<figcaption>{buttons}<span class="under"></span><div>{legend}</div></figcaption></figure>'
         f'<script type="application/json" id="space-time-data">{numbers}</script><script>{SCRIPT}</script>'
     )
+
+
+def _colour(kind: str) -> str:
+    """Return the colour of a kind: a transfer has a light one of communication."""
+    return "#E3B9D1" if kind == "transfer" else PALETTE[kind]
 
 
 def _too_many(traces: Sequence[Trace]) -> bool:
@@ -177,10 +190,9 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
     for tail, head, start, stop, nbytes in sorted(drawing.arrows, key=lambda arrow: arrow[2]):
         arrows += [tail, head, tick(start) - last, tick(stop) - tick(start), nbytes]
         last = tick(start)
-    words = {**NAMES, "transfer": "waits for bytes on their way"}
     return {
         "lines": drawing.lines,
-        "kinds": [[PALETTE.get(kind, PALETTE["communication"]), words[kind]] for kind in KINDS],
+        "kinds": [[_colour(kind), WORDS[kind]] for kind in KINDS],
         "names": list(names),
         "ticks": TICKS,
         "begin": begin,

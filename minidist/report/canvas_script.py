@@ -10,7 +10,7 @@ SCRIPT = r"""
   const figure = document.getElementById("space-time"), canvas = figure.querySelector("canvas");
   const under = figure.querySelector(".under"), context = canvas.getContext("2d");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const LINE = 24, TOP = 6, AXIS = 22, HEADS = 600, RIGHT = 8, TRANSFER = 7, BAND = 8;
+  const LINE = 24, TOP = 6, AXIS = 22, HEADS = 600, RIGHT = 8, BAND = 8;
 
   // The numbers are steps from one start to the next; here they become bars and arrows.
   function read(flat) {
@@ -82,7 +82,7 @@ SCRIPT = r"""
     for (const [line, kind, name, start, stop] of bars) {
       if (stop < from || start > to) continue;
       const a = Math.max(x(start), left - 2), b = Math.min(x(stop), width), w = Math.max(b - a, 0.7);
-      context.globalAlpha = kind === TRANSFER ? 0.33 : kind === BAND ? 0.75 : 1;
+      context.globalAlpha = kind === BAND ? 0.75 : 1;
       context.fillStyle = data.kinds[kind][0];
       context.fillRect(a, y(line) - (kind === BAND ? -3 : 7), w, kind === BAND ? 6 : 14);
       context.globalAlpha = 1;

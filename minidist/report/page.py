@@ -42,6 +42,8 @@ p.about { color: #555; margin: .2rem 0 .6rem; max-width: 48rem; }
 figure { margin: 0; overflow-x: auto; } figure svg, figure img { max-width: 100%; height: auto; }
 figure canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
 figcaption button { font: inherit; min-width: 2.2rem; margin: .3rem .4rem .3rem 0; } figcaption { color: #555; }
+.key { margin-right: 1.2rem; font-size: 13px; }
+.key i { display: inline-block; width: 1.2em; height: .8em; margin-right: .4em; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }

@@ -64,6 +64,7 @@ def test_every_bar_and_message_of_a_small_run_is_in_the_numbers():
     world.run(main)
     text = space_and_time(world.traces)
     lines, bars, arrows = numbers(text)
+    assert re.findall(r"</i>(.*?)</span>", text) == ["compute", *dict.fromkeys(bar[1] for bar in bars[2:]), "messages"]
     assert lines == ["rank 0", "rank 1"]
     assert said(text) == ""
     computing = sorted(bar for bar in bars if bar[1] == "compute")
