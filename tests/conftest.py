@@ -1,6 +1,7 @@
 """Settings shared by all tests: hypothesis draws the same examples in every run, and `mpi` tests get their ranks."""
 
 import os
+import signal
 
 pytest_plugins = ["tests.mpi_runner"]
 
@@ -14,3 +15,7 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
     settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk)
     settings.load_profile("ci")
+
+# A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
