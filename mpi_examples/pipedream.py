@@ -25,7 +25,7 @@ def train(comm):
     features = batches[0][0].shape[1]
     model = MLP([features, *[32] * (comm.size - 1), 10])
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.01))
+    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.01), keep_history=True)
     pipeline = Pipeline(comm, plan, stages, cross_entropy, versions=versions)
     losses = pipeline.step([images for images, _ in batches], [labels for _, labels in batches])
     if comm.rank == 0:

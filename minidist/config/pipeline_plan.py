@@ -8,7 +8,7 @@ Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 from itertools import pairwise
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig, updates_of
@@ -84,8 +84,8 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
         layers = read_profile(partition)
         if len(layers) != count_blocks(model):
             raise UsageError(
-                f"--partition {partition} has {len(layers)} layers and the model {count_blocks(model)} blocks; measure"
-                " this model: minidist profile"
+                f"--partition {quoted(partition, marks=False)} has {len(layers)} layers and the model"
+                f" {count_blocks(model)} blocks; measure this model: minidist profile"
             )
         # The slowest stage determines the pipeline's rate, so its time is minimised.
         found = by_slowest([layer.fwd_ms + layer.bwd_ms for layer in layers], stages)
@@ -94,8 +94,8 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
             return [int(text) for text in partition.split(",")]
         except ValueError:
             raise UsageError(
-                f"--partition {partition!r}; it must be uniform, parameters, the blocks of each stage such as 3,1, or a"
-                " FILE.json of minidist profile"
+                f"--partition {quoted(partition)}; it must be uniform, parameters, the blocks of each stage such as 3,1,"
+                " or a FILE.json of minidist profile"
             ) from None
     return [stage.last - stage.first + 1 for stage in found]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.config.models import make_model
 from minidist.config.pipeline_plan import cut_stages, defers_weights
 from minidist.config.resolved_job import ResolvedJob
@@ -48,8 +48,14 @@ class Rule:
         # Only what the sentence names is computed: other values may be undefined for this job.
         names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
         return template.format(
-            **{name: self.values[name](job) if name in self.values else getattr(job, name) for name in names}
+            **{name: self.values[name](job) if name in self.values else _setting(job, name) for name in names}
         )
+
+
+def _setting(job: ResolvedJob, name: str) -> Any:
+    """Return a value of the job, of a text at most what a sentence quotes."""
+    value = getattr(job, name)
+    return quoted(value, marks=False) if isinstance(value, str) else value
 
 
 def multiples(number: int, unit: int) -> str:

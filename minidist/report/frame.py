@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION, LEGEND_ROW = 0.22, 0.2  # inches
+MAX_CAPTION = 6  # lines: a longer command would leave no room for the picture
 Style = dict[str, Any]  # keyword arguments of an artist
 SUFFIXES = (".svg", ".pdf", ".png")
 
@@ -36,7 +37,13 @@ def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
     """Put the legend and the caption below the picture; returns the figure."""
     # How much room the caption and the legend need, as a part of the figure's height.
     handles = list(handles)
-    lines = textwrap.wrap(f"drawn by:  {command}", int(15 * figure.get_figwidth()), break_on_hyphens=False)
+    lines = textwrap.wrap(
+        f"drawn by:  {command}",
+        int(15 * figure.get_figwidth()),
+        break_on_hyphens=False,
+        max_lines=MAX_CAPTION,
+        placeholder=" ...",
+    )
     columns = min(len(handles), 4) or 1
     height = float(figure.get_figheight())
     caption = CAPTION + 0.12 * (len(lines) - 1)

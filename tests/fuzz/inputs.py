@@ -118,9 +118,16 @@ def _dumps(content):
     return json.dumps(content).encode("utf-8", "replace")
 
 
+def setting(rng):
+    """A setting of a job and a value. A million samples are a valid batch, which takes its time, so none has them."""
+    name, each = rng.choice(SETTINGS), value(rng)
+    counts_samples = name in ("global_batch", "accumulation", "microbatches")
+    return name, 10**9 if counts_samples and each == 10**6 else each
+
+
 def config(rng, folder):
     """A job in a JSON or TOML file."""
-    settings = {rng.choice(SETTINGS): value(rng) for _ in range(rng.randrange(1, 4))}
+    settings = dict(setting(rng) for _ in range(rng.randrange(1, 4)))
     if rng.random() < 0.5:
         _write(rng, folder / "job.json", _dumps({"job": settings, **({"steps": 1} if rng.random() < 0.5 else {})}))
         return ["train", *MODEL, "--config", "job.json"]
@@ -131,7 +138,7 @@ def config(rng, folder):
 
 def flags(rng, folder):
     """Flags of train, data and memory with wild values, and --set."""
-    name, each = rng.choice(SETTINGS), value(rng)
+    name, each = setting(rng)
     text = str(each).replace("\0", "").replace("\ud800", "\udcff")
     if rng.random() < 0.3:
         return ["train", *MODEL, "--set", f"{name}={text}"]

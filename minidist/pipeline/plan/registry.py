@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.registry import Registry
 from minidist.pipeline.plan.action import Item, actions_of
 from minidist.pipeline.plan.plan import Plan
@@ -61,8 +61,8 @@ class Schedule:
         v = self.chunks or chunks or 2
         if stages * v * microbatches > MAX_FORWARDS:
             raise UsageError(
-                f"{stages:,} ranks x {v} chunks x {microbatches:,} micro-batches do not fit in memory; a plan has at"
-                f" most {MAX_FORWARDS:,} forwards"
+                f"{quoted(stages)} ranks x {quoted(v)} chunks x {quoted(microbatches)} micro-batches do not fit in"
+                f" memory; a plan has at most {MAX_FORWARDS:,} forwards"
             )
 
         # Options: the function's further arguments, of the types of their defaults.
