@@ -70,7 +70,7 @@ def schedule(
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name
     from minidist.pipeline.validate import validate
-    from minidist.report.schedules import FORMATS, LARGE, judge, limit_sentence, stage_shares, write
+    from minidist.report.schedules import FORMATS, LARGE, evaluate, limit_sentence, stage_shares, write
 
     # `not ... >= 0` refuses NaN too.
     if memory_limit is not None and not memory_limit >= 0:
@@ -85,7 +85,7 @@ def schedule(
         return
 
     # Every plan is validated and timed before the first one is printed.
-    loaded, judged = [], []
+    loaded, evaluated = [], []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         # Recomputation adds forwards, so it comes before lowering, which adds the messages.
@@ -95,8 +95,8 @@ def schedule(
         plan = passes.recompute(plan) if recompute else plan
         loaded.append(passes.lower(plan) if lowered and not plan.is_lowered else plan)
     for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
-        judged.append(
-            judge(
+        evaluated.append(
+            evaluate(
                 plan,
                 times,
                 profile,
@@ -107,7 +107,7 @@ def schedule(
             )
         )
 
-    pieces = write(judged, form, command_line(), shutil.get_terminal_size().columns)
+    pieces = write(evaluated, form, command_line(), shutil.get_terminal_size().columns)
     if output is None:
         for piece in pieces:
             sys.stdout.write(piece)
@@ -120,7 +120,7 @@ def schedule(
         say(f"written: {output}")
 
     # The result is written before the exit code 1, so that a script has both.
-    too_much = limit_sentence(judged, memory_limit)
+    too_much = limit_sentence(evaluated, memory_limit)
     if too_much:
         say(f"minidist: {too_much}")
         raise typer.Exit(1)

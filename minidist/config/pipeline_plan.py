@@ -94,8 +94,8 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
             return [int(text) for text in partition.split(",")]
         except ValueError:
             raise UsageError(
-                f"--partition {quoted(partition)}; it must be uniform, parameters, the blocks of each stage such as 3,1,"
-                " or a FILE.json of minidist profile"
+                f"--partition {quoted(partition)}; it must be uniform, parameters, the blocks of each stage such as"
+                " 3,1, or a FILE.json of minidist profile"
             ) from None
     return [stage.last - stage.first + 1 for stage in found]
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Header = Mapping[str, Any]
+MAX_RANKS = 2_048
 
 
 def _bytes_by_purpose(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
@@ -65,6 +66,13 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     """
     if kind not in KINDS:
         raise UsageError(f"there is no picture {kind!r}{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")
+
+    # A row for each rank, and a cell for each pair, is too much from here on; the others show the first ranks, or sums.
+    if kind in ("space-time", "bytes-matrix") and len(traces) > MAX_RANKS:
+        raise UsageError(
+            f"the picture {kind} of {len(traces):,} ranks cannot be read; it shows at most {MAX_RANKS:,}: take"
+            " --picture bytes-by-purpose, gantt or lanes"
+        )
 
     # The caption is a command that draws the picture again.
     header = header or {}

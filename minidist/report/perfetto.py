@@ -9,6 +9,7 @@ Proved by: tests/report/test_page.py
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
     # [1] Threads: made at their first use, numbered within their rank.
     events: list[dict[str, Any]] = []
     threads: dict[tuple[int, str, str], int] = {}
+    used: Counter[int] = Counter()  # threads of each rank
 
     def thread(rank: int, lane: str, what: str) -> int:
         key = (rank, lane, what)
         if key not in threads:
-            threads[key] = tid = 1 + sum(1 for r, _, _ in threads if r == rank)
+            used[rank] += 1
+            threads[key] = tid = used[rank]
             name = what if lane == "main" else f"{what} ({lane})"
             about = {"ph": "M", "pid": rank, "tid": tid}
             events.append({**about, "name": "thread_name", "args": {"name": name}})

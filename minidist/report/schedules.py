@@ -23,7 +23,7 @@ LARGE = 300_000  # actions; a named synchronous schedule of more is timed withou
 
 
 @dataclass
-class Judged:
+class EvaluatedPlan:
     """A plan with its times and weight versions."""
 
     plan: Plan
@@ -40,7 +40,7 @@ def stage_shares(plans: Sequence[Plan]) -> list[float]:
     return shares if len(set(shares)) > 1 else [1.0] * len(plans)
 
 
-def judge(
+def evaluate(
     plan: Plan,
     times: str,
     profile: str | None,
@@ -48,7 +48,7 @@ def judge(
     spans: bool,
     named: bool = False,
     stage_share: float = 1.0,
-) -> Judged:
+) -> EvaluatedPlan:
     """Validate and time a plan.
 
     times: the text of --times. profile: a file that replaces it. named: the plan is a registered schedule's, not a
@@ -65,27 +65,27 @@ def judge(
     costs = read_profile(profile, plan.stages) if profile else parse_times(times, plan.stages).of_parts(stage_share)
     timed = lower_blocking(plan) if receives == "blocking" and not plan.is_lowered else plan
     timing = time_plan(timed, costs, spans=spans, receives=receives)
-    return Judged(plan, replace(timing, stage_share=1.0 if profile else stage_share), versions)
+    return EvaluatedPlan(plan, replace(timing, stage_share=1.0 if profile else stage_share), versions)
 
 
-def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iterator[str]:
+def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: int) -> Iterator[str]:
     """Yield the pieces of the output in the format `form`."""
     if form not in FORMATS:
         raise UsageError(f"--format {form!r}; it must be one of {', '.join(FORMATS)}")
 
     # Piece by piece, because a plan may have millions of actions.
     if form == "json":
-        if len(judged) == 1:
-            yield from _json(judged[0])
+        if len(evaluated) == 1:
+            yield from _json(evaluated[0])
         else:
             yield '{"schedules": ['
-            for number, one in enumerate(judged):
+            for number, one in enumerate(evaluated):
                 yield ", " if number else ""
                 yield from _json(one)
             yield "]}"
         yield "\n"
     elif form == "csv":
-        for number, one in enumerate(judged):
+        for number, one in enumerate(evaluated):
             yield "\n" if number else ""
             yield one.plan.to_csv()
     elif form in ("svg", "versions"):
@@ -94,23 +94,23 @@ def write(judged: Sequence[Judged], form: str, command: str, width: int) -> Iter
 
         stream, draw = BytesIO(), gantt if form == "svg" else version_gantt
         with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-            draw([one.timing for one in judged], command).savefig(stream, format="svg", metadata={"Date": None})
+            draw([one.timing for one in evaluated], command).savefig(stream, format="svg", metadata={"Date": None})
         yield stream.getvalue().decode()
     elif form == "perfetto":
-        if len(judged) > 1:
+        if len(evaluated) > 1:
             raise UsageError("--format perfetto takes one schedule; call it once for each")
-        yield json.dumps(perfetto(as_traces(judged[0].timing))) + "\n"
+        yield json.dumps(perfetto(as_traces(evaluated[0].timing))) + "\n"
     else:
         # Text: one axis of time for all, and a table to compare them.
-        longest = max(one.timing.makespan for one in judged)
-        for number, one in enumerate(judged):
+        longest = max(one.timing.makespan for one in evaluated)
+        for number, one in enumerate(evaluated):
             yield "\n" if number else ""
             yield text_gantt(one.timing, width, one.weight_versions, longest)
-        if len(judged) > 1:
-            yield "\n" + _table(judged)
+        if len(evaluated) > 1:
+            yield "\n" + _table(evaluated)
 
 
-def _json(one: Judged) -> Iterator[str]:
+def _json(one: EvaluatedPlan) -> Iterator[str]:
     """Yield the JSON of one plan, its orders rank by rank: there may be millions of actions."""
     plan, timing = one.plan, one.timing
     yield '{"orders": ['
@@ -131,9 +131,9 @@ def _json(one: Judged) -> Iterator[str]:
     yield "], " + json.dumps(rest)[1:]
 
 
-def _table(judged: Sequence[Judged]) -> str:
+def _table(evaluated: Sequence[EvaluatedPlan]) -> str:
     lines = [f"{'schedule':26} {'makespan':>9} {'cost':>9} {'worst idle':>10} {'of total':>9}  peak"]
-    for one in judged:
+    for one in evaluated:
         t = one.timing
         lines.append(
             f"{one.plan.name:26} {t.makespan:9g} {t.cost:9g} {max(t.idle):10g} {100 * t.bubble_of_total:7.1f} % "
@@ -141,15 +141,15 @@ def _table(judged: Sequence[Judged]) -> str:
         )
 
     # Chunks are compared by the work of a rank, because a stage is a smaller part where a rank has several.
-    divided = [f"{one.plan.name} {1 / one.timing.stage_share:g}" for one in judged if one.timing.stage_share != 1]
+    divided = [f"{one.plan.name} {1 / one.timing.stage_share:g}" for one in evaluated if one.timing.stage_share != 1]
     if divided:
         lines.append("times and activations of a stage are divided by the stages of a rank: " + ", ".join(divided))
     return "\n".join(lines) + "\n"
 
 
-def limit_sentence(judged: Sequence[Judged], limit: float | None) -> str | None:
+def limit_sentence(evaluated: Sequence[EvaluatedPlan], limit: float | None) -> str | None:
     """Return the sentence about what exceeds the memory limit, or None."""
-    for one in judged:
+    for one in evaluated:
         sentence = over_limit(one.timing, limit) if limit is not None else None
         if sentence:
             return f"{title_of(one.timing).split(':')[0]}: {sentence}"

@@ -164,3 +164,10 @@ def test_every_step_of_a_pipeline_has_the_same_idle_share(tmp_path, monkeypatch,
     assert sum(len(only_steps(traces, s, s + 1)[0].messages) for s in range(3)) == len(
         only_steps(traces, 0, 3)[0].messages
     )
+
+
+@pytest.mark.parametrize("picture", ["space-time", "bytes-matrix"])
+def test_a_picture_of_a_hundred_thousand_ranks_is_refused(picture, tmp_path):
+    (tmp_path / "many.jsonl").write_text('{"format": "minidist-trace-1", "ranks": 100000}\n')
+    with pytest.raises(UsageError, match="of 100,000 ranks cannot be read"):
+        draw_report(tmp_path / "many.jsonl", picture, tmp_path / "out.svg")
