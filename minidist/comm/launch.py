@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.interrupts import EXIT_CODE, interruption
+from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace, write_traces
 from minidist.comm.call_site import lines_of
@@ -96,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--help", "-h", action="store_true", help="show this and leave")
     result.add_argument("--ranks", type=int, help="virtual ranks; not under mpiexec")
     result.add_argument("--timeout", type=float, default=60.0, help="seconds until a silent rank is reported")
-    result.add_argument("--trace", help="write the trace to this file")
+    result.add_argument("--trace", help="write the trace to this file; none: keep no events")
     result.add_argument("--eager-bytes", type=int, default=0, help="simulated: sends up to this size are buffered")
     result.add_argument("--synchronous", action="store_true", help="MPI: every send waits for its receive")
     result.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
@@ -171,6 +172,10 @@ def execute(
         raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+    if ranks is not None:
+        check_ranks(ranks)
+    if trace == "none":
+        trace, options = None, {"record": "totals", **options}
     if trace:
         writable(trace)
     size = launched_size()

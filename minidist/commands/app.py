@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
 Proved by: tests/commands/test_cli.py
 """
 
+import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -95,6 +97,11 @@ def root(version: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit(0)
 
 
+def leave_standard_output() -> None:
+    """Let go of what standard output has not taken, so that Python does not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `minidist` with these arguments (default: those of the process)."""
     if arguments is not None:
@@ -107,13 +114,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
         code = app(prog_name="minidist", standalone_mode=False)
+        # What is buffered is written now, where a full disk is still a sentence.
+        sys.stdout.flush()
     except KeyboardInterrupt as error:  # while the command line is parsed
         ignore_more()
         say(interrupted(error))
         sys.exit(EXIT_CODE)
     except MemoryError as error:
         refuse(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller", 2)
+    except BrokenPipeError:  # `minidist ... | head` has read enough
+        leave_standard_output()
+        sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1)
     except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            leave_standard_output()
+            refuse(f"minidist: standard output cannot be written: {error.strerror}; make room where it goes", 2)
         # Without a file name it is not a wrong path, but a bug.
         if error.filename is None:
             raise

@@ -6,8 +6,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from minidist.collectives import all_reduce
+from minidist.comm import launch
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +93,26 @@ def test_an_error_under_mpiexec_names_the_line(folder):
     assert "linear: shapes (4, 7) and (3, 8) do not fit" in answer.stderr
     assert "at program.py:9 " in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_script_may_keep_no_events(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = {}
+
+    def main(comm):
+        all_reduce(comm, np.ones(4))
+        kept[comm.rank] = (len(comm.trace.messages), comm.trace.bytes_by_purpose())
+
+    launch(main, argv=["--ranks", "2"])
+    with_events = dict(kept)
+    launch(main, argv=["--ranks", "2", "--trace", "none"])
+    assert [count for count, _ in kept.values()] == [0, 0]
+    assert [volume for _, volume in kept.values()] == [volume for _, volume in with_events.values()]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_script_on_a_billion_ranks_is_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        launch(lambda comm: None, argv=["--ranks", "1000000000"])
+    assert end.value.code == 2
+    assert "a simulated world has 1 to 100,000 ranks" in capsys.readouterr().err

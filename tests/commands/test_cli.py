@@ -295,3 +295,22 @@ def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch):
     lines = [line.split("  loss")[0] for line in answer.stderr.splitlines()]
     both = [f"compare: {who}: {done}/2 steps" for who in ("one device", "2 ranks") for done in (1, 2)]
     assert lines == both
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", ["memory --params 7e9", "train --help", "--version"])
+def test_standard_output_on_a_full_disk_is_one_sentence(arguments):
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "minidist", *arguments.split()], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines() == [
+        "minidist: standard output cannot be written: No space left on device; make room where it goes"
+    ]
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    command = f"{sys.executable} -m minidist schedule 1f1b --stages 64 --microbatches 200 | head -n 1"
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert answer.stderr == ""
