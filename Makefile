@@ -16,9 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: .venv/demo.stamp
 	$(BIN)/minidist demo
 
-# Three workers on two cores: tests of real processes wait much of their time.
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
