@@ -7,13 +7,16 @@ once and its messages share the result.
 `lines_of` is what a person reads of an error: the sentence, and the line of their program that led to it. All of the
 traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is set.
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py, tests/comm/test_call_site_of_thread.py
 """
 
+import gc
 import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -64,6 +67,30 @@ def call_site(frame: FrameType | None, otherwise: CallSite | None = None) -> Cal
     if fallback is not None:
         return CallSite(fallback.f_code.co_filename, fallback.f_lineno)
     return NOWHERE
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Keep the collector off; the frames of another thread may be looked at inside this context only.
+
+    Python 3.11 makes a frame's object when somebody asks for it, and making it may collect garbage. A finalizer may
+    then let the other thread run on until that frame has ended: the object describes memory that now belongs to
+    something else, and the next look at it ends the process with a segmentation fault. Later versions of Python collect
+    garbage only between two instructions.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def call_site_of_thread(thread: int, suspended: FrameType | None = None) -> CallSite:
+    """Return the line of the user's program that another thread is at. suspended: the frame of a greenlet, instead."""
+    with without_garbage_collection():
+        return call_site(suspended or sys._current_frames().get(thread))
 
 
 def line_of_error(error: BaseException) -> CallSite | None:

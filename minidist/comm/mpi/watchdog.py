@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Any
 
 from minidist.base.trace import MessageEvent
-from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.call_site import CallSite, call_site_of_thread
 from minidist.comm.mpi.hints import hints
 from minidist.comm.mpi.job_folder import JobFolder
 from minidist.comm.mpi.waits import Entering, Exchanging, Watched
@@ -136,7 +136,7 @@ class Watchdog:
 
     def _site(self) -> CallSite:
         """Return where the main program is. While a stream runs, the main program's stack is its greenlet's."""
-        return call_site(self.world.main.gr_frame or sys._current_frames().get(self.main_thread))
+        return call_site_of_thread(self.main_thread, self.world.main.gr_frame)
 
     # reports ----------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import threading
 from contextlib import suppress
 
 from minidist.base.errors import RankTimeoutError
-from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.call_site import call_site_of_thread, without_garbage_collection
 from minidist.comm.sim.state import SimState
 
 MOMENT_S = 0.5  # in which an exception is raised in a rank that computes
@@ -84,8 +84,9 @@ class HangWatchdog:
 
     def _place(self) -> tuple[int, int]:
         """Return the frame and the instruction that the rank is at."""
-        frame = sys._current_frames().get(self.thread_id)
-        return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+        with without_garbage_collection():
+            frame = sys._current_frames().get(self.thread_id)
+            return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
 
     def _stays_at(self, place: tuple[int, int]) -> bool:
         """Return whether the rank is at the same instruction a moment later; False when the run is over."""
@@ -93,7 +94,7 @@ class HangWatchdog:
 
     def _blocked(self) -> str:
         """Return the sentence about a rank that blocks."""
-        site: CallSite = call_site(sys._current_frames().get(self.thread_id))
+        site = call_site_of_thread(self.thread_id)
         return (
             f"rank {self.state.running.rank} has been blocked for more than {self.timeout:g} s at {site}, outside of"
             " its communicator, and no other rank can run meanwhile: simulated ranks share one thread; let"
