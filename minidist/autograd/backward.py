@@ -175,7 +175,7 @@ class BackwardPass:
                 cost = next(costs, None)
                 for watcher in told:
                     watcher.input_gradient(result, cost)
-            # A new array that is no view is the source's own; what may be shared is never added to in place.
+            # A new array that is not a view is the source's own; what may be shared is never added to in place.
             fresh = result is not gradient and result.base is None
             if source.grad is None:
                 source.grad, source.owned = result, fresh
@@ -294,7 +294,7 @@ def _map_object(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     names = [field.name for field in fields(value)] if is_dataclass(value) else list(getattr(value, "__dict__", ()))
     if isinstance(value, type) or (not items and not names) or hasattr(value, "forward"):
-        return value  # a module is no output
+        return value  # a module is not an output
 
     # Attributes that are objects themselves are looked into only where they are containers or dataclasses.
     def mapped(old: Any) -> Any:

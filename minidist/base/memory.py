@@ -78,7 +78,7 @@ class MemoryAccount(Watcher):
         return array
 
     def allocated(self, array: xp.Array, purpose: str) -> None:
-        """Count an array that is no operation's result."""
+        """Count an array that is not an operation's result."""
         self.track(array, purpose)
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:

@@ -2,9 +2,9 @@
 
     size        a file of gigabytes, or a device, is not read to its end
     depth       a parser, and whoever walks the result, calls itself once per level
-    numbers     NaN, Infinity, 1e400, and whole numbers of thousands of digits are no sizes and no rates
+    numbers     NaN, Infinity, 1e400, and whole numbers of thousands of digits are neither sizes nor rates
     keys        a key that appears twice is a mistake: the first one would be lost
-    path        a NUL character or half a surrogate pair is no part of a path
+    path        a NUL character or half a surrogate pair does not belong in a path
 
 `parse_json` and `parse_toml` check a text that was read elsewhere, such as a line of a trace or the value of a flag.
 

@@ -1,4 +1,4 @@
-"""The checks of a trace file: what is read from it never names a rank that does not exist or a time that is no number.
+"""The checks of a trace file: what it holds names only ranks that exist, and times that are numbers.
 
 A trace may have been cut by a kill, edited, or made by another program. Each line is checked before it becomes an
 event, so that a picture is drawn of it or one sentence says which line is wrong.

@@ -20,11 +20,11 @@ def is_user_function(source: str) -> bool:
 def load_function(source: str) -> Callable[..., Any]:
     """Import the file of FILE.py:FUNCTION and return the function.
 
-    UsageError when there is no such file or function, and with the file's line when importing it raises.
+    UsageError when the file or the function does not exist, and with the file's line when importing it raises.
     """
     path, _, name = source.rpartition(":")
     if not is_user_function(source) or "\0" in path or not Path(path).is_file():
-        raise UsageError(f"there is no file {path!r}; write FILE.py:FUNCTION")
+        raise UsageError(f"file {path!r} does not exist; write FILE.py:FUNCTION")
 
     # The module is known to Python while it runs, because dataclasses and pickle look their module up.
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)

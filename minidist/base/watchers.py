@@ -26,7 +26,7 @@ class Watcher:
         """
 
     def allocated(self, array: Any, purpose: str) -> None:
-        """Called when an array was made that is no operation's result. purpose: one of `memory.MEMORY_PURPOSES`."""
+        """Called when an array was made that is not an operation's result. purpose: one of `memory.MEMORY_PURPOSES`."""
 
     def parameter_read(self, parameter: Any) -> None:
         """Called when the array of a parameter is read."""

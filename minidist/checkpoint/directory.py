@@ -297,7 +297,7 @@ class _Piece(BaseModel):
     box: list[Pair] | None = None
 
     def size(self, shape: Sequence[int]) -> int:
-        """Return the number of its elements; ValueError when it is no part of a tensor of `shape`."""
+        """Return the number of its elements; ValueError when it does not fit into a tensor of `shape`."""
         sides, lengths = ([self.range], [prod(shape)]) if self.range is not None else (self.box, shape)
         if (self.range is None) == (self.box is None) or sides is None or len(sides) != len(lengths):
             raise ValueError("a shard that has neither a range nor a box of its tensor")

@@ -31,7 +31,7 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
     """Raise a UsageError unless two values of `dtype` can be reduced by `op`."""
     if op not in _UFUNCS:
         raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
-    try:  # dates and records cannot; text can, since NumPy 2, but its sum is no number
+    try:  # dates and records cannot; text can, since NumPy 2, but its sum is not a number
         if dtype.kind in "SUT":
             raise TypeError
         nothing = np.empty(0, dtype)

@@ -138,7 +138,7 @@ def _check_users(operation: str, name: str, function: Callable[..., Any]) -> Non
 
 
 def _with_result_checked(operation: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a user's function with its result checked: nobody looks at a sum that is written into another array."""
+    """Return a user's function with its result checked: a sum that is written into another array would be lost."""
 
     @wraps(function)
     def run(comm: Any, array: Any, *arguments: Any) -> Any:

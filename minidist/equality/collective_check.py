@@ -4,8 +4,9 @@
                         three dtypes · synchronous and buffered sends · blocking and on a stream · shapes
 
 Every case is called twice in a row, because what one call leaves behind shows in the next. Beside the values: all
-ranks must get the same bits of an all-reduce (replicas drift apart otherwise), an input that is no output must stay as
-it was, no message may be left over, and formulas that were registered must be those of the record and of the clock.
+ranks must get the same bits of an all-reduce (replicas drift apart otherwise), an input that is not an output must
+stay as it was, no message may be left over, and formulas that were registered must be those of the record and of the
+clock.
 
 Proved by: tests/equality/test_collective_check.py
 """
@@ -119,7 +120,7 @@ class Case:
         return total if self.operation == "all_reduce" or rank == self.root else None
 
     def call(self, comm: Comm, call: int) -> Any:
-        """Make one rank's call; raise WrongResult when an input that is no output has changed."""
+        """Make one rank's call; raise WrongResult when an input that is not an output has changed."""
         array = self.input(comm.rank, call)
         before = array.copy()
         options: dict[str, Any] = {"algorithm": self.algorithm, "async_op": self.on_stream}
@@ -141,7 +142,7 @@ class Case:
         result = getattr(collectives, self.operation)(*arguments, **options)
         result = result.wait() if self.on_stream else result
         if self.operation not in ("all_reduce", "broadcast") and array.tobytes() != before.tobytes():
-            raise WrongResult(f"rank {comm.rank}'s input was changed, and it is no output")
+            raise WrongResult(f"rank {comm.rank}'s input was changed, although it is not an output")
         return result
 
 

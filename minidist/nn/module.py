@@ -211,7 +211,7 @@ class Module:
 
         A shape that differs is always an error, naming the key and both shapes.
         """
-        # A missing name is no error when the tied parameter's other name is there.
+        # A missing name is not an error when the tied parameter's other name is there.
         own, buffers = dict(self._all_parameters()), dict(self.named_buffers())
         missing = [name for name in (*own, *buffers) if name not in state]
         unexpected = [name for name in state if name not in own and name not in buffers]

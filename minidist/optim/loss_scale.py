@@ -12,7 +12,7 @@ one skips a step and the rest wait.
 bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., "Mixed precision training", ICLR 2018,
 section 3.2; the meaning of the settings is Megatron-LM's `DynamicGradScaler`, which stays at its floor for ever. The
 error at the floor is ours: DeepSpeed's ZeRO optimizers raise at the first overflow that would lower the scale there,
-which is `floor_limit=1`; three in a row, the default here, are no single bad batch.
+which is `floor_limit=1`; three in a row, the default here, are not one bad batch.
 
 Proved by: tests/optim/test_loss_scale.py
 """

@@ -58,7 +58,7 @@ class Shard:
         self.flat, self.comm, self.alignment = flat, comm, alignment
         self.size = flat.padded_numel // comm.size
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
-        self.own: xp.Array | None = None  # the values, when they are no view of the whole
+        self.own: xp.Array | None = None  # the values, when they are not a view of the whole
         self.pool: HostPool | None = None  # the host memory in which values and gradient live, if any
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?

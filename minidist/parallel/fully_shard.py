@@ -108,7 +108,7 @@ def fully_shard(
 
 def _check_unowned(module: Module, reduction: str) -> None:
     """Raise UsageError when a part of `module` would not be reduced as the rest is."""
-    # Flat parameters that are no unit were made for another strategy, or for an optimizer: they would never be reduced.
+    # Flat parameters that are not a unit belong to another strategy or to an optimizer: they would never be reduced.
     for name, parameter in module.named_parameters():
         flat = parameter.flat
         if flat is not None and (flat.shard is None or flat.shard.own is None):

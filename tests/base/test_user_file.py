@@ -45,5 +45,5 @@ def test_what_is_wrong_with_a_file(tmp_path, text, name, words):
 
 @pytest.mark.parametrize("source", ["nowhere.py:f", "a\0b.py:f", "ring"])
 def test_what_is_no_file(source):
-    with pytest.raises(UsageError, match=r"there is no file .*; write FILE\.py:FUNCTION"):
+    with pytest.raises(UsageError, match=r"file .* does not exist; write FILE\.py:FUNCTION"):
         load_function(source)

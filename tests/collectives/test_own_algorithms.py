@@ -163,7 +163,7 @@ REFUSED = {
     "an unknown operation": (lambda: algorithm("allreduce", "mine"), "did you mean 'all_reduce'"),
     "a name that means something": (lambda: algorithm("all_reduce", "auto"), "must be a word, and not 'auto'"),
     "a name of two words": (lambda: algorithm("all_reduce", "my own"), "'my own'; it must be a word"),
-    "no file": (lambda: load_algorithm("nowhere.py:f"), "there is no file 'nowhere.py'; write FILE.py:FUNCTION"),
+    "no file": (lambda: load_algorithm("nowhere.py:f"), "file 'nowhere.py' does not exist; write FILE.py:FUNCTION"),
 }
 
 

@@ -267,7 +267,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("wrong.csv",), "0B0 comes before 0F0"),
         (("dead.csv",), "deadlock"),
         (("wrong.csv", "--stages", 3), "--stages is 3 and the plan 'wrong.csv' has 1"),
-        (("none.py:f", "--stages", 1, "--microbatches", 1), "there is no file 'none.py'"),
+        (("none.py:f", "--stages", 1, "--microbatches", 1), "file 'none.py' does not exist"),
         (("bad.py:g", "--stages", 1, "--microbatches", 1), "has no function 'g'"),
         (("bad.py:f", "--stages", 1, "--microbatches", 1), "raised ZeroDivisionError"),
         (("bad.py:h", "--stages", 1, "--microbatches", 1), "returned int"),

@@ -149,7 +149,7 @@ def test_an_input_that_is_no_output_must_stay():
         return array.copy() if comm.rank == root else None
 
     algorithm("reduce", "mine")(mine)
-    assert "rank 1's input was changed, and it is no output" in check_collective("mine", "reduce", 2).first
+    assert "rank 1's input was changed, although it is not an output" in check_collective("mine", "reduce", 2).first
 
 
 def test_an_exception_of_the_function_is_named_with_its_line(tmp_path):

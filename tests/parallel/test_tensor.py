@@ -885,7 +885,9 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
         match=r"4 heads of transformer\.h\.0\.attn cannot be divided among 3 .* use 3 or 6, or one of 1, 2, 4",
     )
     refuse(
-        2, {"transformer.h.*.atn": HeadParallel()}, match=r"'transformer\.h\.\*\.atn', which is no module .did you mean"
+        2,
+        {"transformer.h.*.atn": HeadParallel()},
+        match=r"'transformer\.h\.\*\.atn', which is not a module .did you mean",
     )
     refuse(
         5,

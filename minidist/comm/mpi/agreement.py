@@ -2,7 +2,7 @@
 
 Ranks with different learning rates or seeds would train on, each by its own settings, and report no error. So each
 rank tells the others a fingerprint of its settings, and only where these differ the settings themselves. Both travel on
-the communicator that the world keeps for itself: they are no part of the trace.
+the communicator that the world keeps for itself: they do not appear in the trace.
 
 Simulated ranks run one program with one set of settings, so there is nothing to compare.
 

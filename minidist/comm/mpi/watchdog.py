@@ -7,8 +7,8 @@ rank that has waited longer than the timeout reads all of them, prints one repor
     rank 0   waits ... timeout ──▶ read rank*.json, rank*.trace.jsonl ──▶ report ──▶ Abort
     rank 1   waits ... writes what it waits in ──▶ rank1.json, rank1.trace.jsonl
 
-When no rank waits and all of them compute for longer than the timeout, rank 0 says so, and the job goes on: nobody but
-the user can tell whether it should.
+When no rank waits and all of them compute for longer than the timeout, rank 0 says so, and the job goes on: only the
+user can tell whether it should.
 
 Proved by: tests/comm/mpi/test_failures.py, tests/comm/mpi/test_watchdog.py
 """
@@ -226,7 +226,7 @@ class Watchdog:
             *(f"  rank {rank}: {state['what']}" for rank, state in sorted(states.items())),
         ]
         self.patience = 2 * self.silence
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # standard error is closed
             print("\n".join(lines), file=sys.stderr, flush=True)
 
 

@@ -64,7 +64,7 @@ def check_sizes(source: str, stages: int | None, microbatches: int | None) -> No
 def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -> Plan:
     path, _, name = source.rpartition(":")
     if not Path(path).is_file():
-        raise UsageError(f"there is no file {path!r}; write FILE.py:FUNCTION")
+        raise UsageError(f"file {path!r} does not exist; write FILE.py:FUNCTION")
 
     # Import the file and find the function.
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
