@@ -98,7 +98,7 @@ def test_idx_files(tmp_path, packed):
     images, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4) * 10, np.array([7, 1], np.uint8)
     for stem, array in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)):
         if packed:
-            (tmp_path / f"{stem}.gz").write_bytes(gzip.compress(idx(array)))
+            (tmp_path / f"{stem}.gz").write_bytes(gzip.compress(idx(array), mtime=0))
         else:
             (tmp_path / stem).write_bytes(idx(array))
     data = load_dataset(f"idx:{tmp_path}")
@@ -136,7 +136,7 @@ def write(folder):
         if images:
             (folder / name / "train-images-idx3-ubyte").write_bytes(images)
         else:
-            (folder / name / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"abc" * 99)[:-4])
+            (folder / name / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"abc" * 99, mtime=0)[:-4])
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_damaged_archives_are_one_sentence_and_never_another_error(tmp_path):
         ("a.npz", archive(x=np.array([["a"], ["b"]]), y=np.arange(2)), "inputs are numbers"),
         ("a.npz", archive(x=np.zeros((2, 2)), y=np.array([0, 2**63], np.uint64)), "labels are below"),
         ("a.npz", archive(x=np.zeros((1, 100_000_000), np.uint8), y=np.arange(1)), "more than 200 times"),
-        ("a.gz", gzip.compress(bytes(100_000_000)), "use gunzip"),
-        ("a.gz", gzip.compress(bytes(1_000))[:-9] + b"123456789", "fetch it again"),
+        ("a.gz", gzip.compress(bytes(100_000_000), mtime=0), "use gunzip"),
+        ("a.gz", gzip.compress(bytes(1_000), mtime=0)[:-9] + b"123456789", "fetch it again"),
         ("a.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': ((((((", "is not a NumPy array file"),
         ("a.npy", archive(x=np.arange(3)), "is a NumPy archive"),
         ("a.u32", b"\xff\xff\xff\xff", "holds the token 4294967295"),
