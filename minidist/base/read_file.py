@@ -12,7 +12,6 @@ Proved by: tests/base/test_read_file.py
 """
 
 import json
-import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -73,22 +72,22 @@ def read_toml(path: str | Path, what: str, remedy: str) -> dict[str, Any]:
         raise UsageError(f"{what} {quoted(str(path))} is not TOML: {error}; {remedy}") from None
 
 
-def parse_json(text: str | bytes, not_finite: bool = False) -> Any:
+def parse_json(text: str | bytes, any_float: bool = False) -> Any:
     """Return what a JSON text says. Raises ValueError with the reason, without the text.
 
-    Refused are duplicate keys, more than MAX_DEPTH levels, and numbers beyond MAX_VALUE. not_finite: NaN and Infinity
-    are allowed, which Python writes for a loss that is not finite.
+    Refused are duplicate keys, more than MAX_DEPTH levels, and numbers beyond MAX_VALUE. any_float: floats of any size
+    are allowed, and NaN and Infinity, which Python writes for the losses of a run that diverges.
     """
     try:
         content = json.loads(
             text,
             object_pairs_hook=_without_duplicates,
             parse_int=_whole,
-            parse_constant=float if not_finite else _constant,
+            parse_constant=float if any_float else _constant,
         )
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    _check(content, not_finite)
+    _check(content, any_float)
     return content
 
 
@@ -109,7 +108,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         # A whole number of thousands of digits, or a date that is not in the calendar.
         raise ValueError("it has a number or a date that is out of range") from None
     # inf and nan are numbers of TOML: whoever reads a setting refuses them with the sentence of the setting.
-    _check(content, not_finite=True)
+    _check(content, any_float=True)
     return content
 
 
@@ -135,7 +134,7 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def _check(content: Any, not_finite: bool) -> None:
+def _check(content: Any, any_float: bool) -> None:
     """Raise ValueError for more than MAX_DEPTH levels, and for numbers that are too large. Level by level."""
     level = [content]
     for _ in range(MAX_DEPTH + 1):
@@ -145,9 +144,10 @@ def _check(content: Any, not_finite: bool) -> None:
                 deeper += value.values()
             elif isinstance(value, list):
                 deeper += value
-            elif isinstance(value, int | float) and not (
-                -MAX_VALUE <= value <= MAX_VALUE
-                or (not_finite and isinstance(value, float) and not math.isfinite(value))
+            elif (
+                isinstance(value, int | float)
+                and not -MAX_VALUE <= value <= MAX_VALUE
+                and not (any_float and isinstance(value, float))
             ):
                 raise ValueError(f"the number {quoted(value)} is too large")
         level = deeper

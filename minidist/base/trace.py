@@ -34,6 +34,8 @@ from minidist.base.trace_checks import (
     parse,
 )
 
+TRACE_BEGINS = f'{{"format": "{FORMAT}"'  # the first characters of every trace file
+
 PURPOSES = (
     "gradient_reduce",
     "parameter_gather",

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.base.errors import MinidistError, UsageError, nearest
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted
 from minidist.base.interrupts import EXIT_CODE, interruption
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
-from minidist.base.trace import Trace, write_traces
+from minidist.base.trace import TRACE_BEGINS, Trace, write_traces
 from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
 from minidist.comm.mpi.start import give_up, refuse
@@ -114,16 +114,33 @@ def is_mistyped(word: str) -> bool:
     return name.startswith("--") and bool(difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.85))
 
 
-def writable(path: str | Path, flag: str = "--trace") -> None:
-    """Make the folder of the file of `flag`; raise UsageError now, not after the run, when it cannot be written."""
+def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS) -> None:
+    """Make the folder of the file of `flag`; raise UsageError now, not after the run, when it cannot be written.
+
+    begins: how every file of this kind begins. An existing file that begins otherwise is a user's own, which must not
+    be overwritten: UsageError. With "" any file is overwritten.
+    """
+    path, found = Path(path), b""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("a"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A device or a pipe has nothing to lose, and reading it could block.
+        if path.is_file():
+            with path.open("rb") as file:
+                found = file.read(len(begins))
+        with path.open("a"):
             pass
     except OSError as error:
         raise UsageError(
-            f"the {flag[2:]} cannot be written to {path}: {error.strerror}; choose another {flag}"
+            f"the {flag[2:]} cannot be written to {quoted(str(path), marks=False)}: {error.strerror}; choose another"
+            f" {flag}"
         ) from None
+
+    # A killed run may have left only a part of the beginning.
+    if not begins.encode().startswith(found):
+        raise UsageError(
+            f"{flag} {quoted(str(path))} exists already and is not a file that minidist has written there; choose"
+            f" another {flag}, or remove that file"
+        )
 
 
 def under_mpiexec() -> bool:

@@ -35,7 +35,7 @@ def profile(
     from minidist.planning.profiler import profile_layers
 
     if output is not None:
-        writable(output, "--output")
+        writable(output, "--output", '[\n {\n  "op": ')
     told = time.monotonic()
 
     def watch(done: int) -> None:

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_ranks
 from minidist.base.trace import write_traces
-from minidist.checkpoint.directory import save_bytes
-from minidist.checkpoint.resume import check_saving
+from minidist.checkpoint.directory import Checkpoint, save_bytes
+from minidist.checkpoint.resume import check_saving, read_job_state
 from minidist.comm import Comm
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_size
@@ -30,7 +30,7 @@ from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
-from minidist.train.metrics import MetricsFile
+from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.train.progress import Progress
 from minidist.train.state import Observer, TrainResult
 from minidist.train.strategies.parameter_server import parameter_server_bytes
@@ -167,6 +167,8 @@ def run_training(
     size = number_of_ranks(config, ranks)
     if trace is not None:
         writable(trace)
+    if metrics is not None:
+        _check_metrics(metrics, trace, config)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
     settings = settings_to_agree_on("train", config)
 
@@ -179,7 +181,6 @@ def run_training(
     with ExitStack() as stack:
         watching: list[Observer] = [stack.enter_context(progress)]
         if metrics is not None:
-            writable(metrics, "--metrics")
             watching.append(stack.enter_context(MetricsFile(metrics, config.resume)))
         outcome = execute(
             partial(_agreed, settings, main),
@@ -191,6 +192,15 @@ def run_training(
     if not outcome.is_root:
         return None
     return summarize(config, outcome, trace, time.perf_counter() - started, command)
+
+
+def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
+    """Raise UsageError when the file of --metrics is a user's own, or the trace, or of another run than is resumed."""
+    if trace is not None and path.resolve() == trace.resolve():
+        raise UsageError(f"--metrics and --trace are the same file, {quoted(str(path))}; give one of them another name")
+    writable(path, "--metrics", METRICS_BEGIN)
+    if config.resume and config.save is not None:
+        check_same_run(path, read_job_state(Checkpoint(config.save)).losses)
 
 
 def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
@@ -282,6 +292,8 @@ def run_comparison(
 ) -> Comparison | None:
     """Train in parallel and on one device; return the verdict, or None on ranks that do not print."""
     size = number_of_ranks(config, ranks)
+    if trace is not None:
+        writable(trace)
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     if config.strategy == "ps":

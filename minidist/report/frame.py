@@ -119,7 +119,7 @@ def save(figure: "Figure", path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise UsageError(f"cannot save a picture as {path.name!r}; end the name in one of {', '.join(SUFFIXES)}")
-    writable(path, "--output")
+    writable(path, "--output", "")
 
     # No date and no random ids, so that the same figure gives the same bytes.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[path.suffix]

@@ -61,7 +61,7 @@ code { background: #f4f4f4; padding: 0 .25rem; } nav a { margin-right: .9rem; }
 def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source: str = "") -> Path:
     """Write the page of a run; returns the path. source: the trace's file name, for the captions."""
     path = Path(path)
-    writable(path, "--output")
+    writable(path, "--output", "")
     text = page(traces, header, source)
     with writing("the page", path, "make room there, or choose another --output"):
         path.write_text(text, encoding="utf-8")

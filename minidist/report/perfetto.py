@@ -120,7 +120,7 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
 def write_perfetto(path: str | Path, traces: Sequence[Trace]) -> Path:
     """Write the trace for the viewer; returns the path."""
     path = Path(path)
-    writable(path, "--output")
+    writable(path, "--output", '{"traceEvents": [')
     with writing("the trace", path, "make room there, or choose another --output"):
         path.write_text(json.dumps(perfetto(traces)), encoding="utf-8")
     return path

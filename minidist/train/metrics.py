@@ -7,19 +7,26 @@ and a user's is another one (`run_training(config, ..., callbacks=[yours])`).
     {"step": 3, "loss": 2.31, "lr": 0.003, "samples": 64, "seconds": 0.41, "bytes_sent": 596320}
 
 A resumed job continues the file: the records of the steps before its first one stay, later ones (of steps that were not
-saved before the job was interrupted, and are made again) go.
+saved before the job was interrupted, and are made again) go. `check_same_run` refuses a file of another run.
 
 Proved by: tests/commands/test_generation.py, tests/checkpoint/test_used_folders.py
 """
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
+from minidist.base.read_file import parse_json
 from minidist.train.state import StepState
+
+METRICS_BEGIN = '{"step": '  # the first characters of every file of metrics
+MAX_LINE = 10_000  # characters of a record
 
 
 class MetricsFile:
@@ -47,7 +54,8 @@ class MetricsFile:
     def _write(self, state: StepState) -> None:
         # Opened for the first record, so that a job that is refused leaves an older file as it is.
         if self._file is None:
-            kept = _records_before(self.path, state.step) if self.resume else []
+            before = _records(self.path) if self.resume else ()
+            kept = [line for line, record in before if record["step"] < state.step]
             self._file = self.path.open("w", encoding="utf-8")
             self._file.writelines(kept)
         config, batches = state.job.config, state.job.batches
@@ -73,19 +81,63 @@ class MetricsFile:
             self._file = None
 
 
-def _records_before(path: Path, step: int) -> list[str]:
-    """Return the lines of the steps before `step`; the half line that a killed job may have left is dropped."""
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else ():
-        try:
-            number = json.loads(line)["step"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-        if line.endswith("\n") and isinstance(number, int) and number < step:
-            kept.append(line)
-    return kept
+def check_same_run(path: str | Path, losses: Sequence[float]) -> None:
+    """Raise UsageError unless the file is of the run that is resumed, or does not exist, or has no record.
+
+    losses: of the steps that the run has done. Those of different runs differ, and JSON keeps every bit of them.
+    """
+    remedy = "choose another --metrics, or remove that file"
+    records = [record for _, record in _records(path)]
+    known = [record for record in records if record["step"] < len(losses)]
+    if records and not known:
+        raise UsageError(
+            f"--metrics {quoted(str(path))} is of another run: it has no record of the {len(losses)} steps that are"
+            f" resumed; {remedy}"
+        )
+    for record in known:
+        then = losses[record["step"]]
+        if record["loss"] != then:
+            raise UsageError(
+                f"--metrics {quoted(str(path))} is of another run: in step {record['step']} its loss is"
+                f" {quoted(record['loss'])}, and that of the run that is resumed was {then}; {remedy}"
+            )
+
+
+def _records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line of a file with its record; nothing when there is no file. Raises UsageError with a wrong line.
+
+    Half a line at the end, which a killed job may leave, is left out.
+    """
+    # A device or a pipe has no records, and reading it could block.
+    if not Path(path).is_file():
+        return
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        for number in count(1):
+            # One character more than allowed is asked for, so that an endless line is not read to its end.
+            line = file.readline(MAX_LINE + 1)
+            if not line.endswith("\n") and len(line) <= MAX_LINE:
+                return
+            try:
+                record = parse_json(line, any_float=True)
+                wrong = None if _is_record(record) else f"{quoted(line.strip())} is not a record of a step"
+            except ValueError as error:
+                wrong = f"it is not JSON: {error}"
+            if wrong:
+                raise UsageError(f"{quoted(str(path))}, line {number}: {wrong}; remove the line")
+            yield line, record
+
+
+def _is_record(record: object) -> bool:
+    return (
+        isinstance(record, dict)
+        and type(record.get("step")) is int
+        and record["step"] >= 0
+        and type(record.get("loss")) in (int, float)
+    )
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
     """Return the records of a file that `MetricsFile` has written."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {quoted(str(path))}; minidist train --metrics writes one")
+    return [record for _, record in _records(path)]

@@ -7,10 +7,11 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.base.trace import Trace, write_traces
+from minidist.base.trace import Trace, read_traces, write_traces
 from minidist.checkpoint import Storage
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.comm.launch import execute
 from tests.checkpoint.test_directory import assert_holds, write
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full, which is always full")
@@ -69,6 +70,51 @@ def test_a_full_disk_of_a_report(picture, suffix, capsys, tmp_path):
     out.symlink_to("/dev/full")
     said = said_by(capsys, "report", str(trace), "--picture", picture, "-o", str(out))
     assert "No space left on device; make room there, or choose another --output" in said
+
+
+OWN = "a user's own work\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--trace", JOB),
+        ("--metrics", JOB),
+        ("--trace", ["compare", *JOB[1:]]),
+        ("--output", ["report", "TRACE", "--picture", "perfetto"]),
+        ("--output", ["profile", "--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--rounds", "1"]),
+    ],
+    ids=lambda words: words if isinstance(words, str) else words[0],
+)
+def test_a_file_of_the_user_is_not_overwritten(flag, words, capsys, tmp_path, monkeypatch):
+    """What minidist wrote there before is replaced; a notebook, or a file that a checkpoint needs, is not."""
+    monkeypatch.chdir(tmp_path)
+    write_traces("TRACE", [Trace()])
+    for _ in range(2):
+        with pytest.raises(SystemExit) as end:
+            main([*words, flag, "mine.json"])
+        assert not end.value.code
+        capsys.readouterr()
+    Path("mine.json").write_text(OWN)
+    said = said_by(capsys, *words, flag, "mine.json")
+    assert f"{flag} 'mine.json' exists already and is not a file that minidist has written there" in said
+    assert said.count("\n") == 1
+    assert Path("mine.json").read_text() == OWN
+
+
+def test_the_trace_of_a_program_overwrites_no_file_of_the_user(tmp_path):
+    (tmp_path / "mine.ipynb").write_text(OWN)
+    with pytest.raises(UsageError, match=r"^--trace '.*mine.ipynb'.* exists already"):
+        execute(lambda comm: comm.rank, ranks=2, trace=str(tmp_path / "mine.ipynb"))
+    # The beginning of a trace, which a full disk has left, is no loss.
+    (tmp_path / "t.jsonl").write_text('{"form')
+    execute(lambda comm: comm.rank, ranks=2, trace=str(tmp_path / "t.jsonl"))
+    assert len(read_traces(tmp_path / "t.jsonl")[0]) == 2
+
+
+def test_metrics_and_trace_cannot_be_one_file(capsys, tmp_path):
+    said = said_by(capsys, *JOB, "--trace", str(tmp_path / "a"), "--metrics", str(tmp_path / "x" / ".." / "a"))
+    assert "--metrics and --trace are the same file" in said
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")

@@ -69,6 +69,31 @@ def test_metrics_of_a_resumed_job_continue_the_file(command, tmp_path):
     assert [record["step"] for record in read_metrics(lines)] == [0]
 
 
+def test_metrics_of_another_run_are_not_continued(command, tmp_path):
+    mine, other = tmp_path / "mine.jsonl", tmp_path / "other.jsonl"
+    assert command("--steps", "2", "--metrics", str(mine))[0] == 0
+    assert command("--steps", "2", "--overwrite", "--seed", "5", "--metrics", str(other))[0] == 0
+    before = mine.read_text()
+    code, _, said = command("--steps", "3", "--resume", "--seed", "5", "--metrics", str(mine))
+    assert code == 2
+    assert "is of another run: in step 0 its loss is" in said
+    assert "choose another --metrics, or remove that file" in said
+    assert mine.read_text() == before
+
+    # Nor is a file of which nothing can be compared, or one that was edited.
+    for text, reason in (
+        (before.replace('"step": ', '"step": 7'), "it has no record of the 2 steps that are resumed"),
+        ('{"step": "x"}\n', 'line 1: \'{"step": "x"}\' is not a record of a step; remove the line'),
+    ):
+        mine.write_text(text)
+        code, _, said = command("--steps", "3", "--resume", "--seed", "5", "--metrics", str(mine))
+        assert code == 2
+        assert reason in said
+        assert mine.read_text() == text
+    assert command("--steps", "3", "--resume", "--seed", "5", "--metrics", str(other))[0] == 0
+    assert [record["step"] for record in read_metrics(other)] == [0, 1, 2]
+
+
 # --- the data of a resumed job ---
 
 

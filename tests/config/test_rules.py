@@ -339,7 +339,7 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(suffix):
 
 def test_a_file_that_cannot_be_written_is_named_with_its_flag():
     with pytest.raises(UsageError, match=r"the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
-        writable("/dev/null/x", "--metrics")
+        writable("/dev/null/x", "--metrics", "")
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])
