@@ -171,16 +171,20 @@ def check_record(record: bool | str) -> None:
 
 
 def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Path:
-    """Write a run as JSON lines: one header line, then one line an event. Returns the path."""
+    """Write a run as JSON lines: one header line, which counts the events, then one line per event. Returns the path.
+
+    header: what the pictures read, such as `command`; `incomplete` says why events of the run are missing.
+    """
     path = Path(path)
     traces = list(traces)
+    events = sum(len(trace.messages) + len(trace.spans) + len(trace.memory) for trace in traces)
     with writing("the trace", path, "choose another --trace"):
         path.parent.mkdir(parents=True, exist_ok=True)
     with (
         writing("the trace", path, "make room there, or choose another --trace"),
         path.open("w", encoding="utf-8") as file,
     ):
-        file.write(json.dumps({"format": FORMAT, "ranks": len(traces), **header}) + "\n")
+        file.write(json.dumps({"format": FORMAT, "ranks": len(traces), "events": events, **header}) + "\n")
         for trace in traces:
             for message in trace.messages:
                 file.write(json.dumps({"event": "message", **asdict(message)}) + "\n")
@@ -194,8 +198,8 @@ def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Pa
 def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
     """Read what `write_traces` wrote: the traces in rank order, and the header.
 
-    Half a line at the end, which a killed run may leave, is left out. Raises UsageError with the number of the first
-    line that is not an event of a rank of the run.
+    Half a line at the end, which a killed run may leave, is left out. Where events are missing, the header's
+    `incomplete` says so. Raises UsageError with the number of the first line that is not an event of a rank of the run.
     """
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         traces: list[Trace] = []
@@ -212,12 +216,18 @@ def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
                     _add_event(traces, parse(line))
             except BadLineError as error:
                 if header and not line.endswith("\n") and len(line) <= MAX_LINE:
+                    header["incomplete"] = "the end of its file is missing"
                     break
                 if not header:
                     raise UsageError(f"{path} is not a minidist trace: {error}; --trace writes one") from None
                 raise UsageError(f"{path}, line {number}: {error}; write the trace again with --trace") from None
     if not header:
         raise UsageError(f"{path} is not a minidist trace: it is empty; --trace writes one")
+
+    # The header of an older trace does not count its events.
+    found = sum(len(trace.messages) + len(trace.spans) + len(trace.memory) for trace in traces)
+    if found < header.get("events", 0):
+        header["incomplete"] = f"its file ends after {found:,} of {header['events']:,} events"
     return traces, header
 
 
@@ -262,7 +272,8 @@ def read_unfinished(folder: str | Path) -> tuple[list[Trace], dict[str, Any]]:
                 _add_event(traces, parse(line))
             except BadLineError as error:
                 raise UsageError(f"{path}, line {number}: {error}; remove the line") from None
-    return traces, {"format": FORMAT, "ranks": ranks, "world": "mpi"}
+    why = "the job did not end, and its ranks have written no more"
+    return traces, {"format": FORMAT, "ranks": ranks, "world": "mpi", "incomplete": why}
 
 
 def steps_of(traces: Iterable[Trace]) -> int:

@@ -82,6 +82,8 @@ OF_TYPE: dict[Any, Check] = {
 OF_HEADER: dict[str, Check] = {
     "command": (lambda value: isinstance(value, str) and len(value) <= 10_000, "a text of at most 10,000 characters"),
     "title": OF_TYPE[str],
+    "incomplete": OF_TYPE[str],
+    "events": (lambda value: is_integer(value) and value >= 0, "a number of events"),
     "world": OF_TYPE[str],
     "closed_form": (is_counts, "an object of names and numbers of bytes"),
     "bytes_by_purpose": (_is_volumes, 'an object of names and {"measured": bytes}'),

@@ -210,9 +210,11 @@ def execute(
             if world.place:
                 error.add_note(f"in {world.place}")
             raise
-        except Exception:
+        except Exception as error:
             if trace:  # the picture of a deadlock is drawn from what was recorded up to it
-                write_traces(trace, world.traces, world="simulated")
+                write_traces(
+                    trace, world.traces, world="simulated", incomplete=f"the run ended with {type(error).__name__}"
+                )
             raise
         outcome = Outcome("simulated", world.size, results, results, world.traces)
     else:

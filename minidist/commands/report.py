@@ -33,4 +33,4 @@ def report(
     """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
     from minidist.report.from_file import draw_report
 
-    say(f"written: {draw_report(trace, picture, output, steps)}")
+    say(f"written: {draw_report(trace, picture, output, steps, say)}")

@@ -14,6 +14,7 @@ from minidist.report.exponents import exponent_histogram
 from minidist.report.loss_overlay import loss_curve, loss_overlay
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.mesh_picture import mesh_of, mesh_picture
+from minidist.report.palette import PALETTE
 from minidist.report.run_gantt import run_gantt
 from minidist.report.space_time import space_time
 from minidist.report.streams import streams
@@ -61,7 +62,7 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
 
     header: the first line of the trace file. Read here: `command` (the caption), `title`, `closed_form`
     (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one per step),
-    `gradient_exponents`, `loss_scale`.
+    `gradient_exponents`, `loss_scale`, and `incomplete`, which is written above the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:
@@ -78,4 +79,13 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     header = header or {}
     keywords.setdefault("command", header.get("command") or f"minidist report TRACE --picture {kind}")
     keywords.setdefault("title", header.get("title", ""))
-    return KINDS[kind](traces, header, **keywords)
+    figure = KINDS[kind](traces, header, **keywords)
+    if header.get("incomplete"):
+        figure.suptitle(incomplete_sentence(header), fontsize=9, color=PALETTE["blocked"], parse_math=False)
+    return figure
+
+
+def incomplete_sentence(header: Header) -> str:
+    """Return what a reader must know of a trace of which events are missing; "" for a whole one."""
+    why = header.get("incomplete")
+    return f"this trace is incomplete: {why}" if why else ""

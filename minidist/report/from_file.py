@@ -3,11 +3,12 @@
 Proved by: tests/report/test_page.py
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.trace import Trace, only_steps, read_traces, read_unfinished, steps_of
-from minidist.report.draw import KINDS, draw
+from minidist.report.draw import KINDS, draw, incomplete_sentence
 from minidist.report.frame import save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
@@ -15,13 +16,20 @@ from minidist.report.perfetto import write_perfetto
 MAX_READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
 
-def draw_report(path: Path, picture: str | None = None, output: Path | None = None, steps: str | None = None) -> Path:
+def draw_report(
+    path: Path,
+    picture: str | None = None,
+    output: Path | None = None,
+    steps: str | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Path:
     """Draw `picture` (a name of KINDS, "perfetto", or "page") of a trace; returns where it is.
 
     Without a name it is the page when `output` ends in .html, else space-time.
 
     path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but
-    of a space-time diagram with too many messages the last step only.
+    of a space-time diagram with too many messages the last step only. say: called with a sentence when events of the
+    run are missing in the trace; the picture says so, too.
     """
     # The trace: of a finished run one file, of a run that hung one file per rank.
     if path.is_dir():
@@ -30,6 +38,9 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
         traces, header = read_traces(path)
     else:
         raise UsageError(f"there is no trace {str(path)!r}; `minidist train --trace {path}` writes one")
+
+    if header.get("incomplete"):
+        say(f"{quoted(str(path), marks=False)}: {incomplete_sentence(header)}; the picture shows what is there")
 
     # The picture: the one that is named, or the one that the output's suffix asks for.
     names = (*KINDS, "perfetto", "page")
@@ -56,7 +67,7 @@ def draw_report(path: Path, picture: str | None = None, output: Path | None = No
         return write_page(output, traces, header, str(path))
     if picture == "perfetto":
         output = output or path.with_suffix(".perfetto.json")
-        write_perfetto(output, traces)
+        write_perfetto(output, traces, incomplete_sentence(header))
         return output
 
     # A single picture: its caption says how the run was made, and how this picture was drawn.

@@ -21,7 +21,7 @@ from minidist.base.trace import Trace, only_steps, steps_of
 from minidist.comm.launch import writable
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time
-from minidist.report.draw import Header, draw
+from minidist.report.draw import Header, draw, incomplete_sentence
 from minidist.report.frame import byte_text, png
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         parts.append((title, about, body))
 
     def picture(kind: str, of: Sequence[Trace], **more: Any) -> str:
-        made = {**header, "command": f"{caption} --picture {kind}"}
+        # The page says once, at its top, when the trace is incomplete.
+        made = {**header, "command": f"{caption} --picture {kind}", "incomplete": None}
         return _figure(lambda: draw(kind, of, made, **more), f"{kind} of {command or 'a run'}", kind)
 
     # The sections, in the order of the page.
@@ -174,6 +175,8 @@ def _table(traces: Sequence[Trace], header: Header) -> str:
     for purpose, volume in (header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))).items():
         measured, closed = volume["measured"], volume.get("closed_form")
         mark = "" if closed is None else ("equal" if closed == measured else '<span class="different">DIFFERENT</span>')
+        if mark and header.get("incomplete"):
+            mark = "not comparable: messages are missing"
         name = html.escape(purpose)
         rows.append(
             f"<tr><td>{name}</td><td>{measured:,}</td><td>{'' if closed is None else f'{closed:,}'}</td>"
@@ -199,6 +202,9 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
     if header.get("losses"):
         facts.append(f"loss {header['losses'][0]:.4f} to {header['losses'][-1]:.4f}")
 
+    missing = incomplete_sentence(header)
+    warning = f'<p class="different">{html.escape(missing[0].upper() + missing[1:])}.</p>' if missing else ""
+
     # The command is the user's text, so it is escaped.
     title = html.escape(str(header.get("command") or "A run of minidist"))
     names = [(name.lower().replace(" ", "-"), name) for name, _, _ in parts]
@@ -212,5 +218,5 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
         f' content="width=device-width">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
-        f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p><nav>{nav}</nav>{sections}</body></html>\n"
+        f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p>{warning}<nav>{nav}</nav>{sections}</body></html>\n"
     )

@@ -117,10 +117,11 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def write_perfetto(path: str | Path, traces: Sequence[Trace]) -> Path:
-    """Write the trace for the viewer; returns the path."""
+def write_perfetto(path: str | Path, traces: Sequence[Trace], incomplete: str = "") -> Path:
+    """Write the trace for the viewer; returns the path. incomplete: a sentence for the viewer's information panel."""
     path = Path(path)
     writable(path, "--output", '{"traceEvents": [')
     with writing("the trace", path, "make room there, or choose another --output"):
-        path.write_text(json.dumps(perfetto(traces)), encoding="utf-8")
+        note = {"otherData": {"note": incomplete}} if incomplete else {}
+        path.write_text(json.dumps({**perfetto(traces), **note}), encoding="utf-8")
     return path

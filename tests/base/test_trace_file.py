@@ -7,6 +7,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, only_steps, read_traces, read_unfinished, write_traces
+from minidist.comm.launch import execute
 from minidist.commands.app import main
 from minidist.report.from_file import draw_report
 
@@ -42,9 +43,52 @@ def test_half_a_line_at_the_end_is_left_out(file):
     whole = file.read_text()
     for cut in range(1, len(whole.splitlines()[-1]) + 1):
         file.write_text(whole[:-1][:-cut])
-        traces, _ = read_traces(file)
+        traces, header = read_traces(file)
         assert traces[0].messages == [MESSAGE]
         assert traces[0].memory == []
+        assert header["incomplete"] == "its file ends after 3 of 4 events"
+
+
+def test_a_trace_of_which_events_are_missing_says_so(file):
+    """Also one that ends with a whole line; the header of an older trace does not count its events."""
+    assert "incomplete" not in read_traces(file)[1]
+    lines = file.read_text().splitlines(keepends=True)
+    for kept in range(1, len(lines)):
+        file.write_text("".join(lines[:kept]))
+        assert read_traces(file)[1]["incomplete"] == f"its file ends after {kept - 1} of 4 events"
+    older = {name: value for name, value in json.loads(lines[0]).items() if name != "events"}
+    file.write_text(json.dumps(older) + "\n" + "".join(lines[1:]))
+    assert "incomplete" not in read_traces(file)[1]
+    file.write_text(json.dumps(older) + "\n" + lines[1][:-9])
+    assert read_traces(file)[1]["incomplete"] == "the end of its file is missing"
+
+
+def test_the_trace_of_a_run_that_failed_is_incomplete(tmp_path):
+    def fails(comm):
+        comm.barrier()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        execute(fails, ranks=2, trace=str(tmp_path / "t.jsonl"))
+    traces, header = read_traces(tmp_path / "t.jsonl")
+    assert header["incomplete"] == "the run ended with ValueError"
+    assert all(trace.messages for trace in traces)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html", "json"])
+def test_report_says_that_a_trace_is_incomplete(suffix, file, tmp_path, capsys):
+    """On standard error, and on the picture or the page."""
+    picture = tmp_path / f"picture.{suffix}"
+    words = ["report", str(file), "-o", str(picture), *(["--picture", "perfetto"] if suffix == "json" else [])]
+    for is_whole in (True, False):
+        with pytest.raises(SystemExit):
+            main(words)
+        said, drawn = capsys.readouterr().err, picture.read_text()
+        assert ("incomplete" in said) is ("incomplete" in drawn) is not is_whole
+        file.write_text(file.read_text()[:-20])
+    assert "run.jsonl" in said
+    assert ": this trace is incomplete: its file ends after 3 of 4 events; the picture shows" in said
+    assert "his trace is incomplete: its file ends after 3 of 4 events" in drawn
 
 
 @pytest.mark.parametrize(
@@ -54,6 +98,7 @@ def test_half_a_line_at_the_end_is_left_out(file):
         (0, {"ranks": -1}, "ranks is -1"),
         (0, {"ranks": 10**8}, "ranks is 100000000"),
         (0, {"ranks": "2"}, "ranks is '2'"),
+        (0, {"events": -1}, "events is -1"),
         (0, {"losses": 3}, "losses is 3"),
         (0, {"losses": ["x"]}, "losses is ['x']"),
         (0, {"mesh": {"dp": 0}}, "mesh is"),
@@ -105,7 +150,8 @@ def test_a_trace_that_a_killed_rank_left_is_checked_too(tmp_path):
     (tmp_path / "rank1.trace.jsonl").write_text("")
     (tmp_path / "rank99999999999.trace.jsonl").write_text("")
     (tmp_path / "rankx.trace.jsonl").write_text("")
-    traces, _ = read_unfinished(tmp_path)
+    traces, header = read_unfinished(tmp_path)
+    assert header["incomplete"] == "the job did not end, and its ranks have written no more"
     assert [len(trace.messages) for trace in traces] == [1, 0]
     (tmp_path / "rank1.trace.jsonl").write_text(line.replace('"rank": 0', '"rank": 7') + "\n")
     with pytest.raises(UsageError, match="rank 7 is out of range"):
